@@ -1,0 +1,1 @@
+"""Pure arithmetic over measured seconds: no torch, no processes, no pytest."""

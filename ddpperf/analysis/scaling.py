@@ -1,0 +1,20 @@
+"""Speedup and efficiency, from step times. N is the world size, t(N) the slowest rank's seconds of a step on N devices."""
+
+from __future__ import annotations
+
+
+def weak_speedup(t1: float, tN: float, N: int) -> float:
+    """N * t(1) / t(N): with the batch per rank constant, N devices do N times the work in a step (Gustafson 1988)."""
+    _require_positive(t1, tN, N)
+    return N * t1 / tN
+
+
+def efficiency(speedup: float, N: int) -> float:
+    """speedup / N: the fraction of N devices' work that is got."""
+    _require_positive(speedup, speedup, N)
+    return speedup / N
+
+
+def _require_positive(first: float, second: float, N: int) -> None:
+    if not (first > 0 and second > 0 and N >= 1):
+        raise ValueError(f"a speedup needs positive times and a world size of at least 1, got {first}, {second}, {N}")

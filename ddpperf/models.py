@@ -1,0 +1,115 @@
+"""ResNet, as torchvision builds it, without torchvision: a candidate build of torch often has none.
+
+State dicts are interchangeable with torchvision's models of the same name. The CIFAR forms have a 3x3 stem of stride 1
+and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the widths of the ImageNet form).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = _downsample(in_channels, channels * self.expansion, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.bn2(self.conv2(x))
+        return F.relu(x + shortcut, inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3, 1x1 up around a shortcut; the stride sits on the 3x3 ("ResNet v1.5"), as in torchvision."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _downsample(in_channels, channels * self.expansion, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        return F.relu(x + shortcut, inplace=True)
+
+
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, depth: int, *, stride: int
+) -> nn.Sequential:
+    """`depth` blocks, of which the first strides and changes the width."""
+    first = block(in_channels, channels, stride)
+    return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
+
+
+class ResNet(nn.Module):
+    """Four stages of residual blocks; images [N, 3, H, W] to logits [N, num_classes]."""
+
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, num_classes: int, cifar_stem: bool
+    ) -> None:
+        super().__init__()
+        if cifar_stem:
+            self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            self.maxpool: nn.Module = nn.Identity()
+        else:
+            self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        widths = [64 * block.expansion * 2**stage for stage in range(4)]
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, widths[0], 128, depths[1], stride=2)
+        self.layer3 = _stage(block, widths[1], 256, depths[2], stride=2)
+        self.layer4 = _stage(block, widths[2], 512, depths[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[3], num_classes)
+        self._initialize()
+
+    def _initialize(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return logits
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
+    "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
+    "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
+}

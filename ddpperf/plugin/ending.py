@@ -1,0 +1,97 @@
+"""The end of a run: it is saved, decided, and told. Saving is taken over from pytest-benchmark, which saves a regressed run
+before it looks, puts files where another Python does not find them, and loses a test whose rank died."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.analysis.verdict import Status
+from ddpperf.plugin.session import Session
+from ddpperf.plugin.storage import is_baseline, write_atomically
+from ddpperf.plugin.summary import summary_lines
+
+EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
+
+
+class Ending:
+    """Saves the run in pytest-benchmark's format, sets the exit status, and prints the table last.
+
+    Made while the options are still as they were typed. lines: what to print; none if this was no run of the suite.
+    """
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        self.lines: list[str] = []
+        self._config = config
+        self._session = session
+        self._promote_as: str | None = config.getoption("benchmark_save")
+        self._copy_to: Path | None = config.getoption("benchmark_json")
+        self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
+        if not (ran and self._session.active) or self._config.option.collectonly:
+            return
+        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._session.uncollected:
+            self._session.problems.append("the run was interrupted")
+        if self._disabled:
+            self._session.problems.append("benchmarks were disabled on the command line")
+        _, verdict = self._session.decide()
+        self.lines = summary_lines(self._session)
+        saved = self._save()
+        session.exitstatus = EXIT_STATUS[verdict.status]
+        if not saved and verdict.status is not Status.FAIL:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _save(self) -> bool:
+        """Write what is to be written; what cannot be is said, and costs nothing else."""
+        document = self._document()
+        commit = self._session.environment["commit"]
+        storage = self._session.storage
+        written = [self._try("the run", storage.runs, lambda: storage.save_run(document, commit))]
+        if copy_to := self._copy_to:
+            written.append(self._try("the JSON", copy_to, lambda: write_atomically(copy_to, document)))
+        if name := self._promote_as:
+            if is_baseline(document):
+                written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
+            else:
+                self.lines.append("not saved as a baseline: not every test of this run was measured and passed")
+        return all(written)
+
+    def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:
+        try:
+            path = write()
+        except OSError as error:
+            self.lines.append(f"{what} was not saved: {where} cannot be written ({error.strerror}); make it a writable folder")
+            return False
+        self.lines.append(f"saved {what}: {os.path.relpath(path)}")
+        return True
+
+    def _document(self) -> dict[str, Any]:
+        """The run as pytest-benchmark's own hooks make it, with a part of ours beside."""
+        hook = self._config.hook
+        benchmarks = [measure.stats for measure in self._session.measures.values() if measure.stats is not None]
+        document: dict[str, Any] = hook.pytest_benchmark_generate_json(
+            config=self._config,
+            benchmarks=benchmarks,
+            include_data=True,
+            machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
+            commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
+        )
+        return document | {"ddpperf": self._session.header()}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        """Print the lines last, whatever becomes of the other summaries."""
+        try:
+            return (yield)
+        finally:
+            if self.lines:
+                terminalreporter.section("ddpperf", bold=True)
+                for line in self.lines:
+                    terminalreporter.line(line)

@@ -1,0 +1,129 @@
+"""What a time depends on: GPUs, links, CPU. Read from the driver and the kernel; CUDA is never initialised here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver describes it; None for what the driver does not tell."""
+
+    name: str
+    uuid: str
+    memory_bytes: int | None
+    power_limit_watts: float | None
+    nvlinks: int | None
+    driver: str | None
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that CUDA will number 0, 1, ...: the driver's, as far as CUDA_VISIBLE_DEVICES shows them."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver library, no driver, no GPU, or no nvidia-ml-py: in every case none is known
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return select_visible([_describe(pynvml, handle) for handle in handles], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES shows, in its order; what follows an unknown one is hidden, as in CUDA."""
+    if visible is None:
+        return list(gpus)
+    selected: list[Gpu] = []
+    for word in (word.strip() for word in visible.split(",")):
+        matching = [
+            gpu for index, gpu in enumerate(gpus) if word == str(index) or (len(word) > 4 and gpu.uuid.startswith(word))
+        ]
+        if len(matching) != 1 or matching[0] in selected:
+            break
+        selected += matching
+    return selected
+
+
+def _describe(pynvml: Any, handle: Any) -> Gpu:
+    def known(read: Callable[[], _T]) -> _T | None:
+        with contextlib.suppress(pynvml.NVMLError):
+            return read()
+        return None
+
+    def nvlinks() -> int:
+        states = [known(lambda link=link: pynvml.nvmlDeviceGetNvLinkState(handle, link)) for link in range(18)]  # type: ignore[misc]
+        return sum(state == 1 for state in states)
+
+    limit = known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    return Gpu(
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=known(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),
+        power_limit_watts=None if limit is None else limit / 1e3,
+        nvlinks=nvlinks(),
+        driver=known(pynvml.nvmlSystemGetDriverVersion),
+    )
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel gives it, else the machine type."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
+    """The name of all machines whose times compare: `h200x4` for visible GPUs, `cpu2-xeon-8581c` for cores."""
+    if device == "cuda":
+        names = list(dict.fromkeys(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus))
+        return f"{'+'.join(names)}x{len(gpus)}"
+    dropped = {"intel", "amd", "cpu", "processor", "platinum", "gold", "silver", "bronze", "core"}
+    return f"cpu{core_count()}-{_slug(cpu_model(), drop=dropped)}".rstrip("-")
+
+
+def _slug(name: str, drop: set[str]) -> str:
+    name = re.sub(r"\((r|tm)\)|@.*|\d+-core", " ", name.lower())
+    return "-".join(word for word in re.findall(r"[a-z0-9]+", name) if word not in drop)
+
+
+def commit(root: Path) -> str:
+    """The short commit of the tree at `root`, with "+" if it has uncommitted changes; "nogit" where there is none."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", root, "describe", "--always", "--abbrev=9", "--exclude=*", "--dirty=+"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "nogit"
+    return described.stdout.strip() or "nogit"
+
+
+def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
+    """What the controller knows of the machine; the workers add torch, CUDA and the backend."""
+    return {
+        "commit": commit(root),
+        "cpu": cpu_model(),
+        "cores": core_count(),
+        "gpus": [asdict(gpu) for gpu in gpus] if device == "cuda" else [],
+        "system": f"{platform.system()} {platform.release()}",
+        "hostname": platform.node(),
+    }

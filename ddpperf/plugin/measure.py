@@ -1,0 +1,92 @@
+"""The `measure` fixture: a spec goes to the pool, its rounds go to pytest-benchmark, its raw samples into the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from ddpperf.analysis.statistics import median
+from ddpperf.plugin.storage import SCHEMA
+from ddpperf.results import Measured
+from ddpperf.specs import Spec
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+
+
+class VirtualClock:
+    """A timer for pytest-benchmark that stands still but for the seconds that ranks measured.
+
+    It starts each round at zero, so that the difference of its two readings is the measured float to the last bit.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def __repr__(self) -> str:
+        return "VirtualClock()"
+
+    def rewind(self) -> None:
+        self._now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+CLOCK = VirtualClock()
+
+
+class Measure:
+    """Measures specs for one test. `measure(spec)` is the test's own result, `measure.leg` another one that it needs.
+
+    measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stats: pytest-benchmark's.
+    """
+
+    def __init__(self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], notes: Callable[[Spec], list[str]]) -> None:
+        self.measured: Measured | None = None
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.stats: Any = None
+        self._benchmark = benchmark
+        self._pool = pool
+        self._notes = notes
+        self._legs: dict[str, Any] = {}
+
+    def __call__(self, spec: Spec) -> Measured:
+        """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails."""
+        self.measured = measured = self._measure(spec)
+        self._benchmark.extra_info["ddpperf"] = {
+            "schema": SCHEMA,
+            **measured.to_json(),
+            "legs": self._legs,
+            "metrics": self.metrics,
+            "notes": self._notes(spec),
+        }
+        durations = measured.all_step_seconds()
+        rounds: Iterator[float] = iter(durations)
+        self._benchmark.pedantic(
+            lambda: CLOCK.advance(next(rounds, 0.0)), setup=CLOCK.rewind, rounds=len(durations), iterations=1
+        )
+        self.stats = self._benchmark.stats
+        return measured
+
+    def leg(self, name: str, spec: Spec) -> Measured:
+        """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
+        measured = self._measure(spec)
+        self._legs[name] = measured.to_json()
+        return measured
+
+    def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
+        """Keep a derived metric: its median over sets, and each set's value."""
+        self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
+
+    def _measure(self, spec: Spec) -> Measured:
+        try:
+            pool = self._pool()
+            return pool.measure_once(spec) if spec.in_turn else pool.measure(spec)
+        except (SetFailure, ValueError) as error:
+            pytest.fail(str(error), pytrace=False)

@@ -1,0 +1,176 @@
+"""Where runs and baselines lie: found, read, checked, and written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddpperf import specs
+from ddpperf.analysis.verdict import Status
+from ddpperf.results import Measured
+from ddpperf.specs import Spec
+
+SCHEMA = 1
+
+
+class NoBaseline(Exception):
+    """There is nothing to compare with; one sentence says why, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An earlier run: its measurements by test id."""
+
+    path: Path
+    measured: dict[str, Measured]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """The folders of one hardware key below the root of the project."""
+
+    root: Path
+    hardware_key: str
+
+    @property
+    def runs(self) -> Path:
+        return self.root / ".ddpperf" / "runs" / self.hardware_key
+
+    @property
+    def baselines(self) -> Path:
+        return self.root / "perf" / "baselines" / self.hardware_key
+
+    def save_run(self, document: dict[str, Any], commit: str) -> Path:
+        """Write a run under the next number; raises OSError where that cannot be done."""
+        return _write(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
+
+    def promote(self, document: dict[str, Any], name: str) -> Path:
+        """Write a run as a tracked baseline under the next number; raises OSError where that cannot be done."""
+        return _write(self.baselines, name, document)
+
+    def find(self, wanted: str | bool) -> Path:
+        """The file that `--benchmark-compare[=wanted]` means; raises NoBaseline.
+
+        wanted: True for the newest promoted baseline, else the newest run whose tests all passed; or a path; or a number or
+        the beginning of a name in either folder.
+        """
+        if wanted is True:
+            newest = _numbered(self.baselines)[-1:] or [path for path in _numbered(self.runs) if _passed(path)][-1:]
+            if not newest:
+                raise NoBaseline(
+                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds a run that passed; "
+                    "save one with --benchmark-save=NAME, then compare"
+                )
+            return newest[0]
+        if Path(str(wanted)).is_file():
+            return Path(str(wanted))
+        named = [
+            path for folder in (self.baselines, self.runs) for path in _numbered(folder) if path.name.startswith(str(wanted))
+        ]
+        if not named:
+            raise NoBaseline(
+                f"--benchmark-compare={wanted} is neither a file nor begins a name in {self.baselines} or {self.runs}; "
+                "the option takes the word after it: put it last"
+            )
+        return named[-1]
+
+    def load(self, path: Path) -> Baseline:
+        """Read a run back; raises NoBaseline for what is unreadable, not ours, or of other hardware."""
+        try:
+            document = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise NoBaseline(f"the baseline {path} cannot be read ({error}); name another, or save one anew") from error
+        try:
+            header = document["ddpperf"]
+            schema, key = header["schema"], header["hardware_key"]
+        except (KeyError, TypeError) as error:
+            raise NoBaseline(f"{path} was not saved by ddpperf (no {error}); name a file below {self.runs}") from error
+        if schema != SCHEMA:
+            raise NoBaseline(f"{path} has schema {schema}, this ddpperf reads {SCHEMA}; save a baseline anew")
+        if key != self.hardware_key:
+            raise NoBaseline(f"{path} was measured on {key}, this is {self.hardware_key}; save a baseline here")
+        try:
+            measured = {
+                benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
+                for benchmark in document["benchmarks"]
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
+        return Baseline(path=path, measured=measured)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The files NNNN_*.json of a folder, the newest last."""
+    with contextlib.suppress(OSError):
+        return sorted((path for path in folder.iterdir() if _number(path)), key=lambda path: (_number(path), path.name))
+    return []
+
+
+def _number(path: Path) -> int:
+    match = re.fullmatch(r"(\d{4,})_.*\.json", path.name)
+    return int(match[1]) if match else 0
+
+
+def is_baseline(document: dict[str, Any]) -> bool:
+    """Whether a run may be a baseline: every test was run, at least one passed, none failed, none was slower."""
+    header = document["ddpperf"]
+    outcomes = {outcome["outcome"] for outcome in header["outcomes"].values()}
+    return "passed" in outcomes and outcomes <= {"passed", "skipped"} and header["verdict"]["status"] != Status.FAIL
+
+
+def _passed(path: Path) -> bool:
+    try:
+        return is_baseline(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def write_atomically(path: Path, document: dict[str, Any]) -> Path:
+    """Write `path` whole or not at all, over whatever was there; raises OSError where that cannot be done."""
+    with _whole_file(path.parent, document) as whole:
+        os.replace(whole, path)
+    return path
+
+
+def _write(folder: Path, name: str, document: dict[str, Any]) -> Path:
+    """Write whole or not at all, under the folder's next number and never over another file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _whole_file(folder, document) as whole:
+        number = max(map(_number, folder.iterdir()), default=0)
+        while True:
+            number += 1
+            path = folder / f"{number:04}_{name}.json"
+            with contextlib.suppress(FileExistsError):
+                os.link(whole, path)
+                return path
+
+
+@contextlib.contextmanager
+def _whole_file(folder: Path, document: dict[str, Any]) -> Iterator[Path]:
+    """A temporary file with the document on the disk, gone afterwards; JSON has no NaN, so neither has a document."""
+    text = json.dumps(document, indent=1, allow_nan=False, default=_spec_to_json)
+    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _spec_to_json(value: object) -> object:
+    """pytest-benchmark keeps a test's parameters as they are; ours are specs."""
+    if isinstance(value, Spec):
+        return specs.to_json(value)
+    raise TypeError(f"{value!r} is no JSON value")

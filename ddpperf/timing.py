@@ -1,0 +1,41 @@
+"""Timing a number of steps on one rank: by device events on a GPU, by perf_counter on the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
+    """Seconds that `iterations` calls of `step` take, to the end of the last one's work on the device.
+
+    On CUDA the two events lie on the current stream, so work on other streams counts as far as the current stream
+    waits for it, as torch.distributed's synchronous collectives and DDP make it wait.
+    """
+    if device.type == "cuda":
+        return _device_seconds(step, iterations, device)
+    start = time.perf_counter()
+    for _ in range(iterations):
+        step()
+    return time.perf_counter() - start
+
+
+def _device_seconds(step: Callable[[], None], iterations: int, device: torch.device) -> float:
+    stream = torch.cuda.current_stream(device)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    for _ in range(iterations):
+        step()
+    end.record(stream)
+    end.synchronize()
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / 1e3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given; the CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

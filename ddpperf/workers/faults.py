@@ -1,0 +1,26 @@
+"""Faults on purpose, at the place where a real one would strike: inside a rank, at a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from ddpperf.specs import Fault
+
+
+def inject(fault: Fault | None, rank: int, command: str) -> None:
+    """Do what `fault` says, if it is meant for this rank and command."""
+    if fault is None or (fault.rank, fault.command) != (rank, command):
+        return
+    match fault.kind:
+        case "raise":
+            raise RuntimeError(f"injected into rank {rank} at {command}")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(0)
+        case "hang":
+            while True:
+                time.sleep(60)

@@ -1,0 +1,182 @@
+"""What a rank does at each command. Every answer is plain JSON values; an exception becomes the answer's error."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddpperf import specs
+from ddpperf.allreduce import BackendAllReduce
+from ddpperf.specs import AllReduceSpec, TrainingSpec
+from ddpperf.timing import seconds_of, synchronize
+from ddpperf.training import TrainingStep
+from ddpperf.workers.channel import Message
+from ddpperf.workers.faults import inject
+
+WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
+
+
+class Measurement(Protocol):
+    """What can be repeated and timed; made from a spec, a rank, the world size and a device."""
+
+    max_iterations: int
+
+    def start_round(self) -> None:
+        """Prepare a round, untimed."""
+
+    def step(self) -> None:
+        """The timed work."""
+
+    def end_round(self, steps: int) -> None:
+        """Check the result of a round's `steps` steps, untimed; raises if it is wrong."""
+
+    def finish(self) -> dict[str, float]:
+        """Check what the rounds left, and give the rank's counters."""
+
+
+MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
+    TrainingSpec.measurement: TrainingStep,
+    AllReduceSpec.measurement: BackendAllReduce,
+}
+
+
+class Rank:
+    """One rank's state: its device, its process group if it is in one, and the measurement that is open."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.device = torch.device("cpu")
+        self.store: dist.TCPStore | None = None
+        self.spec: specs.Spec | None = None
+        self.measurement: Measurement | None = None
+        self.commands: dict[str, Callable[..., Message]] = {
+            "setup": self.setup,
+            "ping": self.ping,
+            "join": self.join,
+            "leave": self.leave,
+            "open": self.open,
+            "sample": self.sample,
+            "close": self.close,
+            "exit": self.exit,
+        }
+
+    def setup(self, device: str) -> Message:
+        """Take the device; rank 0 also starts the store at which groups meet."""
+        torch.set_num_threads(1)  # the same at every world size, or scaling would measure the thread pool
+        self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
+        if device == "cuda":
+            torch.cuda.set_device(self.device)
+        port = self._start_store() if self.rank == 0 else None
+        return {"port": port, "environment": environment(self.device)}
+
+    def _start_store(self) -> int:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))  # an own socket: no race for the port, and loopback only
+        listener.listen(128)
+        port: int = listener.getsockname()[1]
+        self.store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return port
+
+    def ping(self) -> Message:
+        return {}
+
+    def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
+        """Form the process group `name` with ranks 0..world_size-1; a name is never used twice."""
+        start = time.perf_counter()
+        if self.store is None:
+            self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(name, self.store),
+            rank=self.rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        return {"seconds": time.perf_counter() - start}
+
+    def leave(self) -> Message:
+        """End the process group, all of its ranks together."""
+        self._drop_measurement()
+        dist.barrier()
+        synchronize(self.device)
+        dist.destroy_process_group()
+        return {}
+
+    def open(self, spec: Message) -> Message:
+        """Build the spec's measurement, warm it up, and time one step as a first guess."""
+        self._drop_measurement()
+        start = time.perf_counter()
+        self.spec = specs.from_json(spec)
+        inject(self.spec.fault, self.rank, "open")
+        world_size = self.spec.world_size
+        measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, world_size=world_size, device=self.device)
+        measurement.start_round()
+        for _ in range(WARMUP_ITERATIONS[self.device.type]):
+            measurement.step()
+        synchronize(self.device)
+        self.measurement = measurement
+        return {
+            "step_seconds": seconds_of(measurement.step, 1, self.device),
+            "max_iterations": measurement.max_iterations,
+            "startup_seconds": time.perf_counter() - start,
+        }
+
+    def sample(self, iterations: int) -> Message:
+        """One round: a barrier, one untimed step, then `iterations` timed ones; the result is checked afterwards."""
+        assert self.measurement is not None
+        assert self.spec is not None
+        inject(self.spec.fault, self.rank, "sample")
+        self.measurement.start_round()
+        synchronize(self.device)
+        if not self.spec.in_turn:
+            dist.barrier()
+        self.measurement.step()
+        seconds = seconds_of(self.measurement.step, iterations, self.device)
+        self.measurement.end_round(1 + iterations)
+        print(json.dumps({"sample": self.spec.id, "iterations": iterations, "seconds": seconds}))
+        return {"seconds": seconds}
+
+    def close(self) -> Message:
+        """The last check, the counters, and the memory given back."""
+        assert self.measurement is not None
+        assert self.spec is not None
+        inject(self.spec.fault, self.rank, "close")
+        counters = self.measurement.finish()
+        self._drop_measurement()
+        return {"counters": counters}
+
+    def exit(self) -> Message:
+        if dist.is_initialized():
+            self.leave()
+        return {}
+
+    def _drop_measurement(self) -> None:
+        self.spec = self.measurement = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def environment(device: torch.device) -> Message:
+    """What this interpreter computes with; null where it does not apply."""
+    cuda = device.type == "cuda"
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": nccl,
+        "nvls": os.environ.get("NCCL_NVLS_ENABLE") if cuda else None,
+        "backend": "nccl" if cuda else "gloo",
+        "threads": torch.get_num_threads(),
+    }
