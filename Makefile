@@ -12,7 +12,8 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 -m "not figures"
+	$(BIN)/python -m pytest tests -m figures
 
 perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)

@@ -40,7 +40,7 @@ class BackendAllReduce:
         """Raise ArithmeticError unless the buffer holds what `steps` sums over all ranks must give."""
         back = float(self.world_size) ** (-(steps - 1) / 2)  # in two halves: the whole power may not fit in float32
         error = ((self.buffer * back).mul_(back) / self.first_sum).sub_(1).abs_()
-        tolerance = steps * 2.0**-21  # a rounding or two in each step
+        tolerance = steps * self.world_size * 2.0**-23  # at most a rounding for each rank in each step, of 2**-24
         if not bool(error.max() <= tolerance):  # a NaN is never at most anything
             index = int(error.argmax())
             raise ArithmeticError(

@@ -42,6 +42,12 @@ class Measured:
     iterations: int
     samples: tuple[Sample, ...]
 
+    def __post_init__(self) -> None:
+        if type(self.iterations) is not int or self.iterations < 1:
+            raise ValueError(f"iterations must be a whole number of at least 1, got {self.iterations!r}")
+        if not self.samples:
+            raise ValueError("a measurement must have at least one set's sample")
+
     def step_seconds(self, sample: Sample, *, ranks: int | None = None) -> list[float]:
         """Seconds of a step in each round of `sample`: the slowest of the first `ranks` ranks (default: all)."""
         return [max(seconds[:ranks]) / self.iterations for seconds in sample.seconds]
@@ -59,12 +65,15 @@ class Measured:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Measured:
-        """What `to_json` wrote; raises ValueError, KeyError or TypeError for anything else."""
-        return cls(
-            spec=specs.from_json(fields["spec"]),
-            iterations=int(fields["iterations"]),
-            samples=tuple(_sample(sample) for sample in fields["samples"]),
-        )
+        """What `to_json` wrote; raises ValueError for anything else."""
+        try:
+            return cls(
+                spec=specs.from_json(fields["spec"]),
+                iterations=fields["iterations"],
+                samples=tuple(_sample(sample) for sample in fields["samples"]),
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"a stored measurement has another form than this: {error!r}") from error
 
 
 def _sample(fields: dict[str, Any]) -> Sample:

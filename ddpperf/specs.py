@@ -124,11 +124,10 @@ def from_json(fields: dict[str, Any]) -> Spec:
     """The spec that `to_json` wrote; raises ValueError for anything else."""
     values = dict(fields)
     name = values.pop("measurement", None)
-    if name not in _SPECS:
-        raise ValueError(f"measurement must be one of {', '.join(_SPECS)}, got {name!r}")
-    if values.get("fault") is not None:
-        values["fault"] = Fault(**values["fault"])
+    _require_one_of("measurement", name, tuple(_SPECS))
     try:
+        if values.get("fault") is not None:
+            values["fault"] = Fault(**values["fault"])
         return _SPECS[name](**values)
     except TypeError as error:
         raise ValueError(f"{name} has other fields than these: {', '.join(values)} ({error})") from error

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ddpperf.analysis.statistics import median
 from ddpperf.results import Measured
 
-# With one process set a side no finer limit holds: the medians of eager steps of identical code range over 29 % from
-# process to process on a GPU, and over 40 % on a shared 2-core machine.
-SLOWER_RATIO = {"cuda": 1.5, "cpu": 2.0}
+# With one process set a side no finer limit holds: between two runs of identical code an eager all_reduce of 1 KiB took
+# 1.47 times as long on H200s and 1.41 times on a shared 2-core machine.
+SLOWER_RATIO = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
     session.find_baseline()
     config.stash[SESSION] = session
-    config.pluginmanager.register(session, "ddpperf-session")
-    config.pluginmanager.register(Ending(config, session), "ddpperf-ending")
+    if not _is_xdist_worker(config):
+        config.pluginmanager.register(session, "ddpperf-session")
+        config.pluginmanager.register(Ending(config, session), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
@@ -93,14 +94,21 @@ def _relative(argument: str, config: pytest.Config) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
     if any("perf" in Path(test.split("::")[0]).parts for test in ids):
-        pytest.exit("perf/ measures time and cannot share the machine with itself, but -n was given; run it without -n", 4)
+        pytest.exit(_NO_XDIST, returncode=4)
+
+
+_NO_XDIST = "perf/ measures time and cannot share the machine with itself, but -n was given; run it without -n"
+
+
+def _is_xdist_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Take the devices before the first test; a second run on them is refused."""
     ours = session.config.stash[SESSION]
-    if ours.collected and not session.config.option.collectonly:
+    if ours.collected and not session.config.option.collectonly and not _is_xdist_worker(session.config):
         ours.start()
 
 
@@ -119,8 +127,8 @@ def _device_clock(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Measure:
     """Measures a spec on real process sets: `measure(spec)`; see `ddpperf.plugin.measure.Measure`."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        pytest.fail("perf/ measures time and cannot share the machine with itself; run it without -n", pytrace=False)
+    if _is_xdist_worker(request.config):
+        pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
     session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.notes)
     return fixture

@@ -3,58 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import tempfile
+import socket
+import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 
 class DeviceLock:
-    """Holds the named devices from `acquire` to `release`, or to the process' end: the kernel sees to that."""
+    """Holds the named devices from `acquire` to `release`, or to the process' end.
+
+    A lock is a listening socket in Linux' abstract namespace: it has no file, the kernel takes it back however its process
+    ends, and who connects learns its process. Runs with different DDPPERF_LOCK_SCOPE do not see each other; the suite's
+    own tests use that.
+    """
 
     def __init__(self) -> None:
-        self._held: list[tuple[Path, int]] = []
+        self._held: list[socket.socket] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
         """Take all devices or none; raises pytest.UsageError that names the run which holds one."""
         try:
-            for device in sorted(devices):
-                path = Path(tempfile.gettempdir()) / f"ddpperf-{device}.lock"
-                self._held.append((path, _lock(path, device)))
+            for device in devices:
+                self._held.append(_lock(device))
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        for path, descriptor in self._held:
-            with contextlib.suppress(OSError):  # somebody else's file in a sticky folder
-                path.unlink()
-            os.close(descriptor)
-        self._held = []
+        while self._held:
+            self._held.pop().close()
 
 
-def _lock(path: Path, device: str) -> int:
-    """A descriptor that holds the lock on `path`, with this process' id inside."""
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise pytest.UsageError(f"the lock of {device} cannot be opened at {path}: {error.strerror}; remove it") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
-            os.close(descriptor)
-            raise pytest.UsageError(
-                f"{device} is being measured by another run (process {holder}); wait until it ends, or stop it"
-            ) from None
-        # The last holder removes the file: make sure that the locked one is still the one at `path`.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-                return descriptor
-        os.close(descriptor)
+def _lock(device: str) -> socket.socket:
+    name = f"\0ddpperf/{os.environ.get('DDPPERF_LOCK_SCOPE', '')}/{device}"
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(name)
+    except OSError:
+        lock.close()
+        raise pytest.UsageError(
+            f"{device} is being measured by {_holder(name)}; wait until that run ends, or stop it"
+        ) from None
+    lock.listen(socket.SOMAXCONN)  # visitors are never accepted, they only look
+    return lock
+
+
+def _holder(name: str) -> str:
+    """Who listens at a name, from the credentials that the kernel keeps of it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+        visitor.settimeout(1)
+        visitor.connect(name)
+        credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return f"process {struct.unpack('3i', credentials)[0]}"
+    return "another run"

@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from ddpperf.analysis.verdict import Status
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.storage import is_baseline, write_atomically
-from ddpperf.plugin.summary import summary_lines
+from ddpperf.report.summary import summary_lines
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
 
@@ -29,7 +29,7 @@ class Ending:
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
-        self._copy_to: Path | None = config.getoption("benchmark_json")
+        self._copy_to = _path(config.getoption("benchmark_json"))
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
 
     @pytest.hookimpl(trylast=True)
@@ -41,16 +41,16 @@ class Ending:
             self._session.problems.append("the run was interrupted")
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
-        _, verdict = self._session.decide()
-        self.lines = summary_lines(self._session)
-        saved = self._save()
+        comparison, verdict = self._session.decide()
+        document = self._document()
+        self.lines = summary_lines(document, comparison)
+        saved = self._save(document)
         session.exitstatus = EXIT_STATUS[verdict.status]
         if not saved and verdict.status is not Status.FAIL:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
-    def _save(self) -> bool:
+    def _save(self, document: dict[str, Any]) -> bool:
         """Write what is to be written; what cannot be is said, and costs nothing else."""
-        document = self._document()
         commit = self._session.environment["commit"]
         storage = self._session.storage
         written = [self._try("the run", storage.runs, lambda: storage.save_run(document, commit))]
@@ -95,3 +95,11 @@ class Ending:
                 terminalreporter.section("ddpperf", bold=True)
                 for line in self.lines:
                     terminalreporter.line(line)
+
+
+def _path(option: Path | IO[bytes] | None) -> Path | None:
+    """The path of --benchmark-json, which pytest-benchmark 5.2 has already opened as a file."""
+    if option is None or isinstance(option, Path):
+        return option
+    option.close()
+    return Path(option.name)

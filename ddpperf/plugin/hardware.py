@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,8 +95,8 @@ def core_count() -> int:
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
     """The name of all machines whose times compare: `h200x4` for visible GPUs, `cpu2-xeon-8581c` for cores."""
     if device == "cuda":
-        names = list(dict.fromkeys(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus))
-        return f"{'+'.join(names)}x{len(gpus)}"
+        counts = Counter(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus)
+        return "+".join(f"{name}x{count}" for name, count in counts.items())
     dropped = {"intel", "amd", "cpu", "processor", "platinum", "gold", "silver", "bronze", "core"}
     return f"cpu{core_count()}-{_slug(cpu_model(), drop=dropped)}".rstrip("-")
 

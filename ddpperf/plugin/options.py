@@ -62,7 +62,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         rounds=_whole_number("--rounds", config.getoption("rounds")),
         deadline_seconds=_seconds("--deadline", config.getoption("deadline")),
         worker_logs=_folder("--worker-logs", logs) if logs else None,
-        slower_ratio=_slower_ratio(config, device),
+        slower_ratio=_slower_ratio(config),
     )
 
 
@@ -123,7 +123,7 @@ def _folder(option: str, text: str) -> Path:
     return folder
 
 
-def _slower_ratio(config: pytest.Config, device: str) -> float:
+def _slower_ratio(config: pytest.Config) -> float:
     """The limit that `--benchmark-compare-fail=median:N%` sets on a step time's ratio to the baseline's.
 
     pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
@@ -131,7 +131,7 @@ def _slower_ratio(config: pytest.Config, device: str) -> float:
     checks = config.getoption("benchmark_compare_fail") or []
     given = sum(str(arg).startswith("--benchmark-compare-fail") for arg in config.invocation_params.args)
     if not checks:
-        return SLOWER_RATIO[device]
+        return SLOWER_RATIO
     (check, *more) = checks
     if more or given > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
         raise pytest.UsageError("--benchmark-compare-fail takes one median:N%, the only limit compared; got another or several")

@@ -159,5 +159,6 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)
     with contextlib.suppress(IndexError):
-        return str(crash.message if crash is not None else report.longreprtext).strip().splitlines()[0]
+        text = str(crash.message if crash is not None else report.longreprtext).strip()
+        return text.splitlines()[0].removeprefix("Failed: ")
     return report.outcome

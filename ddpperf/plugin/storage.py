@@ -70,8 +70,9 @@ class Storage:
                     "save one with --benchmark-save=NAME, then compare"
                 )
             return newest[0]
-        if Path(str(wanted)).is_file():
-            return Path(str(wanted))
+        with contextlib.suppress(OSError):  # a name longer than a file's may be
+            if Path(str(wanted)).is_file():
+                return Path(str(wanted))
         named = [
             path for folder in (self.baselines, self.runs) for path in _numbered(folder) if path.name.startswith(str(wanted))
         ]
@@ -86,7 +87,7 @@ class Storage:
         """Read a run back; raises NoBaseline for what is unreadable, not ours, or of other hardware."""
         try:
             document = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise NoBaseline(f"the baseline {path} cannot be read ({error}); name another, or save one anew") from error
         try:
             header = document["ddpperf"]
@@ -129,7 +130,7 @@ def is_baseline(document: dict[str, Any]) -> bool:
 def _passed(path: Path) -> bool:
     try:
         return is_baseline(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -55,5 +55,6 @@ def describe_exit(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         return "closed its connection before it answered, but runs on"
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        known = {each.value: each.name for each in signal.Signals}
+        return f"was killed by {known.get(-status, f'signal {-status}')}"
     return f"exited with status {status} before it answered"

@@ -14,6 +14,7 @@ def inject(fault: Fault | None, rank: int, command: str) -> None:
     """Do what `fault` says, if it is meant for this rank and command."""
     if fault is None or (fault.rank, fault.command) != (rank, command):
         return
+    print(f"injected into rank {rank} at {command}: {fault.kind}", flush=True)
     match fault.kind:
         case "raise":
             raise RuntimeError(f"injected into rank {rank} at {command}")

@@ -80,6 +80,11 @@ class ProcessSet:
         try:
             for rank in range(self.size):
                 self._processes.append(self._spawn_rank(rank))
+        except OSError as error:
+            self.kill()
+            what = f"could not be started: {self.side.python}: {error.strerror}"
+            failure = RankFailure(rank=len(self._processes), cause=Cause.DIED, what=what, detail="")
+            raise self._failure("start", [failure]) from error
         except BaseException:
             self.kill()
             raise
@@ -93,7 +98,7 @@ class ProcessSet:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=os.environ | _RANK_ENVIRONMENT | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | dict(self.side.environment),
+                env=os.environ | _RANK_ENVIRONMENT | self._rank_variables(rank) | dict(self.side.environment),
                 process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
             )
         assert process.stdin is not None
@@ -101,6 +106,10 @@ class ProcessSet:
             process.stdin.write(self._listener.key.hex().encode() + b"\n")
             process.stdin.flush()
         return process
+
+    def _rank_variables(self, rank: int) -> dict[str, str]:
+        """Its rank, before a process group is made, and a temporary folder that goes with the pool."""
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(self._folder)}
 
     def wait_ready(self) -> None:
         try:
@@ -124,6 +133,10 @@ class ProcessSet:
             accepted = self._listener.accept(timeout_seconds=0.05)
             if accepted is not None:
                 self._connections[channel.receive(accepted)["rank"]] = accepted
+
+    def process_ids(self) -> list[int]:
+        """The ranks' process ids, by rank."""
+        return [process.pid for process in self._processes]
 
     # --- commands
 

@@ -143,7 +143,8 @@ class Rank:
         self.measurement.step()
         seconds = seconds_of(self.measurement.step, iterations, self.device)
         self.measurement.end_round(1 + iterations)
-        print(json.dumps({"sample": self.spec.id, "iterations": iterations, "seconds": seconds}))
+        record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
+        print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
 
     def close(self) -> Message:

@@ -6,7 +6,6 @@ then stays open as a lifeline: it ends when the controller does, whatever the ma
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import shutil
@@ -31,11 +30,14 @@ def main(path: str, rank: int) -> None:
     key = bytes.fromhex(sys.stdin.readline())
     if not key:
         return
-    threading.Thread(target=_die_with_controller, args=(Path(path).parent,), daemon=True).start()
+    lifeline = threading.Thread(target=_die_with_controller, args=(Path(path).parent,), daemon=True)
+    lifeline.start()
     connection = channel.connect(path, key)
     channel.send(connection, {"rank": rank})
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    try:
         _serve(connection, rank)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        lifeline.join()  # the controller is gone: let the other thread clean up, and end this process
 
 
 def _serve(connection: Connection, rank: int) -> None:

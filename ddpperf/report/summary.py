@@ -1,12 +1,13 @@
-"""What the user reads at the end: one table, the verdict with its reasons, and what to do next."""
+"""A run as one table, then the verdict with its reasons: printed at the end of a run, or later from its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ddpperf.analysis.compare import Comparison
 from ddpperf.analysis.statistics import median, relative_iqr
-from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.session import Session
+from ddpperf.results import Measured
 
 _METRIC_FORMATS = {
     "speedup": lambda value: f"speedup {value:.2f}x",
@@ -17,58 +18,46 @@ _METRIC_FORMATS = {
 }
 
 
-def summary_lines(session: Session) -> list[str]:
-    """The table and the verdict, as lines without markup."""
-    comparison, verdict = session.decide()
+def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
+    """The table and the verdict of a stored run, as lines without markup."""
+    header = document["ddpperf"]
+    stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     changes = comparison.changes if comparison is not None else {}
     rows = [("test", "step", "IQR", "ratio", "outcome", "metrics")]
-    for test in session.collected:
-        outcome = session.outcomes[test].outcome if test in session.outcomes else "not run"
-        measure = session.measures.get(test)
+    for test, outcome in header["outcomes"].items():
         ratio = f"{changes[test].ratio:.3f}" if test in changes else "-"
-        rows.append((_short(test), *_step(measure), ratio, outcome, _metrics(measure)))
-    lines = [_title(session), "", *_aligned(rows), ""]
+        metrics = stored[test]["metrics"] if test in stored else {}
+        rows.append((_short(test), *_step(stored.get(test)), ratio, outcome["outcome"], _metrics(metrics)))
+    lines = [_title(header), "", *_aligned(rows), ""]
     if comparison is not None:
         lines.append(
             f"ratio: step time over that in {comparison.baseline}; above 1 is slower, the limit is {comparison.limit:g}"
         )
-    lines += _notes(session)
-    first, *others = verdict.reasons
-    lines.append(f"{verdict.status}: {first}")
-    lines += [f"{' ' * len(verdict.status)}  {reason}" for reason in others]
-    return lines
+    lines += sorted({f"{_short(test)}: {note}" for test, each in stored.items() for note in each["notes"]})
+    status = header["verdict"]["status"]
+    first, *others = header["verdict"]["reasons"]
+    return [*lines, f"{status}: {first}", *(f"{' ' * len(status)}  {reason}" for reason in others)]
 
 
-def _title(session: Session) -> str:
-    environment = session.environment
-    using = [f"torch {environment['torch']}", str(environment["backend"])] if "torch" in environment else []
-    return ", ".join([f"ddpperf on {session.storage.hardware_key}", *using, f"{session.options.rounds} rounds, 1 process set"])
+def _title(header: Mapping[str, Any]) -> str:
+    environment = header["environment"]
+    using = [f"torch {environment['torch']}", environment["backend"]] if "torch" in environment else []
+    return ", ".join([f"ddpperf on {header['hardware_key']}", *using, f"{header['options']['rounds']} rounds, 1 process set"])
 
 
 def _short(test: str) -> str:
     return test.split("::", 1)[-1]
 
 
-def _step(measure: Measure | None) -> tuple[str, str]:
-    if measure is None or measure.measured is None:
+def _step(stored: dict[str, Any] | None) -> tuple[str, str]:
+    if stored is None:
         return "-", "-"
-    seconds = measure.measured.all_step_seconds()
+    seconds = Measured.from_json(stored).all_step_seconds()
     return format_seconds(median(seconds)), f"{relative_iqr(seconds):.1%}"
 
 
-def _metrics(measure: Measure | None) -> str:
-    metrics = measure.metrics if measure is not None else {}
+def _metrics(metrics: Mapping[str, Any]) -> str:
     return ", ".join(_METRIC_FORMATS[name](metric["value"]) for name, metric in metrics.items() if name in _METRIC_FORMATS)
-
-
-def _notes(session: Session) -> list[str]:
-    notes = {
-        note
-        for measure in session.measures.values()
-        if measure.measured is not None
-        for note in session.notes(measure.measured.spec)
-    }
-    return sorted(notes)
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -89,5 +78,4 @@ def format_seconds(seconds: float) -> str:
     units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     unit, scale = next((each for each in units if seconds >= each[1]), units[-1])
     value = seconds / scale
-    digits = max(0, 3 - len(str(int(value))) + 1)
-    return f"{value:.{digits}f} {unit}"
+    return f"{value:.0f} {unit}" if value >= 1000 else f"{value:#.4g} {unit}".replace(". ", " ")

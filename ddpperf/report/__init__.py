@@ -1,0 +1,1 @@
+"""A run's JSON turned into what a person reads."""

@@ -1,0 +1,50 @@
+"""Fixtures around real process sets and real runs of pytest."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.project import Marked, Project
+
+FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="module")
+def marked() -> Iterator[Marked]:
+    """What the tests of a module start is known, and is killed at its end if it still runs."""
+    mine = Marked()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(mine.folder))
+        patch.setattr(tempfile, "tempdir", str(mine.folder))
+        yield mine
+    mine.clean()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    mine = Project(tmp_path)
+    yield mine
+    mine.clean()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, float, float, str], None]:
+    """Report a measured figure beside the one asked for, and require it."""
+    lines = request.config.stash.setdefault(FIGURES, [])
+
+    def report(what: str, value: float, at_most: float, unit: str) -> None:
+        lines.append(f"{what}: {value:.3g} {unit} (at most {at_most:g} {unit})")
+        assert value <= at_most, lines[-1]
+
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash.get(FIGURES, []):
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.line(line)

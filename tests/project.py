@@ -1,0 +1,128 @@
+"""A project of one's own to run the suite in, and the proof that a run left nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+
+# A small experiment: one all_reduce of 1 KiB on two ranks.
+ALL_REDUCE = """
+from ddpperf.specs import AllReduceSpec, Fault
+
+def test_all_reduce(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+
+class Marked:
+    """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="t"))  # short: a Unix socket's path has at most 107 characters
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "GITHUB_", "CUDA_VISIBLE"))
+        } | {
+            "TMPDIR": str(self.folder),
+            "PYTHONPATH": str(REPOSITORY),
+            "DDPPERF_LOCK_SCOPE": uuid.uuid4().hex,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def processes(self) -> dict[int, str]:
+        """The live processes of this test, their command lines by process id."""
+        mark = f"\0TMPDIR={self.folder}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdecimal() and mark in b"\0" + (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it ended meanwhile
+        return found
+
+    def ranks(self) -> list[int]:
+        return [process for process, command in self.processes().items() if "ddpperf.workers.worker" in command]
+
+    def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
+        """No process of this test lives, so none of its ports is open, and its temporary folder is empty."""
+        wait_until(lambda: not self.processes(), within_seconds, lambda: f"left running: {self.processes()}")
+        assert [path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")] == []
+
+    def clean(self) -> None:
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, otherwise()
+        time.sleep(0.02)
+
+
+class Project(Marked):
+    """A folder with the suite's plugin and experiments of its own, run by a pytest of its own."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.experiment = root / "perf" / "test_it.py"
+        self.experiment.parent.mkdir()
+        self.experiment.write_text(ALL_REDUCE)
+        (root / "conftest.py").write_text('pytest_plugins = ["ddpperf.plugin"]\n')
+        (root / "pytest.ini").write_text("[pytest]\n")
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2"]
+        return subprocess.Popen(
+            [*command, "--rounds", "3", *arguments],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str) -> Finished:
+        """Run pytest to its end; nothing may be left of it then."""
+        process = self.start(*(arguments or ("perf",)))
+        output, _ = process.communicate(timeout=100)
+        finished = Finished(process.returncode, output)
+        self.assert_nothing_left()
+        return finished
+
+    def saved_runs(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.root.glob(".ddpperf/runs/*/*.json"))]
+
+
+class Finished:
+    """A pytest run's exit status and what it printed."""
+
+    def __init__(self, status: int, output: str) -> None:
+        self.status = status
+        self.output = output
+        self.lines = [line.rstrip() for line in output.splitlines()]
+
+    def __repr__(self) -> str:
+        return f"exit status {self.status}\n{self.output}"
+
+    def assert_one_sentence(self, status: int, *words: str) -> None:
+        """The run ended with `status` and said `words` in one line, without a traceback."""
+        assert self.status == status, self
+        assert "Traceback" not in self.output, self
+        assert "INTERNALERROR" not in self.output, self
+        assert [line for line in self.lines if all(word in line for word in words)], self

@@ -1,0 +1,115 @@
+"""Comparing with a baseline: a ratio where the work is equal, a hole wherever it is not or was not looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.analysis.compare import SLOWER_RATIO, Change, Comparison, compare
+from ddpperf.results import Measured, Sample
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from tests.strategies import BOUNDED, measurements, specs
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+
+
+def measured(*step_seconds: float, spec: Spec = SPEC, iterations: int = 1) -> Measured:
+    rounds = tuple((seconds * iterations,) for seconds in step_seconds)
+    return Measured(spec=spec, iterations=iterations, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),))
+
+
+def compared(now: dict[str, Measured], then: dict[str, Measured], expected: set[str] | None = None) -> Comparison:
+    return compare(
+        now, then, expected=now.keys() | then.keys() if expected is None else expected, baseline="0001_x.json", limit=1.5
+    )
+
+
+def test_the_ratio_is_now_over_then_by_their_medians() -> None:
+    comparison = compared({"t": measured(0.2, 0.3, 9.0)}, {"t": measured(0.1, 0.1, 0.2, 0.1)})
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.3)}
+    assert comparison.changes["t"].ratio == pytest.approx(3)
+    assert comparison.holes == {}
+
+
+def test_steps_are_compared_rather_than_rounds() -> None:
+    comparison = compared({"t": measured(0.5, iterations=64)}, {"t": measured(0.5, iterations=2)})
+    assert comparison.changes["t"].ratio == 1
+
+
+@BOUNDED
+@given(st.data())
+def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
+    of = st.just(data.draw(specs))
+    now, then = {"t": data.draw(measurements(of))}, {"t": data.draw(measurements(of))}
+    forth, back = compared(now, then).changes["t"], compared(then, now).changes["t"]
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    assert (forth.ratio > 1) == (forth.now_seconds > forth.then_seconds)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        AllReduceSpec(world_size=2, nbytes=2048),
+        AllReduceSpec(world_size=3, nbytes=1024),
+        TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
+    ],
+)
+def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
+    comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1)})
+    assert comparison.changes == {}
+    assert comparison.holes == {"t": "measures another spec than in 0001_x.json"}
+
+
+def test_another_model_under_the_same_id_is_a_hole() -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    other = dataclasses.replace(spec, model="resnet50_cifar")
+    assert spec.id == other.id
+    assert compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=spec)}).holes.keys() == {"t"}
+
+
+def test_what_is_missing_on_either_side_is_a_hole() -> None:
+    comparison = compared({"new": measured(0.1)}, {"gone": measured(0.1)}, {"new", "gone", "neither"})
+    assert comparison.changes == {}
+    assert comparison.holes == {
+        "gone": "is in 0001_x.json but was not measured",
+        "neither": "is not in 0001_x.json",
+        "new": "is not in 0001_x.json",
+    }
+
+
+def test_what_was_not_expected_is_not_compared() -> None:
+    comparison = compared({"t": measured(0.1), "u": measured(0.1)}, {"t": measured(0.1), "v": measured(0.1)}, {"t"})
+    assert set(comparison.changes) == {"t"}
+    assert not comparison.holes
+
+
+@BOUNDED
+@given(
+    st.dictionaries(st.sampled_from("abcd"), measurements()),
+    st.dictionaries(st.sampled_from("abcd"), measurements()),
+    st.sets(st.sampled_from("abcde")),
+)
+def test_each_expected_test_is_a_change_or_a_hole(
+    now: dict[str, Measured], then: dict[str, Measured], expected: set[str]
+) -> None:
+    comparison = compared(now, then, expected)
+    assert comparison.changes.keys() | comparison.holes.keys() == expected
+    assert not comparison.changes.keys() & comparison.holes.keys()
+    assert all(now[test].spec == then[test].spec for test in comparison.changes)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "slower"), [(2.0, 3.0, False), (2.0, 3.01, True), (2.0, 1.0, False), (1.0, 100.0, True)]
+)
+def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool) -> None:
+    change = Change(then_seconds=then, now_seconds=now)
+    comparison = Comparison(baseline="0001_x.json", limit=1.5, changes={"t": change})
+    assert comparison.slower == ({"t": change} if slower else {})
+
+
+def test_the_limit_lies_above_the_spread_of_identical_code() -> None:
+    """Between two runs of identical code an eager all_reduce of 1 KiB took 1.47 times as long on H200s."""
+    assert SLOWER_RATIO > 1.47

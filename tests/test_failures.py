@@ -1,0 +1,113 @@
+"""Failures: the likeliest root is named first, and an end of a real process is told in words."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure, describe_exit
+from tests.strategies import BOUNDED
+
+DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
+RAISED = RankFailure(rank=2, cause=Cause.RAISED, what="raised ValueError: no", detail="Traceback 2")
+DISTRIBUTED = RankFailure(rank=1, cause=Cause.RAISED_DISTRIBUTED, what="raised DistBackendError", detail="Traceback 1")
+HUNG = RankFailure(rank=0, cause=Cause.HUNG, what="gave no answer in 20 s", detail="stacks 0")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([DIED, RAISED, DISTRIBUTED, HUNG])))
+def test_the_root_comes_first_in_whatever_order_they_came(order: tuple[RankFailure, ...]) -> None:
+    failure = SetFailure("A1", "at sample", order)
+    assert failure.failures == (DIED, RAISED, DISTRIBUTED, HUNG)
+    assert str(failure).splitlines() == [
+        "rank 3 of set A1 was killed by SIGKILL (at sample)",
+        "last words",
+        "after it, rank 2 raised ValueError: no",
+        "after it, rank 1 raised DistBackendError",
+        "after it, rank 0 gave no answer in 20 s",
+    ]
+
+
+def test_a_raise_outranks_the_peers_distributed_error() -> None:
+    assert str(SetFailure("B2", "at open", [DISTRIBUTED, RAISED])).startswith(
+        "rank 2 of set B2 raised ValueError: no (at open)"
+    )
+
+
+def test_of_equal_causes_the_lowest_rank_is_named() -> None:
+    peers = [RankFailure(rank=rank, cause=Cause.RAISED, what=f"raised {rank}", detail="") for rank in (5, 1, 3)]
+    failure = SetFailure("A1", "at sample", peers)
+    assert [each.rank for each in failure.failures] == [1, 3, 5]
+    assert str(failure).splitlines() == [
+        "rank 1 of set A1 raised 1 (at sample)",
+        "after it, rank 3 raised 3",
+        "after it, rank 5 raised 5",
+    ]
+
+
+def test_ranks_that_all_hang_are_named_together_with_all_their_stacks() -> None:
+    hung = [RankFailure(rank=rank, cause=Cause.HUNG, what="gave no answer", detail=f"stacks {rank}") for rank in (1, 0)]
+    text = str(SetFailure("A1", "at sample", hung))
+    assert text.splitlines() == ["ranks 0, 1 of set A1 gave no answer (at sample)", "stacks 0", "stacks 1"]
+
+
+def test_one_rank_that_hangs_is_named_alone() -> None:
+    assert str(SetFailure("A1", "at sample", [HUNG])).splitlines() == [
+        "rank 0 of set A1 gave no answer in 20 s (at sample)",
+        "stacks 0",
+    ]
+
+
+@BOUNDED
+@given(
+    st.lists(
+        st.builds(
+            RankFailure, rank=st.integers(0, 7), cause=st.sampled_from(Cause), what=st.just("fell"), detail=st.text(max_size=3)
+        ),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda failure: failure.rank,
+    )
+)
+def test_every_failed_rank_is_named(failures: list[RankFailure]) -> None:
+    failure = SetFailure("A1", "at sample", failures)
+    first_line = str(failure).splitlines()[0]
+    assert {each.rank for each in failure.failures} == {each.rank for each in failures}
+    assert str(min(failures, key=lambda each: (each.cause, each.rank)).rank) in first_line
+    assert all(str(each.rank) in str(failure) for each in failures)
+
+
+def shell(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script])
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("kill -KILL $$", "was killed by SIGKILL"),
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        ("exit 0", "exited with status 0 before it answered"),
+        ("exit 3", "exited with status 3 before it answered"),
+        ("sleep 0.3; exit 4", "exited with status 4 before it answered"),
+    ],
+)
+def test_how_a_process_ended_is_told(script: str, words: str) -> None:
+    assert describe_exit(shell(script)) == words
+
+
+def test_a_signal_without_a_name_is_told_too() -> None:
+    """Real-time signals have none but the first and the last."""
+    assert str(signal.SIGRTMIN + 3) in describe_exit(shell(f"kill -{signal.SIGRTMIN + 3} $$"))
+
+
+def test_a_process_that_runs_on_is_told() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert describe_exit(process) == "closed its connection before it answered, but runs on"
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,87 @@
+"""Faults as a user meets them: in a run of pytest, told in its output, with nothing of it left afterwards."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.project import Project, wait_until
+
+FAULTS = """
+import pytest
+from ddpperf.specs import AllReduceSpec, Fault
+
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+def test_fault(measure, kind):
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1)))
+
+def test_good(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+HANGS = """
+from ddpperf.specs import AllReduceSpec, Fault
+
+def test_hang(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1)))
+
+def test_never(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+
+def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project: Project) -> None:
+    project.experiment.write_text(FAULTS)
+    run = project.run("perf", "--deadline", "3")
+    assert run.status == 1
+    assert "rank 1 of set A1 was killed by SIGKILL (at sample)" in run.output
+    assert "ranks 0, 1 of set A2 did not answer within 3 s (at sample)" in run.output
+    assert "stacks of rank 0:" in run.output
+    assert "stacks of rank 1:" in run.output
+    assert "FAIL: perf/test_it.py::test_fault[kill] failed: rank 1 of set A1 was killed by SIGKILL" in run.output
+    (saved,) = project.saved_runs()
+    assert [benchmark["name"] for benchmark in saved["benchmarks"]] == ["test_good"]
+    outcomes = {test.split("::")[1]: outcome for test, outcome in saved["ddpperf"]["outcomes"].items()}
+    assert outcomes["test_good"]["outcome"] == "passed"
+    assert outcomes["test_fault[kill]"] == {
+        "outcome": "failed",
+        "reason": "rank 1 of set A1 was killed by SIGKILL (at sample)",
+    }
+    assert saved["ddpperf"]["verdict"]["status"] == "FAIL"
+
+
+def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> None:
+    process = project.start("perf")
+    wait_until(project.ranks, 20, lambda: "no rank was started")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted" in output
+    project.assert_nothing_left()
+
+
+def test_ctrl_c_during_a_round_ends_everything(project: Project) -> None:
+    project.experiment.write_text(HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted" in output
+    assert "perf/test_it.py::test_never was not run" in output
+    project.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(project: Project, kill: signal.Signals) -> None:
+    project.experiment.write_text(HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    process.send_signal(kill)
+    process.wait()
+    project.assert_nothing_left()

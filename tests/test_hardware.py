@@ -1,0 +1,136 @@
+"""The machine's key: what CUDA_VISIBLE_DEVICES shows, names that compare, and the commit that was measured."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.plugin import hardware
+from ddpperf.plugin.hardware import Gpu, commit, core_count, cpu_model, hardware_key, select_visible, visible_gpus
+from tests.strategies import BOUNDED
+
+
+def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
+    return Gpu(name=name, uuid=uuid, memory_bytes=None, power_limit_watts=None, nvlinks=None, driver=None)
+
+
+GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("0", [0]),
+        ("3,1", [3, 1]),
+        (" 2 , 0 ", [2, 0]),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("1,-1,2", [1]),  # what follows an unknown one is hidden
+        ("0,4,1", [0]),
+        ("2,,1", [2]),
+        ("1,1", [1]),
+        ("GPU-bb30,0", [2, 0]),
+        ("GPU-b", [2]),
+        ("0,GPU-aa10", [0]),
+        ("3,GPU-aa,1", [3]),  # the beginning of two
+        ("GPU-", []),
+        ("MIG-1234", []),
+        ("1.0", []),
+    ],
+)
+def test_visible_devices_are_numbered_as_cuda_numbers_them(visible: str | None, indices: list[int]) -> None:
+    assert select_visible(GPUS, visible) == [GPUS[index] for index in indices]
+
+
+@BOUNDED
+@given(st.none() | st.text(alphabet="0123-GPUab, ", max_size=12))
+def test_no_device_is_visible_twice(visible: str | None) -> None:
+    selected = select_visible(GPUS, visible)
+    assert len({each.uuid for each in selected}) == len(selected)
+    assert set(selected) <= set(GPUS)
+
+
+def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        (["NVIDIA H200"] * 4, "h200x4"),
+        (["NVIDIA H200"], "h200x1"),
+        (["NVIDIA A100-SXM4-80GB"] * 8, "a100-sxm4-80gbx8"),
+        (["NVIDIA GeForce RTX 4090"] * 2, "geforce-rtx-4090x2"),
+        (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], "h200x1+a100-sxm4-80gbx1"),
+    ],
+)
+def test_gpus_give_the_key(names: list[str], key: str) -> None:
+    assert hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)]) == key
+
+
+def test_another_mix_of_gpus_gives_another_key() -> None:
+    """Ranks take the GPUs in order, so two ranks run on other hardware in each of these."""
+    mixes = ["HHAA", "HAAA", "HHHA"]
+    names = {"H": "NVIDIA H200", "A": "NVIDIA A100-SXM4-80GB"}
+    keys = [hardware_key("cuda", [gpu(f"GPU-{index}", names[each]) for index, each in enumerate(mix)]) for mix in mixes]
+    assert len(set(keys)) == len(mixes)
+
+
+@pytest.mark.parametrize(
+    ("model", "cores", "key"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz", 2, "cpu2-xeon-8581c"),
+        ("AMD EPYC 9B14 96-Core Processor", 8, "cpu8-epyc-9b14"),
+        ("Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz", 6, "cpu6-i7-8700k"),
+        ("aarch64", 4, "cpu4-aarch64"),
+        ("", 4, "cpu4"),
+    ],
+)
+def test_cores_give_the_key(monkeypatch: pytest.MonkeyPatch, model: str, cores: int, key: str) -> None:
+    monkeypatch.setattr(hardware, "cpu_model", lambda: model)
+    monkeypatch.setattr(hardware, "core_count", lambda: cores)
+    assert hardware_key("cpu", GPUS) == key
+
+
+@BOUNDED
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=3))
+def test_a_key_is_a_folders_name(names: list[str]) -> None:
+    key = hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)])
+    assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-+")
+
+
+def test_this_machine_has_a_cpu() -> None:
+    assert cpu_model().strip() == cpu_model() != ""
+    assert str(core_count()) == subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout.strip()
+    assert hardware_key("cpu", []).startswith(f"cpu{core_count()}-")
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
+    command = ["git", "-C", str(root), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_commit_is_named_by_its_hash(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    assert commit(tmp_path) == "nogit"  # no commit yet
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "one")
+    git(tmp_path, "tag", "-a", "v1", "-m", "a tag is no hash")
+    short = git(tmp_path, "rev-parse", "--short=9", "HEAD")
+    assert commit(tmp_path) == short
+    (tmp_path / "file").write_text("two")
+    assert commit(tmp_path) == f"{short}+"
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) == "nogit"
+    assert commit(tmp_path / "gone") == "nogit"

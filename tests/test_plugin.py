@@ -1,0 +1,154 @@
+"""The plugin in runs of its own: what is stored is what the ranks measured, and the exit status says what was seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project import ALL_REDUCE, Project, wait_until
+
+TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
+
+
+def rounds_written_by(log: Path) -> list[float]:
+    """Seconds of a step in each round, from a rank's own file."""
+    records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"spec"')]
+    return [record["seconds"] / record["iterations"] for record in records]
+
+
+def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Project) -> None:
+    run = project.run("perf", "--worker-logs", "logs", "--benchmark-json", "copy.json")
+    assert run.status == 0
+    (saved,) = project.saved_runs()
+    (benchmark,) = saved["benchmarks"]
+    by_rank = [rounds_written_by(project.root / "logs" / f"A1-rank{rank}.log") for rank in (0, 1)]
+    slowest = [max(seconds) for seconds in zip(*by_rank, strict=True)]
+    assert len(slowest) == 3
+    assert benchmark["stats"]["data"] == pytest.approx(slowest, abs=1e-9, rel=0)
+    assert benchmark["extra_info"]["ddpperf"]["samples"][0]["set"] == "A1"
+    assert json.loads((project.root / "copy.json").read_text()) == saved
+
+
+def test_the_saved_file_has_its_schema_key_environment_and_outcomes(project: Project) -> None:
+    project.run()
+    (saved,) = project.saved_runs()
+    header = saved["ddpperf"]
+    assert header["schema"] == 1
+    assert header["hardware_key"].startswith(f"cpu{len(os.sched_getaffinity(0))}-")
+    assert header["environment"]["backend"] == "gloo"
+    assert header["environment"]["threads"] == 1
+    assert header["environment"]["torch"] == saved["benchmarks"][0]["extra_info"]["ddpperf"]["samples"][0]["torch"]
+    assert header["options"]["rounds"] == 3
+    assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"outcome": "passed", "reason": ""}}
+    assert header["verdict"]["status"] == "PASS"
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, project.root.glob(".ddpperf/runs/*/*.json"))]
+    compared = subprocess.run(command, cwd=project.root, env=project.environment, capture_output=True, text=True)
+    assert compared.returncode == 0, compared
+    assert "test_all_reduce" in compared.stdout + compared.stderr, "pytest-benchmark's own compare still reads the file"
+
+
+def test_compare_takes_the_last_run_that_passed_and_lists_the_holes(project: Project) -> None:
+    project.experiment.write_text(TWO)
+    without = project.run("perf", "--benchmark-compare")
+    without.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "--benchmark-save=NAME")
+    saved = project.run("perf", "--benchmark-save=first")
+    assert saved.status == 0
+    compared = project.run("perf", "--benchmark-compare")
+    assert compared.status in (0, 1), compared
+    assert "_first.json" in compared.output
+    project.experiment.write_text(TWO.replace("test_all_reduce", "test_renamed").replace("2048", "4096"))
+    changed = project.run("perf", "--benchmark-compare")
+    changed.assert_one_sentence(125, "test_renamed is not in 0001_first.json")
+    changed.assert_one_sentence(125, "test_all_reduce is in 0001_first.json but was not measured")
+    changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
+
+
+def test_a_slower_test_fails_and_never_becomes_a_baseline(project: Project) -> None:
+    project.run("perf", "--benchmark-save=first")
+    (baseline,) = project.root.glob("perf/baselines/*/*.json")
+    document = json.loads(baseline.read_text())
+    for sample in document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]:
+        sample["seconds"] = [[seconds / 100 for seconds in ranks] for ranks in sample["seconds"]]
+    baseline.write_text(json.dumps(document))
+    slower = project.run("perf", "--benchmark-save=second", "--benchmark-compare")
+    slower.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce is slower", "limit 2")
+    assert "not saved as a baseline" in slower.output
+    assert [path.name for path in project.root.glob("perf/baselines/*/*.json")] == ["0001_first.json"]
+    baseline.unlink()
+    without = project.run("perf", "--benchmark-compare-fail=median:900%", "--benchmark-compare")
+    assert "0001_" in without.output, "the run that was slower is passed over"
+    assert "the limit is 10" in without.output
+
+
+def test_skipped_disabled_or_deselected_tests_are_no_pass(project: Project) -> None:
+    project.run("perf", "--benchmark-disable").assert_one_sentence(125, "NO VERDICT: benchmarks were disabled")
+    project.run("perf", "--benchmark-skip").assert_one_sentence(125, "benchmarks were disabled on the command line")
+    project.run("perf", "-k", "nothing").assert_one_sentence(125, "NO VERDICT: no test was measured")
+    project.experiment.write_text("import nothing_like_it\n")
+    uncollected = project.run()
+    assert uncollected.status == 125
+    assert "NO VERDICT: perf/test_it.py could not be collected: ImportError" in uncollected.output
+    project.experiment.write_text("def test_idle(measure):\n    pass\n")
+    project.run().assert_one_sentence(125, "test_idle passed without a measurement")
+
+
+def test_a_failed_assertion_is_a_fail_with_its_reason(project: Project) -> None:
+    project.experiment.write_text(ALL_REDUCE + "    assert 1.5 > 2, 'speedup 1.5 is below 2'\n")
+    run = project.run()
+    run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce failed", "speedup 1.5 is below 2")
+    (saved,) = project.saved_runs()
+    assert len(saved["benchmarks"]) == 1, "what was measured is kept"
+
+
+def test_xdist_is_refused(project: Project) -> None:
+    run = project.run("perf", "-n", "2")
+    run.assert_one_sentence(4, "cannot share the machine with itself", "run it without -n")
+    assert project.saved_runs() == []
+
+
+def test_two_runs_on_the_same_devices_are_refused(project: Project) -> None:
+    project.experiment.write_text(ALL_REDUCE.replace("))", ", fault=Fault(kind='hang', rank=1)))"))
+    first = project.start("perf")
+    wait_until(project.ranks, 20, lambda: "the first run started no rank")
+    second = project.start("perf")
+    output, _ = second.communicate(timeout=20)
+    assert second.returncode == 4, output
+    assert f"cpu is being measured by process {first.pid}; wait until that run ends, or stop it" in output
+    assert "Traceback" not in output
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=20)
+    project.assert_nothing_left()
+
+
+def test_a_folder_that_cannot_be_written_costs_no_result(project: Project) -> None:
+    (project.root / ".ddpperf").write_text("a file in the place of the folder")
+    (project.root / "perf" / "baselines").write_text("here too")
+    (project.root / "copy.json").write_text("kept or replaced, but never half of each")
+    run = project.run("perf", "--benchmark-save=first", "--benchmark-json", "copy.json")
+    run.assert_one_sentence(4, "the run was not saved", "cannot be written", "make it a writable folder")
+    run.assert_one_sentence(4, "the baseline was not saved", "cannot be written")
+    assert json.loads((project.root / "copy.json").read_text())["ddpperf"]["verdict"]["status"] == "PASS"
+    assert "PASS: 1 test measured" in run.output
+
+
+def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: Project) -> None:
+    (project.root / "base.json").write_text('{"ddpperf": {"schema": 1, "hardware_key": "h200x4"}, "benchmarks": []}')
+    run = project.run("perf", "--benchmark-compare=base.json")
+    run.assert_one_sentence(125, "NO VERDICT: base.json was measured on h200x4, this is cpu")
+    assert len(project.saved_runs()) == 1
+
+
+def test_other_tests_keep_their_exit_status(project: Project) -> None:
+    (project.root / "test_other.py").write_text("def test_fine():\n    pass\n")
+    run = project.run("test_other.py")
+    assert run.status == 0
+    assert "ddpperf on" not in run.output
+    assert project.run("test_other.py", "-k", "nothing").status == 5
+    assert not (project.root / ".ddpperf").exists()
+    assert not (project.root / ".benchmarks").exists()

@@ -1,0 +1,235 @@
+"""Real process sets on gloo: what they answer, how each fault of a rank is told, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec, to_json
+from ddpperf.workers.failures import Cause, SetFailure
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import Side
+from tests.project import Marked, wait_until
+
+SMALL = AllReduceSpec(world_size=2, nbytes=1024)
+
+Figure = Callable[[str, float, float, str], None]
+
+
+def with_fault(kind: str, command: str = "sample") -> AllReduceSpec:
+    return AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1, command=command))
+
+
+@pytest.fixture(scope="module")
+def pool(marked: Marked) -> Iterator[Pool]:
+    """One pool for all tests: a set that one of them broke is replaced for the next."""
+    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=20) as pool:
+        yield pool
+    marked.assert_nothing_left()
+
+
+def seconds_of(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def failure_of(pool: Pool, spec: AllReduceSpec, deadline_seconds: float = 20) -> SetFailure:
+    (live,) = pool.live_sets()
+    live.deadline_seconds = deadline_seconds
+    with pytest.raises(SetFailure, match=f"of set {live.name} ") as caught:
+        pool.measure(spec)
+    assert not live.alive
+    return caught.value
+
+
+def assert_next_set_measures(pool: Pool, failure: SetFailure) -> None:
+    (sample,) = pool.measure(SMALL).samples
+    assert f"of set {sample.set} " not in str(failure)
+
+
+def test_raw_seconds_by_rank_and_round_come_back_with_what_measured_them(pool: Pool) -> None:
+    measured = pool.measure(SMALL)
+    (sample,) = measured.samples
+    assert [len(ranks) for ranks in sample.seconds] == [2, 2, 2]
+    assert sample.torch.split("+")[0] == pool.environment()["torch"].split("+")[0]  # type: ignore[attr-defined]
+    assert sample.set.startswith(sample.side)
+
+
+def test_a_single_step_is_measured_on_every_rank_of_the_set_in_turn(pool: Pool) -> None:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    (sample,) = pool.measure(spec).samples
+    assert [len(ranks) for ranks in sample.seconds] == [2, 2, 2]
+
+
+def test_a_leg_is_measured_once_by_the_same_sets(pool: Pool) -> None:
+    assert pool.measure_once(SMALL) is pool.measure_once(SMALL)
+    assert pool.measure(SMALL) is not pool.measure_once(SMALL)
+
+
+def test_ddp_training_leaves_equal_parameters_and_finite_losses(pool: Pool) -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
+    (sample,) = pool.measure(spec).samples
+    assert len(sample.counters["loss"]) == 2
+    assert sample.counters["loss"][0] != sample.counters["loss"][1], "each rank has a batch of its own"
+
+
+def test_two_sets_of_two_sides_interleave_their_rounds(marked: Marked, tmp_path: Path) -> None:
+    sides = (Side(name="A"), Side(name="B", environment={"MARK_OF_B": "1"}))
+    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=60, sides=sides, log_folder=tmp_path) as pool:
+        first, second = pool.measure(SMALL).samples
+        assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
+        environments = [Path(f"/proc/{process}/environ").read_bytes() for process in marked.ranks()]
+        assert sum(b"MARK_OF_B=1" in environment for environment in environments) == 2
+    rounds = [
+        (json.loads(line)["ended"], name)
+        for name in ("A1", "B2")
+        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
+    ]
+    assert [name for _, name in sorted(rounds)] == ["A1", "B2", "B2", "A1", "A1", "B2"]
+
+
+def test_a_spec_larger_than_the_set_is_refused_in_one_sentence(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="world_size=3 needs 3 ranks, the sets have 2"):
+        pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(pool: Pool) -> None:
+    failure = failure_of(pool, with_fault("raise"))
+    assert re.match(r"rank 1 of set A\d+ raised RuntimeError: injected into rank 1 at sample \(at sample\)\n", str(failure))
+    assert 'faults.py", line' in str(failure)
+    assert failure.failures[0].cause is Cause.RAISED
+    assert_next_set_measures(pool, failure)
+
+
+def test_a_killed_rank_is_named_before_the_peer_that_lost_it(pool: Pool) -> None:
+    failure = failure_of(pool, with_fault("kill"))
+    assert re.match(r"rank 1 of set A\d+ was killed by SIGKILL \(at sample\)\n", str(failure))
+    assert "injected into rank 1 at sample: kill" in str(failure), "the end of the rank's output is shown"
+    assert_next_set_measures(pool, failure)
+
+
+def test_a_rank_that_exits_early_is_named_with_its_status(pool: Pool) -> None:
+    failure = failure_of(pool, with_fault("exit"))
+    assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", str(failure))
+    assert_next_set_measures(pool, failure)
+
+
+def test_a_hang_is_told_with_the_stacks_of_all_ranks(pool: Pool) -> None:
+    failure = failure_of(pool, with_fault("hang"), deadline_seconds=3)
+    assert "did not answer within 3 s (at sample)" in str(failure)
+    stacks_of_0, stacks_of_1 = str(failure).split("stacks of rank 1:")
+    assert "stacks of rank 0:" in stacks_of_0
+    assert " in barrier" in stacks_of_0
+    assert 'faults.py", line' in stacks_of_1
+    assert_next_set_measures(pool, failure)
+
+
+@pytest.mark.parametrize("command", ["open", "close"])
+def test_a_fault_at_any_command_fails_that_command(pool: Pool, command: str) -> None:
+    failure = failure_of(pool, with_fault("raise", command))
+    assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in str(failure)
+
+
+def test_an_interpreter_without_torch_is_told_with_what_it_printed(marked: Marked, tmp_path: Path) -> None:
+    bare = Side(python=sys.executable, environment={"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
+    pool = Pool(size=2, device="cpu", rounds=1, deadline_seconds=20, sides=(bare,))
+    with pytest.raises(SetFailure, match=r"exited with status 1 before it answered \(at setup\)(.|\n)*no torch here"):
+        pool.measure(SMALL)
+    pool.close()
+
+
+def test_an_interpreter_that_is_not_there_is_told_and_leaves_nothing(marked: Marked) -> None:
+    pool = Pool(size=2, device="cpu", rounds=1, deadline_seconds=20, sides=(Side(python="/no/such/python"),))
+    with pytest.raises(SetFailure, match="could not be started: /no/such/python: No such file or directory"):
+        pool.measure(SMALL)
+    pool.close()
+
+
+def test_ranks_and_their_folder_end_with_a_killed_controller(marked: Marked) -> None:
+    before = set(marked.folder.iterdir())
+    controller = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import time; from ddpperf.workers.pool import Pool\n"
+            "pool = Pool(size=2, device='cpu', rounds=3, deadline_seconds=60); pool.live_sets(); print('ready', flush=True)\n"
+            "time.sleep(60)",
+        ],
+        env=marked.environment,
+        stdout=subprocess.PIPE,
+    )
+    assert controller.stdout is not None
+    assert controller.stdout.readline() == b"ready\n"
+    mine = Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()
+    assert len(mine) == 2
+    (folder,) = set(marked.folder.iterdir()) - before
+    controller.kill()
+    controller.wait()
+    wait_until(lambda: not any(Path("/proc", rank).exists() for rank in mine), 2, lambda: f"left running: {marked.processes()}")
+    wait_until(lambda: not folder.exists(), 1, lambda: f"left: {list(folder.iterdir())}")
+
+
+# --- the harness' own cost
+
+
+@pytest.mark.figures
+def test_a_ping_on_a_warm_set_takes_at_most_a_millisecond(pool: Pool, figure: Figure) -> None:
+    (live,) = pool.live_sets()
+    times = [seconds_of(lambda: live.request("ping")) for _ in range(200)]
+    figure("ping of a warm set of 2 ranks, median of 200", statistics.median(times) * 1e3, 1, "ms")
+
+
+@pytest.mark.figures
+def test_a_fresh_gloo_group_opens_samples_and_closes_in_50_ms(pool: Pool, figure: Figure) -> None:
+    (live,) = pool.live_sets()
+    pool.measure(SMALL)  # the first one imports and connects
+    live.leave()
+
+    def fresh() -> None:
+        live.join(2)
+        live.request("open", spec=to_json(SMALL))
+        live.request("sample", iterations=1)
+        live.request("close")
+        live.leave()
+
+    times = [seconds_of(fresh) for _ in range(9)]
+    figure("join, open, sample, close and leave of a gloo group, median of 9", statistics.median(times) * 1e3, 50, "ms")
+
+
+@pytest.mark.figures
+def test_a_death_is_reported_within_half_a_second_and_replaced_within_four(pool: Pool, figure: Figure) -> None:
+    deaths, starts = [], []
+    for _ in range(3):
+        (live,) = pool.live_sets()
+        victim = live.process_ids()[1]
+        spec = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
+        killed_at: list[float] = []
+
+        def kill(victim: int = victim, killed_at: list[float] = killed_at) -> None:
+            time.sleep(0.7)
+            killed_at.append(time.perf_counter())
+            os.kill(victim, signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(SetFailure, match="was killed by SIGKILL"):
+            pool.measure(spec)
+        deaths.append(time.perf_counter() - killed_at[0])
+        thread.join()
+        starts.append(seconds_of(pool.live_sets))
+    figure("a death is reported, median of 3", statistics.median(deaths), 0.5, "s")
+    figure("a new set of 2 ranks is ready, median of 3", statistics.median(starts), 4, "s")
