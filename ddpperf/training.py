@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ class TrainingStep:
     max_iterations = 1000
 
     def __init__(self, spec: TrainingSpec, *, rank: int, world_size: int, device: torch.device) -> None:
-        torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]  # convolutions would use TF32
+        compute_in_float32()
         torch.manual_seed(0)
         self.device = device
         self.model: nn.Module = MODELS[spec.model]().to(device)
@@ -62,6 +63,14 @@ class TrainingStep:
         if self.device.type == "cuda":
             counters["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
         return counters
+
+
+def compute_in_float32() -> None:
+    """Switch TF32 off for every kind of operation by itself: by default convolutions use it, and in torch 2.11 the one
+    setting for all leaves them as they are."""
+    backends: Any = torch.backends
+    backends.cudnn.conv.fp32_precision = "ieee"
+    backends.cuda.matmul.fp32_precision = "ieee"
 
 
 def require_equal_parameters(model: nn.Module) -> None:

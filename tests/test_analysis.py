@@ -150,7 +150,7 @@ def test_relative_iqr_is_the_middle_halfs_spread(values: list[float], spread: fl
 def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) -> None:
     spread = relative_iqr(values)
     assert spread >= 0
-    assert relative_iqr([value * scale for value in values]) == pytest.approx(spread, abs=1e-9)
+    assert relative_iqr([value * scale for value in values]) == pytest.approx(spread, rel=1e-9, abs=1e-9)
 
 
 @BOUNDED

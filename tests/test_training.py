@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ddpperf.data import synthetic_batch
 from ddpperf.models import MODELS
 from ddpperf.specs import TrainingSpec
-from ddpperf.training import TrainingStep, require_equal_parameters
+from ddpperf.training import TrainingStep, compute_in_float32, require_equal_parameters
 
 CPU = torch.device("cpu")
 
@@ -138,12 +138,28 @@ def test_a_loss_that_is_infinite_is_refused() -> None:
         step.end_round(1)
 
 
-def test_fp32_is_not_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_is_not_tf32() -> None:
     backends: Any = torch.backends
-    monkeypatch.setattr(backends, "fp32_precision", "tf32")
-    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"
+    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
     training_step()
     assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's; found none, run this on one")
+def test_convolutions_on_a_gpu_are_as_exact_as_float32() -> None:
+    backends: Any = torch.backends
+    images = torch.randn(32, 64, 32, 32, device="cuda")
+    weights = torch.randn(64, 64, 3, 3, device="cuda")
+    exact = torch.nn.functional.conv2d(images.double(), weights.double())
+
+    def error() -> float:
+        difference = torch.nn.functional.conv2d(images, weights) - exact
+        return float(difference.norm() / exact.norm())
+
+    backends.cudnn.conv.fp32_precision = "tf32"
+    assert error() > 1e-4
+    compute_in_float32()
+    assert error() < 1e-6
 
 
 class Peer:

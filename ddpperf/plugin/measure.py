@@ -89,4 +89,5 @@ class Measure:
             pool = self._pool()
             return pool.measure_once(spec) if spec.in_turn else pool.measure(spec)
         except (SetFailure, ValueError) as error:
-            pytest.fail(str(error), pytrace=False)
+            failure = str(error)
+        pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice

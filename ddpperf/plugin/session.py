@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,7 +24,9 @@ from ddpperf.workers.pool import Pool
 class Session:
     """The state of a run. It is one of the suite's as soon as a test that measures was collected, or deselected."""
 
-    def __init__(self, options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | bool | None) -> None:
+    def __init__(
+        self, options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | Literal[True] | None
+    ) -> None:
         self.options = options
         self.gpus = gpus
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))

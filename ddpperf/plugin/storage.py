@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddpperf import specs
 from ddpperf.analysis.verdict import Status
@@ -56,11 +56,11 @@ class Storage:
         """Write a run as a tracked baseline under the next number; raises OSError where that cannot be done."""
         return _write(self.baselines, name, document)
 
-    def find(self, wanted: str | bool) -> Path:
-        """The file that `--benchmark-compare[=wanted]` means; raises NoBaseline.
+    def find(self, wanted: str | Literal[True]) -> Path:
+        """The file that `--benchmark-compare[=wanted]` means, a promoted baseline before a run; raises NoBaseline.
 
-        wanted: True for the newest promoted baseline, else the newest run whose tests all passed; or a path; or a number or
-        the beginning of a name in either folder.
+        wanted: True for the newest baseline, else the newest run whose tests all passed; or a path; or a file's number or
+        the beginning of its name.
         """
         if wanted is True:
             newest = _numbered(self.baselines)[-1:] or [path for path in _numbered(self.runs) if _passed(path)][-1:]
@@ -71,17 +71,16 @@ class Storage:
                 )
             return newest[0]
         with contextlib.suppress(OSError):  # a name longer than a file's may be
-            if Path(str(wanted)).is_file():
-                return Path(str(wanted))
-        named = [
-            path for folder in (self.baselines, self.runs) for path in _numbered(folder) if path.name.startswith(str(wanted))
-        ]
-        if not named:
-            raise NoBaseline(
-                f"--benchmark-compare={wanted} is neither a file nor begins a name in {self.baselines} or {self.runs}; "
-                "the option takes the word after it: put it last"
-            )
-        return named[-1]
+            if Path(wanted).is_file():
+                return Path(wanted)
+        beginning = wanted.zfill(4) if wanted.isdecimal() else wanted
+        for folder in (self.baselines, self.runs):
+            if named := [path for path in _numbered(folder) if path.name.startswith(beginning)]:
+                return named[-1]
+        raise NoBaseline(
+            f"--benchmark-compare={wanted} is neither a file nor begins a name in {self.baselines} or {self.runs}; "
+            "the option takes the word after it: put it last"
+        )
 
     def load(self, path: Path) -> Baseline:
         """Read a run back; raises NoBaseline for what is unreadable, not ours, or of other hardware."""
