@@ -20,7 +20,7 @@ import pytest
 from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import Side
+from ddpperf.workers.rank_process import Side
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -215,7 +215,7 @@ def test_a_death_is_reported_within_half_a_second_and_replaced_within_four(pool:
     deaths, starts = [], []
     for _ in range(3):
         (live,) = pool.live_sets()
-        victim = live.process_ids()[1]
+        victim = live.ranks[1].pid
         spec = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
         killed_at: list[float] = []
 

@@ -13,7 +13,8 @@ from ddpperf import specs
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
-from ddpperf.workers.process_set import ProcessSet, Side
+from ddpperf.workers.process_set import ProcessSet
+from ddpperf.workers.rank_process import Side
 
 ROUND_SECONDS = 0.05  # a round lasts about this long, or one step
 

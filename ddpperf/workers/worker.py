@@ -1,6 +1,6 @@
 """A rank: a process that connects to its controller, then does what the messages say until there are no more.
 
-Started by exec (`process_set.py` has the command line), with the channel's key as the first line of standard input, which
+Started by exec (`rank_process.py` has the command line), with the channel's key as the first line of standard input, which
 then stays open as a lifeline: it ends when the controller does, whatever the main thread is stuck in.
 """
 

@@ -1,0 +1,129 @@
+"""One rank's process, seen from the controller: started by exec, its output in a file, its end always certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import ddpperf
+from ddpperf.workers.channel import Listener
+from ddpperf.workers.failures import Cause, RankFailure, describe_exit
+
+STACKS_SECONDS = 0.5
+EXIT_SECONDS = 5
+LOG_TAIL_LINES = 20
+
+# Runs the worker from this very package without putting its parent folder on the path of another interpreter, where
+# it could hide that interpreter's own torch.
+_BOOTSTRAP = """
+import importlib.util, sys
+package, path, rank = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("ddpperf", package + "/__init__.py", submodule_search_locations=[package])
+sys.modules["ddpperf"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from ddpperf.workers.worker import main
+main(path, int(rank))
+"""
+
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What runs the ranks of a set: an interpreter that has torch, and variables for its environment."""
+
+    name: str = "A"
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class RankProcess:
+    """The process of `rank`, told to connect to `listener`; raises OSError if it cannot be started.
+
+    log: the file for all that it prints. folder: where its temporary files go. connection: None until it is accepted.
+    """
+
+    def __init__(self, rank: int, *, side: Side, listener: Listener, log: Path, folder: Path) -> None:
+        self.rank = rank
+        self.connection: Connection | None = None
+        self._log = log
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
+        with open(log, "wb") as output:
+            self._process = subprocess.Popen(
+                [side.python, "-c", _BOOTSTRAP, str(Path(ddpperf.__file__).parent), str(listener.path), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=os.environ | _ENVIRONMENT | variables | dict(side.environment),
+                process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once; whoever waits for it finds out
+            self._process.stdin.write(listener.key.hex().encode() + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
+
+    def death(self) -> RankFailure:
+        """How it ended, and the end of what it printed."""
+        what = describe_exit(self._process)
+        lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
+        return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
+
+    def signal_for_stacks(self) -> int:
+        """Have it write the stacks of its threads to its log; returns where in the log they will begin."""
+        begin = self._log.stat().st_size
+        if not self.is_dead():
+            self._process.send_signal(signal.SIGUSR1)
+        return begin
+
+    def log_from(self, begin: int) -> str:
+        return self._log.read_bytes()[begin:].decode(errors="replace")
+
+    def wait(self) -> None:
+        """Wait for its end, for a while."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=EXIT_SECONDS)
+
+    def signal_end(self) -> None:
+        """Kill it and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """After its end: let go of its pipe and its connection."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self.connection is not None:
+            self.connection.close()
+
+
+def stacks_of(ranks: Sequence[RankProcess]) -> dict[int, str]:
+    """What every thread of every rank is doing, by rank, as the ranks' own signal handlers write it."""
+    begins = {rank: rank.signal_for_stacks() for rank in ranks}
+    end = time.monotonic() + STACKS_SECONDS
+    while time.monotonic() < end and not all(rank.log_from(begin) for rank, begin in begins.items()):
+        time.sleep(0.02)
+    time.sleep(0.1)  # a stack is written in many small pieces
+    return {rank.rank: f"stacks of rank {rank.rank}:\n{rank.log_from(begin)}" for rank, begin in begins.items()}
