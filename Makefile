@@ -22,14 +22,15 @@ perf-smoke: .venv/ready
 	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 1,2 --batch-sizes 8 --rounds 3
 
 .venv/ready: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "ddpperf needs Python 3.11 or newer, $(PYTHON) was not found;" \
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "ddpperf needs Python 3.11 or newer, '$(PYTHON)' was not found;" \
 		"install it (Debian: apt-get install python3 python3-venv) or name another: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ddpperf needs Python 3.11 or newer," \
-		"$(PYTHON) is $$($(PYTHON) -V); install a newer one (Debian 12 and later: apt-get install python3 python3-venv)" \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || { \
+		echo "ddpperf needs Python 3.11 or newer, '$(PYTHON)' is $$("$(PYTHON)" -V 2>/dev/null || echo no Python);" \
+		"install a newer one (Debian 12 and later: apt-get install python3 python3-venv)" \
 		"or name another: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "ddpperf needs Python's venv module, $(PYTHON) has none;" \
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "ddpperf needs Python's venv module, '$(PYTHON)' has none;" \
 		"install it (Debian: apt-get install python3-venv) or name another Python: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv .venv
+	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .[dev]
 	@touch $@
 

@@ -20,8 +20,8 @@ class BackendAllReduce:
     starts. A round may have so many steps that this stays a finite float32: no zeros, no infinities are ever timed.
     """
 
-    def __init__(self, spec: AllReduceSpec, *, rank: int, world_size: int, device: torch.device) -> None:
-        self.world_size = world_size
+    def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
+        self.world_size = world_size = spec.world_size
         self.max_iterations = int(_ROOM_EXPONENT / math.log2(world_size)) - 1
         count = spec.nbytes // FLOAT32_BYTES
         scale = 2.0**_SCALE_EXPONENT

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddpperf.specs import Model
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
@@ -108,7 +110,7 @@ class ResNet(nn.Module):
         return logits
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS: dict[Model, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
     "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
     "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),

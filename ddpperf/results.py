@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ddpperf import specs
 from ddpperf.specs import Spec
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
+MOST_ITERATIONS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Sample:
         if len(widths) != 1 or 0 in widths:
             raise ValueError(f"set {self.set} must have at least one round, each with every rank, got {self.seconds}")
         for seconds in (value for ranks in self.seconds for value in ranks):
-            if not math.isfinite(seconds) or seconds <= 0:
+            if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # nor is a NaN
                 raise ValueError(f"set {self.set} measured {seconds} s, which is no duration; nothing is kept of it")
 
 
@@ -43,18 +46,35 @@ class Measured:
     samples: tuple[Sample, ...]
 
     def __post_init__(self) -> None:
-        if type(self.iterations) is not int or self.iterations < 1:
-            raise ValueError(f"iterations must be a whole number of at least 1, got {self.iterations!r}")
+        if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
+            raise ValueError(f"iterations must be a whole number from 1 to {MOST_ITERATIONS}, got {str(self.iterations)[:40]}")
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
 
-    def step_seconds(self, sample: Sample, *, ranks: int | None = None) -> list[float]:
-        """Seconds of a step in each round of `sample`: the slowest of the first `ranks` ranks (default: all)."""
-        return [max(seconds[:ranks]) / self.iterations for seconds in sample.seconds]
+    def step_seconds(self, sample: Sample) -> list[float]:
+        """Seconds of a step in each round of `sample`: the slowest rank's, of the ranks that the spec's work is spread over.
+
+        A set whose ranks worked in turn gives its first rank's: the others' rounds were not the same rounds.
+        """
+        return [max(seconds[: self.spec.world_size]) / self.iterations for seconds in sample.seconds]
 
     def all_step_seconds(self) -> list[float]:
         """Seconds of a step in each round of every set, set after set."""
         return [seconds for sample in self.samples for seconds in self.step_seconds(sample)]
+
+    def median_step_seconds(self) -> dict[str, float]:
+        """By set, the median over its rounds."""
+        return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
+
+    def slowest_device_seconds(self, devices: int) -> dict[str, float]:
+        """By set, of ranks that worked in turn: the greatest of the first `devices` ranks' own medians.
+
+        Not the median of each round's greatest: of rounds that were not simultaneous that grows with the number of devices.
+        """
+        return {
+            sample.set: max(median(rounds) for rounds in list(zip(*sample.seconds, strict=True))[:devices]) / self.iterations
+            for sample in self.samples
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {

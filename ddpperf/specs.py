@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-MODELS = ("resnet18", "resnet18_cifar", "resnet50_cifar")
-STRATEGIES = ("single", "ddp")
-FAULT_KINDS = ("raise", "hang", "kill", "exit")
-FAULT_COMMANDS = ("open", "sample", "close")
+Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar"]
+Strategy = Literal["single", "ddp"]
+Precision = Literal["fp32"]
+Form = Literal["eager"]
+Algorithm = Literal["backend"]
+FaultKind = Literal["raise", "hang", "kill", "exit"]
+FaultCommand = Literal["open", "sample", "close"]
 FLOAT32_BYTES = 4
 
 
@@ -24,13 +27,13 @@ class Fault:
     command: the command of a measurement at which it happens.
     """
 
-    kind: str
+    kind: FaultKind
     rank: int
-    command: str = "sample"
+    command: FaultCommand = "sample"
 
     def __post_init__(self) -> None:
-        _require_one_of("fault kind", self.kind, FAULT_KINDS)
-        _require_one_of("fault command", self.command, FAULT_COMMANDS)
+        _require_one_of("fault kind", self.kind, get_args(FaultKind))
+        _require_one_of("fault command", self.command, get_args(FaultCommand))
         _require_at_least("fault rank", self.rank, 0)
 
 
@@ -45,21 +48,23 @@ class TrainingSpec:
 
     measurement: ClassVar[str] = "training_step"
 
-    model: str = "resnet18"
+    model: Model = "resnet18"
     world_size: int
     per_rank_batch_size: int
-    strategy: str
-    precision: Literal["fp32"] = "fp32"
-    form: Literal["eager"] = "eager"
+    strategy: Strategy
+    precision: Precision = "fp32"
+    form: Form = "eager"
     fault: Fault | None = None
 
     def __post_init__(self) -> None:
-        _require_one_of("model", self.model, MODELS)
-        _require_one_of("strategy", self.strategy, STRATEGIES)
-        _require_one_of("precision", self.precision, ("fp32",))
-        _require_one_of("form", self.form, ("eager",))
+        _require_one_of("model", self.model, get_args(Model))
+        _require_one_of("strategy", self.strategy, get_args(Strategy))
+        _require_one_of("precision", self.precision, get_args(Precision))
+        _require_one_of("form", self.form, get_args(Form))
         _require_at_least("world_size", self.world_size, 1)
         _require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
+        if self.model == "resnet18" and self.per_rank_batch_size < 2:
+            raise ValueError("resnet18 normalizes one value an image in its last stage: use a batch of at least 2")
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp")
 
@@ -71,7 +76,8 @@ class TrainingSpec:
     @property
     def id(self) -> str:
         """The cell's part of a test id, which is a stored key: every part, always in this order."""
-        return f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.strategy}-{self.precision}-{self.form}"
+        work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
+        return f"{work}-{self.strategy}-{self.precision}-{self.form}"
 
     def one_device(self) -> TrainingSpec:
         """The same step on one device without communication: the t(1) of a speedup."""
@@ -89,15 +95,15 @@ class AllReduceSpec:
 
     world_size: int
     nbytes: int
-    algorithm: Literal["backend"] = "backend"
-    form: Literal["eager"] = "eager"
+    algorithm: Algorithm = "backend"
+    form: Form = "eager"
     fault: Fault | None = None
 
     def __post_init__(self) -> None:
         _require_at_least("world_size", self.world_size, 2)
         _require_at_least("nbytes", self.nbytes, FLOAT32_BYTES)
-        _require_one_of("algorithm", self.algorithm, ("backend",))
-        _require_one_of("form", self.form, ("eager",))
+        _require_one_of("algorithm", self.algorithm, get_args(Algorithm))
+        _require_one_of("form", self.form, get_args(Form))
         if self.nbytes % FLOAT32_BYTES:
             raise ValueError(f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}")
 

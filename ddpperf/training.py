@@ -25,7 +25,7 @@ class TrainingStep:
 
     max_iterations = 1000
 
-    def __init__(self, spec: TrainingSpec, *, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
         compute_in_float32()
         torch.manual_seed(0)
         self.device = device

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.report.summary import summary_lines
+from ddpperf.specs import format_bytes
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "overview.png"
@@ -55,7 +56,10 @@ def draw(document: dict[str, Any], picture: Path) -> None:
             if each["spec"]["world_size"] == world_size
         )
         right.plot(*zip(*points, strict=True), marker="o", label=f"{world_size} devices")
-    right.set(xscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
+    right.set_xscale("log", base=2)
+    sizes = sorted({each["spec"]["nbytes"] for each in reducing})
+    right.set_xticks(sizes, [format_bytes(size) for size in sizes])
+    right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
     right.legend()
     figure.suptitle(f"{document['ddpperf']['hardware_key']}, torch {document['ddpperf']['environment']['torch']}")
     figure.savefig(picture, dpi=110)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
-from ddpperf.analysis.statistics import median
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import AllReduceSpec
@@ -24,8 +23,7 @@ def backend(options: Options) -> Iterator[AllReduceSpec]:
 
 @pytest.mark.specs(cells=backend)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
-    call = measure(spec)
-    seconds = {sample.set: median(call.step_seconds(sample)) for sample in call.samples}
+    seconds = measure(spec).median_step_seconds()
     measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
     busbw = {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
     measure.metric("busbw_bytes_per_second", "B/s", busbw)

@@ -14,8 +14,9 @@ FIGURES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="module")
-def marked() -> Iterator[Marked]:
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
     """What the tests of a module start is known, and is killed at its end if it still runs."""
+    tmp_path_factory.getbasetemp()  # made before the folder for temporary files is another
     mine = Marked()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(mine.folder))

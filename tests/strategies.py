@@ -1,30 +1,46 @@
-"""Hypothesis strategies for what travels between the rooms: specs, and what was measured of them."""
+"""Hypothesis strategies for what travels between the rooms: specs, and what was measured of them; and one thread."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import get_args
+
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import FAULT_COMMANDS, FAULT_KINDS, FLOAT32_BYTES, MODELS, AllReduceSpec, Fault, Spec, TrainingSpec
+from ddpperf.specs import FLOAT32_BYTES, AllReduceSpec, Fault, FaultCommand, FaultKind, Model, Spec, Strategy, TrainingSpec
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
+
+
+def one_thread() -> Iterator[None]:
+    """Compute as every rank does: two threads would wait for each other on a busy machine. Made a fixture where it is used."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 seconds = st.floats(min_value=1e-7, max_value=1e3)
 
 faults = st.builds(
-    Fault, kind=st.sampled_from(FAULT_KINDS), rank=st.integers(0, 7), command=st.sampled_from(FAULT_COMMANDS)
-)  # fmt: skip
+    Fault,
+    kind=st.sampled_from(get_args(FaultKind)),
+    rank=st.integers(0, 7),
+    command=st.sampled_from(get_args(FaultCommand)),
+)
 
 
 @st.composite
 def training_specs(draw: st.DrawFn) -> TrainingSpec:
-    world_size = draw(st.integers(1, 1024))
+    world_size = draw(st.just(1) | st.integers(2, 1024))
     return TrainingSpec(
-        model=draw(st.sampled_from(MODELS)),
+        model=draw(st.sampled_from(get_args(Model))),
         world_size=world_size,
-        per_rank_batch_size=draw(st.integers(1, 4096)),
-        strategy=draw(st.sampled_from(("single", "ddp"))) if world_size == 1 else "ddp",
+        per_rank_batch_size=draw(st.integers(2, 4096)),
+        strategy=draw(st.sampled_from(get_args(Strategy))) if world_size == 1 else "ddp",
         fault=draw(st.none() | faults),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -24,9 +25,7 @@ class Ranks:
 
     def __init__(self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = AllReduceSpec(world_size=world_size, nbytes=4 * count)
-        self.ranks = [
-            BackendAllReduce(spec, rank=rank, world_size=world_size, device=torch.device("cpu")) for rank in range(world_size)
-        ]
+        self.ranks = [BackendAllReduce(spec, rank=rank, device=torch.device("cpu")) for rank in range(world_size)]
         self.order = list(range(world_size))
         self._sum = torch.empty(0)
         monkeypatch.setattr(dist, "all_reduce", self._all_reduce)
@@ -51,7 +50,7 @@ class Ranks:
             rank.end_round(steps)
 
 
-@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 5, 6, 7, 12, 24])
+@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 7, 24])
 def test_right_sums_pass_at_every_number_of_steps(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(world_size, 26, monkeypatch)
     for steps in range(1, ranks.ranks[0].max_iterations + 1):
@@ -68,21 +67,18 @@ def test_right_sums_over_very_many_ranks_pass(world_size: int, steps: int, monke
     ranks.ranks[0].end_round(steps)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("world_size", [2, 8])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 0.0, -1.0, "a bit"])
-@pytest.mark.parametrize("index", [0, 13, 99])
-def test_a_single_wrong_element_is_found(
-    world_size: int, wrong: float | str, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_wrong_element_is_found(world_size: int, wrong: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(world_size, 100, monkeypatch)
-    ranks.round(4)
-    right = ranks.ranks[1].buffer[index].item()
-    ranks.ranks[1].buffer[index] = right * (1 + 2**-17) if isinstance(wrong, str) else wrong
-    ranks.ranks[0].end_round(4)
-    with pytest.raises(
-        ArithmeticError, match=f"all_reduce is wrong: after 4 steps element {index} is .* where .* was expected"
-    ):
-        ranks.ranks[1].end_round(4)
+    for index in (0, 13, 99):
+        ranks.round(4)
+        right = ranks.ranks[1].buffer[index].item()
+        ranks.ranks[1].buffer[index] = right * (1 + 2**-17) if isinstance(wrong, str) else wrong
+        ranks.ranks[0].end_round(4)
+        sentence = f"all_reduce is wrong: after 4 steps element {index} is .* where .* was expected"
+        with pytest.raises(ArithmeticError, match=sentence):
+            ranks.ranks[1].end_round(4)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -96,29 +92,23 @@ def test_the_last_rounds_largest_sums_are_checked_too(world_size: int, monkeypat
         ranks.ranks[0].end_round(steps)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("done", [1, 2, 4, 5, 6, 0])
-def test_a_missing_or_further_step_is_found(world_size: int, done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize(("done", "claimed"), [(0, 1), (1, 2), (3, 2), (3, 4), (6, 3)])
+def test_a_missing_or_further_step_is_found(world_size: int, done: int, claimed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(world_size, 100, monkeypatch)
     ranks.round(done)
-    for claimed in {3, done + 1, max(1, done - 1)} - {done}:
-        with pytest.raises(ArithmeticError, match=f"all_reduce is wrong: after {claimed} steps"):
-            ranks.ranks[0].end_round(claimed)
+    with pytest.raises(ArithmeticError, match=f"all_reduce is wrong: after {claimed} steps"):
+        ranks.ranks[0].end_round(claimed)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("counted", ["twice", "not at all"])
-def test_a_rank_that_counts_wrongly_is_found(world_size: int, counted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "counted"),
+    [(2, [0]), (2, [0, 1, 1]), (8, range(7)), (4, [0, 1, 2, 2])],
+    ids=["one is missing", "one counts twice", "one of 8 is missing", "one stands in for another"],
+)
+def test_a_sum_over_other_ranks_is_found(world_size: int, counted: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(world_size, 100, monkeypatch)
-    ranks.order = [*ranks.order, world_size - 1] if counted == "twice" else ranks.order[:-1]
-    ranks.round(1)
-    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
-        ranks.ranks[0].end_round(1)
-
-
-def test_a_rank_that_stands_in_for_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(4, 100, monkeypatch)
-    ranks.order = [0, 1, 2, 2]
+    ranks.order = list(counted)
     ranks.round(1)
     with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
         ranks.ranks[0].end_round(1)
@@ -142,7 +132,7 @@ def test_each_round_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("nbytes", "count"), [(4, 1), (1024, 256), (4 * 13 + 4, 14)])
 def test_the_buffer_has_the_bytes_asked_for(nbytes: int, count: int) -> None:
     spec = AllReduceSpec(world_size=2, nbytes=nbytes)
-    measurement = BackendAllReduce(spec, rank=1, world_size=2, device=torch.device("cpu"))
+    measurement = BackendAllReduce(spec, rank=1, device=torch.device("cpu"))
     assert (measurement.buffer.numel(), measurement.buffer.dtype) == (count, torch.float32)
     assert measurement.buffer.nbytes == nbytes
     assert measurement.finish() == {}

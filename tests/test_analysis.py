@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
 from ddpperf.analysis.scaling import efficiency, weak_speedup
-from ddpperf.analysis.statistics import median, relative_iqr
+from ddpperf.analysis.statistics import relative_iqr
 from tests.strategies import BOUNDED, seconds
 
 world_sizes = st.integers(1, 1024)
@@ -56,9 +55,6 @@ def test_speedup_is_n_at_most_unless_the_step_got_faster(t1: float, tN: float, N
 @given(seconds, seconds, world_sizes)
 def test_efficiency_is_the_ratio_of_step_times(t1: float, tN: float, N: int) -> None:
     assert efficiency(weak_speedup(t1, tN, N), N) == pytest.approx(t1 / tN)
-
-
-def test_efficiency_of_half_the_devices_work_is_a_half() -> None:
     assert efficiency(4.0, 8) == 0.5
 
 
@@ -121,32 +117,16 @@ def test_one_rank_has_no_bus_bandwidth(N: int) -> None:
 # --- statistics
 
 
-@pytest.mark.parametrize(("values", "middle"), [([3.0], 3.0), ([5.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 2.0, 8.0], 3.0)])
-def test_median_is_the_middle_value(values: list[float], middle: float) -> None:
-    assert median(values) == middle
-
-
-@BOUNDED
-@given(st.lists(seconds, min_size=1, max_size=30))
-def test_median_matches_the_standard_librarys(values: list[float]) -> None:
-    assert median(values) == pytest.approx(statistics.median(values))
-
-
-def test_the_median_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="the median of no values was asked for; measure at least one round"):
-        median([])
-
-
 @pytest.mark.parametrize(
     ("values", "spread"),
-    [([2.0], 0.0), ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 3), ([1.0, 2.0, 3.0, 4.0, 500.0], 2 / 3), ([7.0] * 10, 0.0)],
+    [([1.0, 3.0], 0.5), ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 3), ([1.0, 2.0, 3.0, 4.0, 500.0], 2 / 3), ([7.0] * 10, 0.0)],
 )
 def test_relative_iqr_is_the_middle_halfs_spread(values: list[float], spread: float) -> None:
     assert relative_iqr(values) == pytest.approx(spread)
 
 
 @BOUNDED
-@given(st.lists(seconds, min_size=1, max_size=30), st.floats(1e-3, 1e3))
+@given(st.lists(seconds, min_size=2, max_size=30), st.floats(1e-3, 1e3))
 def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) -> None:
     spread = relative_iqr(values)
     assert spread >= 0
@@ -155,7 +135,6 @@ def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) 
 
 @BOUNDED
 @given(st.lists(st.floats(1.0, 1.1), min_size=9, max_size=9), st.floats(10, 1e6))
-def test_a_slow_round_moves_neither_median_nor_spread(values: list[float], slow: float) -> None:
-    """One round in ten stalls: the mean would at least double."""
-    assert 1.0 <= median([*values, slow]) <= 1.1
+def test_a_slow_round_does_not_move_the_spread(values: list[float], slow: float) -> None:
+    """One round in ten stalls: the standard deviation would be nearly the mean or more."""
     assert relative_iqr([*values, slow]) <= 0.1 + 1e-9

@@ -6,11 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,21 +76,14 @@ def is_free(*devices: str) -> bool:
     return True
 
 
-def test_a_second_process_is_refused_with_the_holders_id() -> None:
+def test_every_other_process_is_refused_with_the_holders_id() -> None:
+    """Nobody ever answers at the lock's socket: its queue must not fill up."""
     with holder("cpu") as process:
-        sentence = f"cpu is being measured by process {process.pid}; wait until that run ends, or stop it"
-        for _ in range(2):
+        sentence = f"^cpu is being measured by process {process.pid}; wait until that run ends, or stop it$"
+        for _ in range(300):
             with pytest.raises(pytest.UsageError, match=sentence):
                 DeviceLock().acquire(["cpu"])
         assert process.poll() is None
-
-
-def test_every_further_visitor_is_told_the_holders_id() -> None:
-    """Nobody ever answers at the lock's socket: its queue must not fill up."""
-    with holder("cpu") as process:
-        for _ in range(300):
-            with pytest.raises(pytest.UsageError, match=f"cpu is being measured by process {process.pid};"):
-                DeviceLock().acquire(["cpu"])
 
 
 def test_a_killed_holder_frees_the_device_though_its_child_lives() -> None:
@@ -135,6 +125,13 @@ def test_devices_are_taken_all_or_none(devices: list[str]) -> None:
         assert is_free("GPU-a", "GPU-c")
 
 
+def test_a_lock_that_cannot_be_taken_is_not_said_to_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name in the abstract namespace has at most 107 bytes."""
+    monkeypatch.setenv("DDPPERF_LOCK_SCOPE", "x" * 200)
+    with pytest.raises(pytest.UsageError, match=r"the lock 'ddpperf/x+/cpu' cannot be taken: .*; choose another scope"):
+        DeviceLock().acquire(["cpu"])
+
+
 def test_other_devices_are_free() -> None:
     with holder("GPU-a", "GPU-b"):
         assert is_free("GPU-c", "cpu")
@@ -145,9 +142,6 @@ def test_runs_of_another_scope_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> 
     with holder("cpu"):
         monkeypatch.setenv("DDPPERF_LOCK_SCOPE", uuid.uuid4().hex)
         assert is_free("cpu")
-        monkeypatch.delenv("DDPPERF_LOCK_SCOPE")
-        unscoped = f"test-{uuid.uuid4().hex}"
-        assert is_free(unscoped)
 
 
 def test_releasing_again_leaves_the_next_holders_lock() -> None:
@@ -160,27 +154,3 @@ def test_releasing_again_leaves_the_next_holders_lock() -> None:
         first.acquire(["cpu"])
     second.release()
     assert is_free("cpu")
-
-
-def test_two_never_hold_a_device_at_once() -> None:
-    """Threads stand for processes here: each has a socket of its own."""
-    inside = threading.Semaphore(1)
-    stop = time.monotonic() + 0.5
-
-    def churn(_: int) -> int:
-        turns = 0
-        lock = DeviceLock()
-        while time.monotonic() < stop:
-            try:
-                lock.acquire(["cpu"])
-            except pytest.UsageError:
-                continue
-            assert inside.acquire(blocking=False), "two hold the device"
-            time.sleep(0)
-            inside.release()
-            lock.release()
-            turns += 1
-        return turns
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(churn, range(4))) > 10

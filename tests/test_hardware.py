@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -106,10 +108,75 @@ def test_a_key_is_a_folders_name(names: list[str]) -> None:
     assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-+")
 
 
-def test_this_machine_has_a_cpu() -> None:
-    assert cpu_model().strip() == cpu_model() != ""
-    assert str(core_count()) == subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout.strip()
-    assert hardware_key("cpu", []).startswith(f"cpu{core_count()}-")
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for the kernel's files that are read: `cpuinfo` and `cpu.max`."""
+    monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / Path(path).name)
+    return tmp_path
+
+
+def cpuinfo(**facts: str) -> str:
+    lines = [f"{name.replace('_', ' ')}\t: {value}\n" for name, value in facts.items()]
+    return "".join([*lines, "power management:\n", "\n"]) * 2  # two cores
+
+
+CLOUD = {"vendor_id": "GenuineIntel", "cpu_family": "6", "model": "85", "stepping": "7"}
+ARM = {"CPU_implementer": "0x41", "CPU_architecture": "8", "CPU_part": "0xd0c"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "model", "key"),
+    [
+        (
+            CLOUD | {"model_name": "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz"},
+            "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz",
+            "cpu2-xeon-8581c",
+        ),
+        (CLOUD | {"model_name": "Intel(R) Xeon(R) Processor"}, "Intel(R) Xeon(R) Processor 6 85 7", "cpu2-xeon-6-85-7"),
+        (
+            CLOUD | {"model_name": "Intel(R) Xeon(R) CPU @ 2.20GHz"},
+            "Intel(R) Xeon(R) CPU @ 2.20GHz 6 85 7",
+            "cpu2-xeon-6-85-7",
+        ),
+        (ARM, "aarch64 0x41 0xd0c", "cpu2-aarch64-0x41-0xd0c"),
+    ],
+)
+def test_a_cpu_without_a_number_is_told_by_its_design(
+    system: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], model: str, key: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(hardware, "core_count", lambda: 2)
+    (system / "cpuinfo").write_text(cpuinfo(**facts))
+    assert cpu_model() == model
+    assert hardware_key("cpu", []) == key
+
+
+def test_a_cpu_that_the_kernel_does_not_tell_is_its_machine(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert not (system / "cpuinfo").exists()
+    assert cpu_model() == "riscv64"
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        (None, 8),
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("250000 100000", 3),
+        ("50000 100000", 1),
+        ("6400000 100000", 8),
+        ("", 8),
+    ],
+)
+def test_cores_are_those_allowed_within_the_quota(
+    system: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    if quota is not None:
+        (system / "cpu.max").write_text(f"{quota}\n")
+    assert core_count() == cores
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -127,8 +194,15 @@ def test_a_commit_is_named_by_its_hash(tmp_path: Path) -> None:
     git(tmp_path, "tag", "-a", "v1", "-m", "a tag is no hash")
     short = git(tmp_path, "rev-parse", "--short=9", "HEAD")
     assert commit(tmp_path) == short
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    assert commit(tmp_path) == f"{short}+"  # untracked: it may be a conftest.py
+    git(tmp_path, "add", ".gitignore")
+    git(tmp_path, "commit", "--amend", "--no-edit")
+    (tmp_path / "ignored").write_text("a run's own file")
+    amended = git(tmp_path, "rev-parse", "--short=9", "HEAD")
+    assert commit(tmp_path) == amended != short
     (tmp_path / "file").write_text("two")
-    assert commit(tmp_path) == f"{short}+"
+    assert commit(tmp_path) == f"{amended}+"
 
 
 def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:

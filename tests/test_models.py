@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddpperf.models import MODELS
+from ddpperf.specs import Model
+from tests.strategies import one_thread
 
-IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-SMALL_IMAGES = IMAGES[:, :, :32, :32]
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """As every rank has; two would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def torchvision_model(name: str) -> nn.Module:
@@ -50,40 +44,37 @@ def randomized(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "count"), [("resnet18", 11_689_512), ("resnet18_cifar", 11_173_962), ("resnet50_cifar", 23_520_842)]
 )
-def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
+def test_parameter_counts_are_the_published_ones(name: Model, count: int) -> None:
     assert sum(parameter.numel() for parameter in MODELS[name]().parameters()) == count
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    ("name", "images"), [("resnet18", IMAGES), ("resnet18_cifar", SMALL_IMAGES), ("resnet50_cifar", SMALL_IMAGES)]
-)
-def test_outputs_equal_torchvisions(name: str, images: Tensor, training: bool) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_equal_torchvisions(name: Model, training: bool) -> None:
     theirs = randomized(torchvision_model(name)).train(training)
     ours = MODELS[name]().train(training)
     ours.load_state_dict(theirs.state_dict(), strict=True)
     with torch.no_grad():
-        outputs = ours(images)
+        outputs = ours(IMAGES)
         assert outputs.isfinite().all()
-        assert torch.equal(outputs, theirs(images))
+        assert torch.equal(outputs, theirs(IMAGES))
     state = ours.state_dict()  # after a training forward: the running statistics moved alike
     assert all(torch.equal(state[key], value) for key, value in theirs.state_dict().items())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_torchvision_loads_our_state_dict(name: str) -> None:
+def test_torchvision_loads_our_state_dict(name: Model) -> None:
     ours, theirs = randomized(MODELS[name]()), torchvision_model(name)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet18_cifar"])
-def test_gradients_equal_torchvisions(name: str) -> None:
-    theirs = torchvision_model(name)
-    ours = MODELS[name]()
+def test_gradients_equal_torchvisions() -> None:
+    theirs = torchvision_model("resnet18")
+    ours = MODELS["resnet18"]()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     for model in (ours, theirs):
-        model(SMALL_IMAGES).square().mean().backward()
+        model(IMAGES).square().mean().backward()
     for (key, our), (_, their) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert our.grad is not None
         assert their.grad is not None
@@ -101,6 +92,6 @@ def test_the_start_equals_torchvisions() -> None:
 
 def test_the_cifar_stem_keeps_the_resolution() -> None:
     model: Any = MODELS["resnet18_cifar"]()
-    stem = model.maxpool(model.conv1(SMALL_IMAGES))
+    stem = model.maxpool(model.conv1(IMAGES))
     assert stem.shape == (2, 64, 32, 32)
-    assert model(SMALL_IMAGES).shape == (2, 10)
+    assert model(IMAGES).shape == (2, 10)

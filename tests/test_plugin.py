@@ -16,10 +16,33 @@ from tests.project import ALL_REDUCE, Project, wait_until
 TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
 
 
+ONE_DEVICE = """
+import pytest
+from ddpperf.specs import AllReduceSpec, TrainingSpec
+
+def steps(options):
+    for world_size in [1]:
+        yield TrainingSpec(world_size=world_size, per_rank_batch_size=2, strategy="single")
+
+def reductions(options):
+    for world_size in options.world_sizes:
+        if world_size > 1:
+            yield AllReduceSpec(world_size=world_size, nbytes=1024)
+
+@pytest.mark.specs(cells=steps)
+def test_step(measure, spec):
+    measure(spec)
+
+@pytest.mark.specs(cells=reductions)
+def test_all_reduce(measure, spec):
+    measure(spec)
+"""
+
+
 def rounds_written_by(log: Path) -> list[float]:
     """Seconds of a step in each round, from a rank's own file."""
     records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"spec"')]
-    return [record["seconds"] / record["iterations"] for record in records]
+    return [record["seconds"] / record["iterations"] for record in records[-3:]]  # after those that calibrate
 
 
 def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Project) -> None:
@@ -29,7 +52,6 @@ def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Proje
     (benchmark,) = saved["benchmarks"]
     by_rank = [rounds_written_by(project.root / "logs" / f"A1-rank{rank}.log") for rank in (0, 1)]
     slowest = [max(seconds) for seconds in zip(*by_rank, strict=True)]
-    assert len(slowest) == 3
     assert benchmark["stats"]["data"] == pytest.approx(slowest, abs=1e-9, rel=0)
     assert benchmark["extra_info"]["ddpperf"]["samples"][0]["set"] == "A1"
     assert json.loads((project.root / "copy.json").read_text()) == saved
@@ -77,19 +99,19 @@ def test_a_slower_test_fails_and_never_becomes_a_baseline(project: Project) -> N
         sample["seconds"] = [[seconds / 100 for seconds in ranks] for ranks in sample["seconds"]]
     baseline.write_text(json.dumps(document))
     slower = project.run("perf", "--benchmark-save=second", "--benchmark-compare")
-    slower.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce is slower", "limit 2")
+    slower.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce is slower", "limit 2.5")
     assert "not saved as a baseline" in slower.output
     assert [path.name for path in project.root.glob("perf/baselines/*/*.json")] == ["0001_first.json"]
     baseline.unlink()
     without = project.run("perf", "--benchmark-compare-fail=median:900%", "--benchmark-compare")
     assert "0001_" in without.output, "the run that was slower is passed over"
-    assert "the limit is 10" in without.output
+    assert "slower than in 0001" in without.output
 
 
 def test_skipped_disabled_or_deselected_tests_are_no_pass(project: Project) -> None:
     project.run("perf", "--benchmark-disable").assert_one_sentence(125, "NO VERDICT: benchmarks were disabled")
     project.run("perf", "--benchmark-skip").assert_one_sentence(125, "benchmarks were disabled on the command line")
-    project.run("perf", "-k", "nothing").assert_one_sentence(125, "NO VERDICT: no test was measured")
+    project.run("perf", "-k", "nothing").assert_one_sentence(125, "NO VERDICT: all 1 tests were deselected")
     project.experiment.write_text("import nothing_like_it\n")
     uncollected = project.run()
     assert uncollected.status == 125
@@ -131,7 +153,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(project: Project) -> No
     (project.root / "perf" / "baselines").write_text("here too")
     (project.root / "copy.json").write_text("kept or replaced, but never half of each")
     run = project.run("perf", "--benchmark-save=first", "--benchmark-json", "copy.json")
-    run.assert_one_sentence(4, "the run was not saved", "cannot be written", "make it a writable folder")
+    run.assert_one_sentence(4, "the run was not saved", "cannot be written", "make it writable")
     run.assert_one_sentence(4, "the baseline was not saved", "cannot be written")
     assert json.loads((project.root / "copy.json").read_text())["ddpperf"]["verdict"]["status"] == "PASS"
     assert "PASS: 1 test measured" in run.output
@@ -142,6 +164,27 @@ def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: 
     run = project.run("perf", "--benchmark-compare=base.json")
     run.assert_one_sentence(125, "NO VERDICT: base.json was measured on h200x4, this is cpu")
     assert len(project.saved_runs()) == 1
+
+
+def test_a_failing_test_that_measures_nothing_is_a_fail_too(project: Project) -> None:
+    (project.root / "perf" / "test_plain.py").write_text("def test_plain():\n    assert 1 == 2\n")
+    project.run().assert_one_sentence(1, "FAIL: perf/test_plain.py::test_plain failed: assert 1 == 2")
+
+
+def test_one_device_is_enough_for_a_comparison(project: Project) -> None:
+    project.experiment.write_text(ONE_DEVICE)
+    saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
+    assert saved.status == 0, saved
+    assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"
+    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    assert compared.status == 0, compared
+
+
+def test_two_cells_of_one_id_and_impossible_cells_are_refused(project: Project) -> None:
+    project.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
+    project.run().assert_one_sentence(4, "ERROR: test_step has two cells of one id, which is a stored key; measure each once")
+    project.experiment.write_text(ONE_DEVICE.replace("batch_size=2", "batch_size=1"))
+    project.run().assert_one_sentence(4, "ERROR: test_step cannot measure that: resnet18", "use a batch of at least 2")
 
 
 def test_other_tests_keep_their_exit_status(project: Project) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec, to_json
+from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
@@ -28,7 +28,7 @@ SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 Figure = Callable[[str, float, float, str], None]
 
 
-def with_fault(kind: str, command: str = "sample") -> AllReduceSpec:
+def with_fault(kind: FaultKind, command: FaultCommand = "sample") -> AllReduceSpec:
     return AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1, command=command))
 
 
@@ -96,13 +96,13 @@ def test_two_sets_of_two_sides_interleave_their_rounds(marked: Marked, tmp_path:
     rounds = [
         (json.loads(line)["ended"], name)
         for name in ("A1", "B2")
-        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
+        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()[-3:]  # after those that calibrate
     ]
     assert [name for _, name in sorted(rounds)] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
 def test_a_spec_larger_than_the_set_is_refused_in_one_sentence(pool: Pool) -> None:
-    with pytest.raises(ValueError, match="world_size=3 needs 3 ranks, the sets have 2"):
+    with pytest.raises(ValueError, match="world_size=3 needs as many ranks, the sets have 2; add it to --world-sizes"):
         pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
 
 
@@ -138,7 +138,7 @@ def test_a_hang_is_told_with_the_stacks_of_all_ranks(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("command", ["open", "close"])
-def test_a_fault_at_any_command_fails_that_command(pool: Pool, command: str) -> None:
+def test_a_fault_at_any_command_fails_that_command(pool: Pool, command: FaultCommand) -> None:
     failure = failure_of(pool, with_fault("raise", command))
     assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in str(failure)
 
@@ -157,6 +157,48 @@ def test_an_interpreter_that_is_not_there_is_told_and_leaves_nothing(marked: Mar
     with pytest.raises(SetFailure, match="could not be started: /no/such/python: No such file or directory"):
         pool.measure(SMALL)
     pool.close()
+
+
+FORKS = """
+import os, pathlib, threading, time
+def fork_when_told(told=pathlib.Path(os.environ["FORK_WHEN"])):
+    while not told.exists():
+        time.sleep(0.02)
+    if os.fork() == 0:
+        time.sleep(60)
+threading.Thread(target=fork_when_told, daemon=True).start()
+"""
+
+
+def test_a_death_is_seen_though_a_child_keeps_the_connection_open(marked: Marked, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FORKS)
+    side = Side(environment={"PYTHONPATH": str(tmp_path), "FORK_WHEN": str(tmp_path / "now")})
+    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=10, sides=(side,)) as pool:
+        (live,) = pool.live_sets()
+        (tmp_path / "now").touch()
+        time.sleep(0.5)
+        os.kill(live.ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
+            live.request("ping")
+
+
+def test_a_rank_that_dies_idle_fails_the_test_that_used_its_set_or_none(pool: Pool) -> None:
+    (live,) = pool.live_sets()
+    os.kill(live.ranks[1].pid, signal.SIGKILL)
+    wait_until(live.dead_ranks, 2, lambda: "the rank lives")
+    with pytest.raises(SetFailure, match=r"rank 1 of set .* was killed by SIGKILL"):
+        live.require_alive()
+    (fresh,) = pool.live_sets()
+    assert fresh.name != live.name
+    assert pool.measure(SMALL).samples
+
+
+def test_a_single_step_is_measured_without_a_process_group(pool: Pool) -> None:
+    (live,) = pool.live_sets()
+    pool.measure(SMALL)
+    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    with pytest.raises(SetFailure, match="Default process group has not been initialized"):
+        live.request("leave")
 
 
 def test_ranks_and_their_folder_end_with_a_killed_controller(marked: Marked) -> None:

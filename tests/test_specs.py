@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.specs import AllReduceSpec, Fault, Spec, TrainingSpec, format_bytes, from_json, to_json
-from tests.strategies import BOUNDED, all_reduce_specs, faults, specs, training_specs
+from ddpperf.models import MODELS
+from ddpperf.specs import AllReduceSpec, Fault, Model, Spec, TrainingSpec, format_bytes, from_json, to_json
+from tests.strategies import BOUNDED, specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALL_REDUCE: dict[str, Any] = {"world_size": 4, "nbytes": 4096}
@@ -39,9 +42,9 @@ def test_reading_leaves_the_json_as_it_was() -> None:
         ({"measurement": "all_reduce", **TRAINING}, "all_reduce has other fields than these: .*per_rank_batch_size"),
         ({"measurement": "all_reduce", "world_size": 4}, "all_reduce has other fields than these: world_size .*nbytes"),
         ({"measurement": "all_reduce", **ALL_REDUCE, "nbytes": 6}, "multiple of a float32's 4 bytes, got 6"),
-        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang"}}, "fields"),
-        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang", "rank": 0, "when": 1}}, "fields"),
-        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": "hang"}, "fault"),
+        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang"}}, "other fields than these: .*'rank'"),
+        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang", "rank": 0, "when": 1}}, "other fields .*'when'"),
+        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": "hang"}, "other fields than these: .*mapping"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -49,63 +52,62 @@ def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
         from_json(fields)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"model": "vgg16"}, "model must be one of resnet18, .*, got 'vgg16'"),
-        ({"strategy": "fsdp"}, "strategy must be one of single, ddp, got 'fsdp'"),
-        ({"precision": "fp8"}, "precision must be one of fp32, got 'fp8'"),
-        ({"form": "graph"}, "form must be one of eager, got 'graph'"),
-        ({"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
-        ({"world_size": 2.0}, "world_size must be a whole number of at least 1, got 2.0"),
-        ({"world_size": "2"}, "world_size must be a whole number of at least 1, got '2'"),
-        ({"world_size": True}, "world_size must be a whole number of at least 1, got True"),
-        ({"per_rank_batch_size": 0}, "per_rank_batch_size must be a whole number of at least 1, got 0"),
-        ({"strategy": "single"}, "strategy single is one device, got world_size=4; use world_size=1 or ddp"),
-    ],
-)
-def test_a_training_step_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
-    TrainingSpec(**TRAINING)
+REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]] = [
+    (TrainingSpec, TRAINING, {"model": "vgg16"}, "model must be one of resnet18, .*, got 'vgg16'"),
+    (TrainingSpec, TRAINING, {"strategy": "fsdp"}, "strategy must be one of single, ddp, got 'fsdp'"),
+    (TrainingSpec, TRAINING, {"precision": "fp8"}, "precision must be one of fp32, got 'fp8'"),
+    (TrainingSpec, TRAINING, {"form": "graph"}, "form must be one of eager, got 'graph'"),
+    (TrainingSpec, TRAINING, {"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
+    (TrainingSpec, TRAINING, {"world_size": 2.0}, "world_size must be a whole number of at least 1, got 2.0"),
+    (TrainingSpec, TRAINING, {"world_size": "2"}, "world_size must be a whole number of at least 1, got '2'"),
+    (TrainingSpec, TRAINING, {"world_size": True}, "world_size must be a whole number of at least 1, got True"),
+    (TrainingSpec, TRAINING, {"per_rank_batch_size": 0}, "per_rank_batch_size must be a whole number of at least 1, got 0"),
+    (TrainingSpec, TRAINING, {"per_rank_batch_size": 1}, "resnet18 normalizes one value .*: use a batch of at least 2"),
+    (
+        TrainingSpec,
+        TRAINING,
+        {"strategy": "single"},
+        "strategy single is one device, got world_size=4; use world_size=1 or ddp",
+    ),
+    (AllReduceSpec, ALL_REDUCE, {"world_size": 1}, "world_size must be a whole number of at least 2, got 1"),
+    (AllReduceSpec, ALL_REDUCE, {"nbytes": 0}, "nbytes must be a whole number of at least 4, got 0"),
+    (AllReduceSpec, ALL_REDUCE, {"nbytes": 4.0}, "nbytes must be a whole number of at least 4, got 4.0"),
+    (AllReduceSpec, ALL_REDUCE, {"nbytes": 1023}, "nbytes must be a multiple of a float32's 4 bytes, got 1023"),
+    (AllReduceSpec, ALL_REDUCE, {"algorithm": "ring"}, "algorithm must be one of backend, got 'ring'"),
+    (AllReduceSpec, ALL_REDUCE, {"form": "graph"}, "form must be one of eager, got 'graph'"),
+    (Fault, FAULT, {"kind": "sulk"}, "fault kind must be one of raise, hang, kill, exit, got 'sulk'"),
+    (Fault, FAULT, {"rank": -1}, "fault rank must be a whole number of at least 0, got -1"),
+    (Fault, FAULT, {"command": "join"}, "fault command must be one of open, sample, close, got 'join'"),
+]
+
+
+@pytest.mark.parametrize(("make", "fields", "change", "sentence"), REFUSED)
+def test_what_cannot_be_measured_is_refused(
+    make: Callable[..., object], fields: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
+    make(**fields)
     with pytest.raises(ValueError, match=sentence):
-        TrainingSpec(**TRAINING | change)
+        make(**fields | change)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"world_size": 1}, "world_size must be a whole number of at least 2, got 1"),
-        ({"nbytes": 0}, "nbytes must be a whole number of at least 4, got 0"),
-        ({"nbytes": 4.0}, "nbytes must be a whole number of at least 4, got 4.0"),
-        ({"nbytes": 1023}, "nbytes must be a multiple of a float32's 4 bytes, got 1023"),
-        ({"algorithm": "ring"}, "algorithm must be one of backend, got 'ring'"),
-        ({"form": "graph"}, "form must be one of eager, got 'graph'"),
-    ],
-)
-def test_an_all_reduce_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
-    AllReduceSpec(**ALL_REDUCE)
-    with pytest.raises(ValueError, match=sentence):
-        AllReduceSpec(**ALL_REDUCE | change)
+def test_every_model_that_a_spec_may_name_can_be_built() -> None:
+    assert set(MODELS) == set(get_args(Model))
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"kind": "sulk"}, "fault kind must be one of raise, hang, kill, exit, got 'sulk'"),
-        ({"rank": -1}, "fault rank must be a whole number of at least 0, got -1"),
-        ({"command": "join"}, "fault command must be one of open, sample, close, got 'join'"),
-    ],
-)
-def test_a_fault_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
-    Fault(**FAULT)
-    with pytest.raises(ValueError, match=sentence):
-        Fault(**FAULT | change)
+@pytest.mark.parametrize("model", ["resnet18_cifar", "resnet50_cifar"])
+def test_a_cifar_form_may_have_a_batch_of_one(model: Model) -> None:
+    """Its last stage has 16 values an image, where resnet18's has one."""
+    assert TrainingSpec(model=model, world_size=1, per_rank_batch_size=1, strategy="ddp").per_rank_batch_size == 1
 
 
 @pytest.mark.parametrize(
     ("spec", "id"),
     [
-        (TrainingSpec(**TRAINING), "world_size=4-batch=128-ddp-fp32-eager"),
-        (TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single"), "world_size=1-batch=32-single-fp32-eager"),
+        (TrainingSpec(**TRAINING), "world_size=4-batch=128-resnet18-ddp-fp32-eager"),
+        (
+            TrainingSpec(model="resnet50_cifar", world_size=1, per_rank_batch_size=32, strategy="single"),
+            "world_size=1-batch=32-resnet50_cifar-single-fp32-eager",
+        ),
         (AllReduceSpec(world_size=8, nbytes=2**22), "world_size=8-4MiB-backend-eager"),
         (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
     ],
@@ -114,33 +116,15 @@ def test_ids_are_the_stored_keys(spec: Spec, id: str) -> None:
     assert spec.id == id
 
 
-@BOUNDED
-@given(training_specs(), training_specs(), st.booleans())
-def test_other_training_cells_have_other_ids(first: TrainingSpec, second: TrainingSpec, same_batch: bool) -> None:
-    """Of one model; the model is the test function's part of the id, and a fault is no cell."""
-    a, b = (
-        TrainingSpec(
-            world_size=spec.world_size,
-            per_rank_batch_size=first.per_rank_batch_size if same_batch else spec.per_rank_batch_size,
-            strategy=spec.strategy,
-        )
-        for spec in (first, second)
-    )
-    assert (a.id == b.id) == (a == b)
-
-
-@BOUNDED
-@given(all_reduce_specs(), all_reduce_specs(), st.booleans())
-def test_other_all_reduce_cells_have_other_ids(first: AllReduceSpec, second: AllReduceSpec, same_size: bool) -> None:
-    a = AllReduceSpec(world_size=first.world_size, nbytes=first.nbytes)
-    b = AllReduceSpec(world_size=second.world_size, nbytes=first.nbytes if same_size else second.nbytes)
-    assert (a.id == b.id) == (a == b)
-
-
-@BOUNDED
-@given(specs, faults)
-def test_a_fault_makes_another_spec(spec: Spec, fault: Fault) -> None:
-    assert (type(spec)(**{**vars(spec), "fault": fault}) == spec) == (spec.fault == fault)
+def test_every_cell_has_an_id_of_its_own() -> None:
+    numbers = (2, 4, 12, 24, 124)
+    training = [
+        TrainingSpec(model=model, world_size=world_size, per_rank_batch_size=batch, strategy="ddp")
+        for model, world_size, batch in itertools.product(get_args(Model), (1, *numbers), numbers)
+    ]
+    cells: list[Spec] = [*training, *{spec.one_device() for spec in training}]
+    cells += [AllReduceSpec(world_size=N, nbytes=4 * count) for N in numbers for count in (*numbers, 256, 2**18, 2**28)]
+    assert len({spec.id for spec in cells}) == len(cells)
 
 
 @BOUNDED
@@ -155,12 +139,7 @@ def test_one_device_is_the_same_step_alone(spec: TrainingSpec) -> None:
         spec.form,
     )
     assert alone.one_device() == alone
-
-
-@BOUNDED
-@given(specs)
-def test_ranks_work_in_turn_only_without_a_group(spec: Spec) -> None:
-    assert spec.in_turn == (isinstance(spec, TrainingSpec) and spec.strategy == "single")
+    assert not TrainingSpec(**TRAINING).in_turn
 
 
 @pytest.mark.parametrize(

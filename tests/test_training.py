@@ -15,19 +15,14 @@ from torch import Tensor, nn
 
 from ddpperf.data import synthetic_batch
 from ddpperf.models import MODELS
-from ddpperf.specs import TrainingSpec
+from ddpperf.specs import Strategy, TrainingSpec
 from ddpperf.training import TrainingStep, compute_in_float32, require_equal_parameters
+from tests.strategies import one_thread
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """As every rank has; two would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 @pytest.fixture
@@ -38,26 +33,31 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def training_step(strategy: str = "single", *, rank: int = 0) -> TrainingStep:
+def training_step(strategy: Strategy = "single", *, rank: int = 0) -> TrainingStep:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy)
-    return TrainingStep(spec, rank=rank, world_size=1, device=CPU)
+    return TrainingStep(spec, rank=rank, device=CPU)
 
 
 def parameters(step: TrainingStep) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in step.model.parameters()]
 
 
-def test_a_step_is_sgd_with_momentum_and_weight_decay() -> None:
+def small_image_model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(900, 10))
+
+
+def test_a_step_is_sgd_with_momentum_and_weight_decay(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, because a BatchNorm over few values makes a float32's rounding large within a few steps."""
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     step = training_step()
     step.model.double()
     step.images = step.images.double()
     images, labels = synthetic_batch(4, seed=0)
     torch.manual_seed(0)
-    reference = MODELS["resnet18"]().double()
+    reference = small_image_model().double()
     weights = list(reference.parameters())
     velocities = [torch.zeros_like(weight) for weight in weights]
-    for _ in range(2):
+    for _ in range(4):
         step.step()
         loss = F.cross_entropy(reference(images.double()), labels)
         gradients = torch.autograd.grad(loss, weights)
@@ -74,7 +74,7 @@ def test_training_on_learns_the_batch() -> None:
     step = training_step()
     step.step()
     first = step.loss.item()
-    for _ in range(3):
+    for _ in range(2):
         step.start_round()
         for _ in range(4):
             step.step()

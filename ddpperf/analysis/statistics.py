@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median, quantiles
 
-import numpy as np
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; raises ValueError for none."""
-    if not values:
-        raise ValueError("the median of no values was asked for; measure at least one round")
-    return float(np.median(values))
+FEWEST_ROUNDS = 4  # for a spread
 
 
 def relative_iqr(values: Sequence[float]) -> float:
-    """The interquartile range as a fraction of the median: the spread of the middle half of the rounds."""
-    lower, upper = np.percentile(values, [25, 75])
-    return float((upper - lower) / median(values))
+    """The interquartile range as a fraction of the median: the spread of the middle half; at least two values."""
+    lower, _, upper = quantiles(values, n=4, method="inclusive")
+    return (upper - lower) / median(values)

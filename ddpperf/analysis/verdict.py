@@ -17,7 +17,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one test ended: "passed", "failed", "skipped" or "not run", and the first line of why."""
+    """How one test ended: "passed", "failed", "skipped", "not run" or "not collected", and the first line of why."""
 
     outcome: str
     reason: str = ""
@@ -46,13 +46,18 @@ def decide(
     failed = [f"{test} failed: {outcome.reason}" for test, outcome in outcomes.items() if outcome.outcome == "failed"]
     if comparison is not None:
         failed += [
-            f"{test} is slower: {change.ratio:.2f} times its step in {comparison.baseline}, limit {comparison.limit:g}"
+            f"{test} is slower: {change.ratio:.2f} times its step in {comparison.baseline}, limit {change.limit:g}"
             for test, change in comparison.slower.items()
         ]
     if failed:
         return Verdict(status=Status.FAIL, reasons=tuple(failed))
 
     unseen = list(problems)
+    unseen += [
+        f"{test} could not be collected: {outcome.reason}"
+        for test, outcome in outcomes.items()
+        if outcome.outcome == "not collected"
+    ]
     unseen += [f"{test} was not run" for test, outcome in outcomes.items() if outcome.outcome == "not run"]
     unseen += [
         f"{test} passed without a measurement"
@@ -69,6 +74,6 @@ def decide(
     if comparison is None:
         compared = "not compared with a baseline: no --benchmark-compare was given"
     else:
-        compared = f"none is more than {comparison.limit:g} times as slow as in {comparison.baseline}"
+        compared = f"none slower than in {comparison.baseline} by more than its limit"
     count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
     return Verdict(status=Status.PASS, reasons=(f"{count}, {compared}",))

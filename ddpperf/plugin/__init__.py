@@ -1,4 +1,4 @@
-"""The pytest plugin: hooks in the order in which a run meets them. What they do is in the modules beside this one."""
+"""The pytest plugin: hooks in the order in which a run meets them; `Session` and `Ending` have those that need a state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.plugin import hardware
 from ddpperf.plugin.ending import Ending
 from ddpperf.plugin.measure import CLOCK, Measure
-from ddpperf.plugin.options import add_options, read_options, refused
+from ddpperf.plugin.options import add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
+from ddpperf.specs import Spec
 
 SESSION = pytest.StashKey[Session]()
 
@@ -29,10 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and take saving and comparing over before pytest-benchmark reads what was asked for."""
     config.addinivalue_line("markers", "specs(cells=f): f takes the Options and yields the specs to measure, a test for each")
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
+    if not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out")
     gpus = hardware.visible_gpus()
     options = read_options(config, len(gpus))
-    if sentence := refused(config):
-        raise pytest.UsageError(sentence)
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
     session.find_baseline()
     config.stash[SESSION] = session
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
     config.option.benchmark_compare_fail = None
+    config.option.benchmark_quiet = True  # one table at the end; --benchmark-verbose brings pytest-benchmark's own back
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
@@ -64,20 +66,50 @@ def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("specs")
     if marker is not None:
-        specs = list(marker.kwargs["cells"](metafunc.config.stash[SESSION].options))
-        metafunc.parametrize("spec", specs, ids=[spec.id for spec in specs])
+        session = metafunc.config.stash[SESSION]
+        specs = _cells(marker, metafunc.function.__name__, session)
+        ids = [spec.id for spec in specs]
+        metafunc.parametrize("spec", specs, ids=ids)
+
+
+def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Spec]:
+    """The specs that a test measures; none if they are wrong, which then ends the run."""
+    cells = marker.kwargs.get("cells")
+    if cells is None:
+        session.refusals.append(f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cells=function)")
+        return []
+    try:
+        specs = list(cells(session.options))
+    except ValueError as error:
+        session.refusals.append(f"{test} cannot measure that: {error}")
+        return []
+    if len({spec.id for spec in specs}) < len(specs):
+        session.refusals.append(f"{test} has two cells of one id, which is a stored key; measure each once")
+    return specs
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     session = config.stash[SESSION]
-    session.collected = [item.nodeid for item in items if _measures(item)]
+    if session.refusals:
+        raise pytest.UsageError(session.refusals[0])
+    empty = [item for item in items if _has_no_cells(item)]
+    items[:] = [item for item in items if item not in empty]
+    session.collect([item.nodeid for item in items if _measures(item)])
     session.arguments = [_relative(argument, config) for argument in config.args]
+    session.command_line = " ".join(str(argument) for argument in config.invocation_params.args)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in filter(_measures, items):
         item.config.stash[SESSION].deselected.add(item.nodeid)
+
+
+def _has_no_cells(item: pytest.Item) -> bool:
+    """Whether a test has nothing to measure with these options, such as an all_reduce on one device."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
+        return False
+    return not isinstance(item.callspec.params["spec"], Spec)  # pytest then puts in a placeholder, and skips it
 
 
 def _measures(item: pytest.Item) -> bool:
@@ -93,7 +125,7 @@ def _relative(argument: str, config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
-    if any("perf" in Path(test.split("::")[0]).parts for test in ids):
+    if any(is_experiment(test) for test in ids):
         pytest.exit(_NO_XDIST, returncode=4)
 
 
@@ -108,7 +140,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Take the devices before the first test; a second run on them is refused."""
     ours = session.config.stash[SESSION]
-    if ours.collected and not session.config.option.collectonly and not _is_xdist_worker(session.config):
+    if ours.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config):
         ours.start()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -41,8 +42,10 @@ def _lock(device: str) -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(name)
-    except OSError:
+    except OSError as error:
         lock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise pytest.UsageError(f"the lock {name[1:]!r} cannot be taken: {error.strerror}; choose another scope") from None
         raise pytest.UsageError(
             f"{device} is being measured by {_holder(name)}; wait until that run ends, or stop it"
         ) from None

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import pytest
 
-from ddpperf.analysis.verdict import Status
+from ddpperf.analysis.verdict import Status, Verdict
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.storage import is_baseline, write_atomically
 from ddpperf.report.summary import summary_lines
@@ -42,9 +42,9 @@ class Ending:
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
         comparison, verdict = self._session.decide()
-        document = self._document()
+        document = self._document(verdict)
         self.lines = summary_lines(document, comparison)
-        saved = self._save(document)
+        saved = self._save(document) if self._session.outcomes or self._session.uncollected else True
         session.exitstatus = EXIT_STATUS[verdict.status]
         if not saved and verdict.status is not Status.FAIL:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -67,12 +67,12 @@ class Ending:
         try:
             path = write()
         except OSError as error:
-            self.lines.append(f"{what} was not saved: {where} cannot be written ({error.strerror}); make it a writable folder")
+            self.lines.append(f"{what} was not saved: {where} cannot be written ({error.strerror}); make it writable")
             return False
         self.lines.append(f"saved {what}: {os.path.relpath(path)}")
         return True
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self, verdict: Verdict) -> dict[str, Any]:
         """The run as pytest-benchmark's own hooks make it, with a part of ours beside."""
         hook = self._config.hook
         benchmarks = [measure.stats for measure in self._session.measures.values() if measure.stats is not None]
@@ -83,7 +83,7 @@ class Ending:
             machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
             commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
         )
-        return document | {"ddpperf": self._session.header()}
+        return document | {"ddpperf": self._session.header(verdict)}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:

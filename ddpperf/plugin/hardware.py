@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -64,9 +65,11 @@ def _describe(pynvml: Any, handle: Any) -> Gpu:
             return read()
         return None
 
-    def nvlinks() -> int:
-        states = [known(lambda link=link: pynvml.nvmlDeviceGetNvLinkState(handle, link)) for link in range(18)]  # type: ignore[misc]
-        return sum(state == 1 for state in states)
+    def nvlinks() -> int | None:
+        links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+        states = [known(lambda link=link: pynvml.nvmlDeviceGetNvLinkState(handle, link)) for link in links]  # type: ignore[misc]
+        told = [state for state in states if state is not None]
+        return sum(state == pynvml.NVML_FEATURE_ENABLED for state in told) if told else None
 
     limit = known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     return Gpu(
@@ -80,16 +83,23 @@ def _describe(pynvml: Any, handle: Any) -> Gpu:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel gives it, else the machine type."""
+    """The CPU's name as the kernel gives it; where that has no number, as in many clouds, with the numbers of its design."""
     with contextlib.suppress(OSError):
-        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return match[1].strip()
+        facts = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+        name = facts.get("model name", platform.machine()).strip()
+        numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+        design = " ".join(facts[number] for number in numbers if number in facts)
+        return name if re.search(r"\d{3}", re.sub("@.*", "", name)) else f"{name} {design}"
     return platform.processor() or platform.machine()
 
 
 def core_count() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use: those it may run on, within the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return cores
 
 
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
@@ -102,20 +112,22 @@ def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
 
 
 def _slug(name: str, drop: set[str]) -> str:
-    name = re.sub(r"\((r|tm)\)|@.*|\d+-core", " ", name.lower())
+    name = re.sub(r"\((r|tm)\)|@ ?[\d.]+ghz|\d+-core", " ", name.lower())
     return "-".join(word for word in re.findall(r"[a-z0-9]+", name) if word not in drop)
 
 
 def commit(root: Path) -> str:
-    """The short commit of the tree at `root`, with "+" if it has uncommitted changes; "nogit" where there is none."""
+    """The short commit of the tree at `root`, with "+" if it has changes or files beside it; "nogit" where there is none."""
     try:
-        described = subprocess.run(
-            ["git", "-C", root, "describe", "--always", "--abbrev=9", "--exclude=*", "--dirty=+"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+        name = _git(root, "rev-parse", "--short=9", "HEAD")
+        return f"{name}+" if _git(root, "status", "--porcelain") else name
     except (OSError, subprocess.SubprocessError):
         return "nogit"
-    return described.stdout.strip() or "nogit"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
 def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ddpperf.analysis.statistics import median
 from ddpperf.plugin.storage import SCHEMA
 from ddpperf.results import Measured
 from ddpperf.specs import Spec
@@ -58,6 +59,8 @@ class Measure:
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails."""
+        if self.measured is not None:
+            pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
         self.measured = measured = self._measure(spec)
         self._benchmark.extra_info["ddpperf"] = {
             "schema": SCHEMA,
@@ -81,10 +84,14 @@ class Measure:
         return measured
 
     def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
-        """Keep a derived metric: its median over sets, and each set's value."""
+        """Keep a derived metric: its median over sets, and each set's value; fails the test if one is no finite number."""
+        if not by_set or not all(math.isfinite(value) for value in by_set.values()):
+            pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
         self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
 
     def _measure(self, spec: Spec) -> Measured:
+        if not isinstance(spec, Spec):
+            pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
             pool = self._pool()
             return pool.measure_once(spec) if spec.in_turn else pool.measure(spec)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
-from ddpperf.analysis.compare import SLOWER_RATIO
-
 MAX_WORLD_SIZE = 1024
+MOST_DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Options:
     rounds: int
     deadline_seconds: float
     worker_logs: Path | None
-    slower_ratio: float
+    slower_ratio: float | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -47,9 +47,18 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
     """The options as given; raises pytest.UsageError with one sentence for what cannot be done here."""
+    if config.getoption("benchmark_storage") != "file://./.benchmarks":
+        raise pytest.UsageError(
+            "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
+        )
+    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
+        raise pytest.UsageError("--benchmark-histogram needs pygal, which is not installed; install it, or leave that out")
+    compare = config.getoption("benchmark_compare")
+    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+        raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
     device = config.getoption("device")
     if device not in ("auto", "cpu", "cuda"):
-        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}")
+        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
     if device == "auto":
         device = "cuda" if gpu_count else "cpu"
     world_sizes = _sizes(config, "--world-sizes") or default_world_sizes(device, gpu_count)
@@ -97,8 +106,11 @@ def _sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
 
 
 def _whole_number(option: str, text: str) -> int:
-    if not text.strip().isascii() or not text.strip().isdecimal() or int(text) < 1:
-        raise pytest.UsageError(f"{option} takes whole numbers of at least 1, got {text!r}")
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) >= 1):
+        raise pytest.UsageError(
+            f"{option} takes whole numbers from 1 to {10**MOST_DIGITS - 1}, got {text[:40]!r}; pass for example {option} 2"
+        )
     return int(text)
 
 
@@ -108,7 +120,7 @@ def _seconds(option: str, text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86400:
-        raise pytest.UsageError(f"{option} takes seconds above 0 and up to 86400, got {text!r}")
+        raise pytest.UsageError(f"{option} takes seconds above 0 and up to 86400, got {text!r}; pass for example {option} 60")
     return seconds
 
 
@@ -116,14 +128,16 @@ def _folder(option: str, text: str) -> Path:
     folder = Path(text).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise pytest.UsageError(f"{option} takes a folder that can be written, got {text!r}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise pytest.UsageError(f"{option} takes a folder that can be written, got {text!r}; make it writable or name another")
+        raise pytest.UsageError(
+            f"{option} takes a folder that can be written, got {text!r} ({error.strerror}); name another"
+        ) from error
     return folder
 
 
-def _slower_ratio(config: pytest.Config) -> float:
+def _slower_ratio(config: pytest.Config) -> float | None:
     """The limit that `--benchmark-compare-fail=median:N%` sets on a step time's ratio to the baseline's.
 
     pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
@@ -131,7 +145,7 @@ def _slower_ratio(config: pytest.Config) -> float:
     checks = config.getoption("benchmark_compare_fail") or []
     given = sum(str(arg).startswith("--benchmark-compare-fail") for arg in config.invocation_params.args)
     if not checks:
-        return SLOWER_RATIO
+        return None
     (check, *more) = checks
     if more or given > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
         raise pytest.UsageError("--benchmark-compare-fail takes one median:N%, the only limit compared; got another or several")
@@ -140,13 +154,6 @@ def _slower_ratio(config: pytest.Config) -> float:
     return 1 + float(check.threshold) / 100
 
 
-def refused(config: pytest.Config) -> str | None:
-    """Why an option of pytest-benchmark has no meaning here; None if none was given."""
-    if config.getoption("benchmark_storage") != "file://./.benchmarks":
-        return "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
-    return None
-
-
-def command_line() -> str:
-    """What was typed, for the record of a run."""
-    return " ".join(sys.argv[1:])
+def is_experiment(test: str) -> bool:
+    """Whether a test id is an experiment's, by its file: one in a folder called perf."""
+    return "perf" in Path(test.split("::")[0]).parts

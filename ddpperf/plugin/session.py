@@ -15,7 +15,7 @@ from ddpperf.analysis.verdict import Outcome, Verdict, decide
 from ddpperf.plugin import hardware
 from ddpperf.plugin.device_lock import DeviceLock
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options, command_line
+from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.storage import SCHEMA, Baseline, NoBaseline, Storage
 from ddpperf.specs import Spec
 from ddpperf.workers.pool import Pool
@@ -31,22 +31,23 @@ class Session:
         self.gpus = gpus
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
         self.environment = hardware.environment(options.device, gpus, root)
-        self.collected: list[str] = []
-        self.deselected: set[str] = set()
-        self.uncollected: dict[str, str] = {}
-        self.arguments: list[str] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.deselected: set[str] = set()
+        self.uncollected: dict[str, Outcome] = {}
+        self.other_failures: dict[str, Outcome] = {}
+        self.arguments: list[str] = []
         self.measures: dict[str, Measure] = {}
         self.problems: list[str] = []
+        self.refusals: list[str] = []
         self.baseline: Baseline | None = None
         self.compare_with = compare_with
+        self.command_line = ""
         self.lock = DeviceLock()
         self._pool: Pool | None = None
-        self._decided: tuple[Comparison | None, Verdict] | None = None
 
     @property
     def active(self) -> bool:
-        return bool(self.collected or self.deselected or self.uncollected)
+        return bool(self.outcomes or self.deselected or any(map(is_experiment, self.uncollected)))
 
     def find_baseline(self) -> None:
         """Load what is to be compared with; a baseline that cannot be had is one of the run's problems, not its end."""
@@ -90,41 +91,44 @@ class Session:
         finally:
             self.lock.release()
 
+    def collect(self, tests: Sequence[str]) -> None:
+        """Take these tests as the run's own; until they end they have not been run."""
+        self.outcomes = {test: Outcome(outcome="not run") for test in tests}
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep how a test ended: the first of its phases that did not pass decides."""
         known = self.outcomes.get(report.nodeid)
-        if report.nodeid not in self.collected or (known is not None and known.outcome != "passed"):
-            return
-        if not report.passed or report.when == "call":
+        if known is None:
+            if report.failed:  # a test that measures nothing counts only then
+                self.other_failures[report.nodeid] = Outcome(outcome="failed", reason=_reason(report))
+        elif known.outcome in ("not run", "passed") and (not report.passed or report.when == "call"):
             self.outcomes[report.nodeid] = Outcome(outcome=report.outcome, reason=_reason(report))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep which files of experiments could not even be read."""
-        if report.failed and "perf" in Path(report.nodeid.split("::")[0]).parts:
-            self.uncollected[report.nodeid] = f"{report.nodeid} could not be collected: {_reason(report)}"
+        """Keep which files could not even be read."""
+        if report.failed:
+            self.uncollected[report.nodeid] = Outcome(outcome="not collected", reason=_reason(report))
 
     def decide(self) -> tuple[Comparison | None, Verdict]:
-        """The comparison, if there is a baseline, and the verdict; computed once, when all tests have ended."""
-        if self._decided is None:
-            outcomes = {test: self.outcomes.get(test, Outcome(outcome="not run")) for test in self.collected}
-            measured = {test: each.measured for test, each in self.measures.items() if each.measured is not None}
-            comparison = None
-            if self.baseline is not None:
-                comparison = compare(
-                    measured,
-                    self.baseline.measured,
-                    expected=self._expected(self.baseline),
-                    baseline=self.baseline.path.name,
-                    limit=self.options.slower_ratio,
-                )
-            verdict = decide(
-                outcomes,
-                measured=measured,
-                comparison=comparison,
-                problems=[*self.uncollected.values(), *self.problems],
+        """The comparison, if there is a baseline, and the verdict, when all tests have ended."""
+        measured = {test: each.measured for test, each in self.measures.items() if each.measured is not None}
+        comparison = None
+        if self.baseline is not None:
+            comparison = compare(
+                measured,
+                self.baseline.measured,
+                expected=self._expected(self.baseline),
+                baseline=self.baseline.path.name,
+                limit=self.options.slower_ratio,
             )
-            self._decided = comparison, verdict
-        return self._decided
+        problems = list(self.problems)
+        if self.deselected and not self.outcomes:
+            problems.append(f"all {len(self.deselected)} tests were deselected on the command line")
+        return comparison, decide(self.all_outcomes(), measured=measured, comparison=comparison, problems=problems)
+
+    def all_outcomes(self) -> dict[str, Outcome]:
+        """The run's own tests, then whatever else went wrong beside them."""
+        return self.outcomes | self.uncollected | self.other_failures
 
     def _expected(self, baseline: Baseline) -> set[str]:
         """The tests to be compared: all collected ones, and the baseline's that the command line asks for by their paths."""
@@ -134,21 +138,20 @@ class Session:
             if any(argument == "" or test == argument or test.startswith((f"{argument}/", f"{argument}::", f"{argument}["))
                    for argument in self.arguments)
         }  # fmt: skip
-        return set(self.collected) | asked - self.deselected
+        return set(self.outcomes) | asked - self.deselected
 
-    def header(self) -> dict[str, Any]:
+    def header(self, verdict: Verdict) -> dict[str, Any]:
         """The run's own part of the JSON, beside pytest-benchmark's."""
-        _, verdict = self.decide()
         return {
             "schema": SCHEMA,
             "hardware_key": self.storage.hardware_key,
             "environment": self.environment,
             "options": {
-                "command_line": command_line(),
+                "command_line": self.command_line,
                 **asdict(self.options),
                 "worker_logs": self.options.worker_logs and str(self.options.worker_logs),
             },
-            "outcomes": {test: asdict(self.outcomes.get(test, Outcome(outcome="not run"))) for test in self.collected},
+            "outcomes": {test: asdict(outcome) for test, outcome in self.all_outcomes().items()},
             "verdict": asdict(verdict),
         }
 

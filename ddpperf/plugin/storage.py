@@ -59,8 +59,8 @@ class Storage:
     def find(self, wanted: str | Literal[True]) -> Path:
         """The file that `--benchmark-compare[=wanted]` means, a promoted baseline before a run; raises NoBaseline.
 
-        wanted: True for the newest baseline, else the newest run whose tests all passed; or a path; or a file's number or
-        the beginning of its name.
+        wanted: True for the newest baseline, else the newest run whose tests all passed; or a path; or a file's number, or
+        the NAME it was saved under, or the beginning of its file name.
         """
         if wanted is True:
             newest = _numbered(self.baselines)[-1:] or [path for path in _numbered(self.runs) if _passed(path)][-1:]
@@ -70,16 +70,14 @@ class Storage:
                     "save one with --benchmark-save=NAME, then compare"
                 )
             return newest[0]
-        with contextlib.suppress(OSError):  # a name longer than a file's may be
-            if Path(wanted).is_file():
-                return Path(wanted)
-        beginning = wanted.zfill(4) if wanted.isdecimal() else wanted
+        if os.path.isfile(wanted):
+            return Path(wanted)
         for folder in (self.baselines, self.runs):
-            if named := [path for path in _numbered(folder) if path.name.startswith(beginning)]:
+            if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
                 return named[-1]
+        advice = "the option takes the word after it, so put it last" if os.path.exists(wanted) else "name one of theirs"
         raise NoBaseline(
-            f"--benchmark-compare={wanted} is neither a file nor begins a name in {self.baselines} or {self.runs}; "
-            "the option takes the word after it: put it last"
+            f"--benchmark-compare={wanted} is no file, nor number or name of one in {self.baselines} or {self.runs}; {advice}"
         )
 
     def load(self, path: Path) -> Baseline:
@@ -94,7 +92,7 @@ class Storage:
         except (KeyError, TypeError) as error:
             raise NoBaseline(f"{path} was not saved by ddpperf (no {error}); name a file below {self.runs}") from error
         if schema != SCHEMA:
-            raise NoBaseline(f"{path} has schema {schema}, this ddpperf reads {SCHEMA}; save a baseline anew")
+            raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; save a baseline anew")
         if key != self.hardware_key:
             raise NoBaseline(f"{path} was measured on {key}, this is {self.hardware_key}; save a baseline here")
         try:
@@ -102,6 +100,8 @@ class Storage:
                 benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
                 for benchmark in document["benchmarks"]
             }
+            if not all(isinstance(test, str) for test in measured):
+                raise TypeError("a test's fullname is no word")
         except (KeyError, TypeError, ValueError) as error:
             raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
         return Baseline(path=path, measured=measured)
@@ -119,11 +119,20 @@ def _number(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
+def _is_called(path: Path, wanted: str) -> bool:
+    """Whether a word means this file: its number, or the beginning of its name with or without the number."""
+    if wanted.isdecimal():
+        return _number(path) == int(wanted)
+    return path.name.startswith(wanted) or path.stem.partition("_")[2] == wanted
+
+
 def is_baseline(document: dict[str, Any]) -> bool:
-    """Whether a run may be a baseline: every test was run, at least one passed, none failed, none was slower."""
+    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower."""
     header = document["ddpperf"]
-    outcomes = {outcome["outcome"] for outcome in header["outcomes"].values()}
-    return "passed" in outcomes and outcomes <= {"passed", "skipped"} and header["verdict"]["status"] != Status.FAIL
+    measured = {benchmark["fullname"] for benchmark in document["benchmarks"]}
+    expected = {test for test, outcome in header["outcomes"].items() if outcome["outcome"] != "skipped"}
+    passed = all(header["outcomes"][test]["outcome"] == "passed" for test in expected)
+    return bool(measured) and measured == expected and passed and header["verdict"]["status"] != Status.FAIL
 
 
 def _passed(path: Path) -> bool:
@@ -156,7 +165,7 @@ def _write(folder: Path, name: str, document: dict[str, Any]) -> Path:
 @contextlib.contextmanager
 def _whole_file(folder: Path, document: dict[str, Any]) -> Iterator[Path]:
     """A temporary file with the document on the disk, gone afterwards; JSON has no NaN, so neither has a document."""
-    text = json.dumps(document, indent=1, allow_nan=False, default=_spec_to_json)
+    text = json.dumps(document, indent=1, allow_nan=False, default=_plain)
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     try:
         with open(descriptor, "w") as file:
@@ -169,8 +178,6 @@ def _whole_file(folder: Path, document: dict[str, Any]) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def _spec_to_json(value: object) -> object:
-    """pytest-benchmark keeps a test's parameters as they are; ours are specs."""
-    if isinstance(value, Spec):
-        return specs.to_json(value)
-    raise TypeError(f"{value!r} is no JSON value")
+def _plain(value: object) -> object:
+    """pytest-benchmark keeps a test's parameters as they are: ours are specs, a user's may be anything."""
+    return specs.to_json(value) if isinstance(value, Spec) else repr(value)

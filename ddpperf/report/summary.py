@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ddpperf.analysis.compare import Comparison
-from ddpperf.analysis.statistics import median, relative_iqr
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results import Measured
 
 _METRIC_FORMATS = {
@@ -18,31 +19,55 @@ _METRIC_FORMATS = {
 }
 
 
+DOUBTFUL_IQR = 0.25
+
+
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
     """The table and the verdict of a stored run, as lines without markup."""
     header = document["ddpperf"]
     stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     changes = comparison.changes if comparison is not None else {}
-    rows = [("test", "step", "IQR", "ratio", "outcome", "metrics")]
+    rows = [("test", "step", "IQR", "ratio", "limit", "outcome", "metrics")]
     for test, outcome in header["outcomes"].items():
-        ratio = f"{changes[test].ratio:.3f}" if test in changes else "-"
+        compared = (f"{changes[test].ratio:.3f}", f"{changes[test].limit:g}") if test in changes else ("-", "-")
         metrics = stored[test]["metrics"] if test in stored else {}
-        rows.append((_short(test), *_step(stored.get(test)), ratio, outcome["outcome"], _metrics(metrics)))
-    lines = [_title(header), "", *_aligned(rows), ""]
+        rows.append((_short(test), *_step(stored.get(test)), *compared, outcome["outcome"], _metrics(metrics)))
+    lines = [_title(header, stored), "", *_aligned(rows), ""]
     if comparison is not None:
-        lines.append(
-            f"ratio: step time over that in {comparison.baseline}; above 1 is slower, the limit is {comparison.limit:g}"
-        )
-    lines += sorted({f"{_short(test)}: {note}" for test, each in stored.items() for note in each["notes"]})
+        lines.append(f"ratio: step time over that in {comparison.baseline}; above its limit it is slower")
+    lines += _doubts(stored)
     status = header["verdict"]["status"]
     first, *others = header["verdict"]["reasons"]
     return [*lines, f"{status}: {first}", *(f"{' ' * len(status)}  {reason}" for reason in others)]
 
 
-def _title(header: Mapping[str, Any]) -> str:
+def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     environment = header["environment"]
-    using = [f"torch {environment['torch']}", environment["backend"]] if "torch" in environment else []
-    return ", ".join([f"ddpperf on {header['hardware_key']}", *using, f"{header['options']['rounds']} rounds, 1 process set"])
+    sets = max((len(each["samples"]) for each in stored.values()), default=0)
+    parts = [
+        f"ddpperf on {header['hardware_key']}",
+        f"torch {environment['torch']}" if "torch" in environment else "",
+        " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
+        "NVLS off" if environment.get("nvls") == "0" else "",
+        f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
+        _count(header["options"]["rounds"], "round"),
+        _count(sets, "process set"),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _doubts(stored: Mapping[str, Any]) -> list[str]:
+    """What makes figures doubtful, a line for each reason."""
+    doubts = {f"{_short(test)}: {note}" for test, each in stored.items() for note in each["notes"]}
+    spreads = [Measured.from_json(each).all_step_seconds() for each in stored.values()]
+    wide = sum(len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) > DOUBTFUL_IQR for seconds in spreads)
+    if wide:
+        doubts.add(f"doubtful: the rounds of {_count(wide, 'test')} spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
+    return sorted(doubts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _short(test: str) -> str:
@@ -53,17 +78,20 @@ def _step(stored: dict[str, Any] | None) -> tuple[str, str]:
     if stored is None:
         return "-", "-"
     seconds = Measured.from_json(stored).all_step_seconds()
-    return format_seconds(median(seconds)), f"{relative_iqr(seconds):.1%}"
+    return format_seconds(median(seconds)), f"{relative_iqr(seconds):.1%}" if len(seconds) >= FEWEST_ROUNDS else "-"
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(_METRIC_FORMATS[name](metric["value"]) for name, metric in metrics.items() if name in _METRIC_FORMATS)
+    return ", ".join(
+        _METRIC_FORMATS[name](metric["value"]) if name in _METRIC_FORMATS else f"{name} {metric['value']:.4g} {metric['unit']}"
+        for name, metric in metrics.items()
+    )
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell: words to the left, figures to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    figures = (1, 2, 3)
+    figures = (1, 2, 3, 4)
     return [
         "  ".join(
             cell.rjust(width) if column in figures else cell.ljust(width)

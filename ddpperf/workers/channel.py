@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import struct
-from multiprocessing import connection
+from multiprocessing import AuthenticationError, connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 Message = dict[str, Any]
 
 HANDSHAKE_SECONDS = 5
+LONGEST_PATH = 107
 
 
 class Listener:
@@ -28,14 +29,16 @@ class Listener:
     """
 
     def __init__(self, path: Path) -> None:
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise ValueError(f"a socket's path has at most {LONGEST_PATH} bytes, got {path}; set TMPDIR to a shorter folder")
         self.path = path
         self.key = secrets.token_bytes(32)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(os.fspath(path))
         self._socket.listen(128)
 
-    def accept(self, timeout_seconds: float) -> Connection | None:
-        """The next peer that knows the key; None if none came in time, or what came did not know it."""
+    def accept(self, timeout_seconds: float) -> tuple[Connection, Message] | None:
+        """The next peer that knows the key, and its first message; None if none came in time, or it did not know it."""
         self._socket.settimeout(timeout_seconds)
         try:
             peer, _ = self._socket.accept()
@@ -48,20 +51,21 @@ class Listener:
         self.path.unlink(missing_ok=True)
 
 
-def _authenticated(peer: socket.socket, key: bytes) -> Connection | None:
-    """The peer's connection after a handshake in both directions, which a silent peer cannot hold up for long."""
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HANDSHAKE_SECONDS))
-    channel = Connection(peer.detach())
-    try:
-        connection.deliver_challenge(channel, key)
-        connection.answer_challenge(channel, key)
-    except (connection.AuthenticationError, EOFError, OSError):  # type: ignore[attr-defined]
-        channel.close()
-        return None
-    with socket.socket(fileno=os.dup(channel.fileno())) as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
-    return channel
+def _authenticated(peer: socket.socket, key: bytes) -> tuple[Connection, Message] | None:
+    """The peer after a handshake in both directions and its first message; a silent one cannot hold that up for long."""
+    with peer:
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HANDSHAKE_SECONDS))
+        channel = Connection(os.dup(peer.fileno()))
+        try:
+            connection.deliver_challenge(channel, key)
+            connection.answer_challenge(channel, key)
+            hello = receive(channel)
+        except (AuthenticationError, EOFError, OSError):
+            channel.close()
+            return None
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))  # both descriptors share it
+        return channel, hello
 
 
 def _timeval(seconds: int) -> bytes:

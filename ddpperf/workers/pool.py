@@ -61,6 +61,8 @@ class Pool:
         try:
             for slot, side in enumerate(self._slots):
                 current = self._sets[slot]
+                if current is not None and current.alive and current.dead_ranks():
+                    current.kill()
                 if current is None or not current.alive:
                     self._sets[slot] = new = self._new_set(side)
                     new.spawn()
@@ -90,26 +92,28 @@ class Pool:
     def measure(self, spec: Spec) -> Measured:
         """The spec's rounds on every set; raises SetFailure, ValueError if a set is too small or measured no duration."""
         if spec.world_size > self.size:
-            raise ValueError(f"world_size={spec.world_size} needs {spec.world_size} ranks, the sets have {self.size}")
+            raise ValueError(
+                f"world_size={spec.world_size} needs as many ranks, the sets have {self.size}; "
+                f"add it to --world-sizes, or measure fewer"
+            )
         sets = self.live_sets()
-        guesses = [_open(process_set, spec) for process_set in sets]
-        step_seconds = max(seconds for seconds, _ in guesses)
-        iterations = choose_iterations(step_seconds, min(limit for _, limit in guesses))
+        limit = min(_open(process_set, spec) for process_set in sets)
+        iterations = max(_calibrate(process_set, spec, limit) for process_set in sets)
         seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set in sets}
         for index in range(self.rounds):
             for process_set in sets if index % 2 == 0 else reversed(sets):  # A B B A: drift meets both sides alike
                 seconds[process_set.name].append(_sample(process_set, spec, iterations))
         samples = tuple(_close(process_set, spec, seconds[process_set.name]) for process_set in sets)
+        for process_set in sets:
+            process_set.require_alive()
         return Measured(spec=spec, iterations=iterations, samples=samples)
 
     def measure_once(self, spec: Spec) -> Measured:
         """As `measure`, but the same sets measure the same spec only once: for a leg that several tests share."""
-        names = tuple(live.name for live in self.live_sets())
-        if (spec, names) not in self._remembered:
-            measured = self.measure(spec)
-            names = tuple(sample.set for sample in measured.samples)
-            self._remembered[spec, names] = measured
-        return self._remembered[spec, names]
+        key = spec, tuple(live.name for live in self.live_sets())
+        if key not in self._remembered:
+            self._remembered[key] = self.measure(spec)
+        return self._remembered[key]
 
     def environment(self) -> dict[str, object]:
         """What the first set computes with; empty if none has started."""
@@ -141,13 +145,26 @@ def _ranks(process_set: ProcessSet, spec: Spec) -> range:
     return range(process_set.size if spec.in_turn else spec.world_size)
 
 
-def _open(process_set: ProcessSet, spec: Spec) -> tuple[float, int]:
-    if not spec.in_turn:
+def _open(process_set: ProcessSet, spec: Spec) -> int:
+    """Build the measurement on the ranks that take part; returns how many steps a round may have."""
+    if spec.in_turn:
+        process_set.leave()
+    else:
         process_set.join(spec.world_size)
     answers: list[Message] = []
     for ranks in _turns(process_set, spec):
         answers += process_set.request("open", ranks=ranks, spec=specs.to_json(spec)).values()
-    return max(answer["step_seconds"] for answer in answers), min(answer["max_iterations"] for answer in answers)
+    return min(int(answer["max_iterations"]) for answer in answers)
+
+
+def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:
+    """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed."""
+    iterations = 1
+    while True:
+        seconds = max(_sample(process_set, spec, iterations))
+        if seconds >= ROUND_SECONDS / 8 or iterations * 4 > limit:
+            return choose_iterations(seconds / iterations, limit)
+        iterations *= 4
 
 
 def _sample(process_set: ProcessSet, spec: Spec, iterations: int) -> tuple[float, ...]:

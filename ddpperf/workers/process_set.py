@@ -53,7 +53,7 @@ class ProcessSet:
                 self.ranks.append(RankProcess(rank, side=self.side, listener=self._listener, log=log, folder=self._folder))
         except OSError as error:
             self.kill()
-            what = f"could not be started: {self.side.python}: {error.strerror}"
+            what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
             failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
             raise self._failure("start", [failure]) from error
         except BaseException:
@@ -79,7 +79,8 @@ class ProcessSet:
                 raise self._failure("start", self._hangs([rank.rank for rank in missing], START_SECONDS))
             accepted = self._listener.accept(timeout_seconds=0.05)
             if accepted is not None:  # in no order: a rank says which one it is
-                self.ranks[channel.receive(accepted)["rank"]].connection = accepted
+                new, hello = accepted
+                self.ranks[hello["rank"]].connection = new
 
     # --- commands
 
@@ -113,6 +114,8 @@ class ProcessSet:
                 assert isinstance(each, Connection)
                 rank = waiting.pop(each)
                 try:
+                    if rank.is_dead() and not each.poll(0):
+                        raise EOFError  # only its end is missing, which a child of its own keeps open
                     answer = channel.receive(each)
                 except (EOFError, OSError):
                     dead.append(rank)
@@ -128,13 +131,24 @@ class ProcessSet:
             raise self._failure(command, self._hangs([rank.rank for rank in waiting.values()], deadline_seconds))
         return answers
 
-    def join(self, world_size: int) -> float:
-        """Make ranks 0..world_size-1 the default process group, if they are not; returns the seconds it took."""
+    def dead_ranks(self) -> list[RankProcess]:
+        """The ranks whose process has ended, asked or not."""
+        return [rank for rank in self.ranks if rank.is_dead()]
+
+    def require_alive(self) -> None:
+        """Raise SetFailure if a rank has died, even one that had nothing to do."""
+        if dead := self.dead_ranks():
+            failure = self._failure("no command", [rank.death() for rank in dead])
+            self.kill()
+            raise failure
+
+    def join(self, world_size: int) -> None:
+        """Make ranks 0..world_size-1 the default process group, if they are not."""
         if self._group_size == world_size:
-            return 0.0
+            return
         self.leave()
         self._groups_made += 1
-        answers = self.request(
+        self.request(
             "join",
             ranks=range(world_size),
             port=self._store_port,
@@ -143,7 +157,6 @@ class ProcessSet:
             timeout_seconds=self.deadline_seconds + GROUP_GRACE_SECONDS,
         )
         self._group_size = world_size
-        return max(float(answer["seconds"]) for answer in answers.values())
 
     def leave(self) -> None:
         """End the process group, if there is one."""

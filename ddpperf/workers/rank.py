@@ -26,7 +26,7 @@ WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
 
 
 class Measurement(Protocol):
-    """What can be repeated and timed; made from a spec, a rank, the world size and a device."""
+    """What can be repeated and timed; made from a spec, a rank and a device."""
 
     max_iterations: int
 
@@ -91,7 +91,6 @@ class Rank:
 
     def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
         """Form the process group `name` with ranks 0..world_size-1; a name is never used twice."""
-        start = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
         dist.init_process_group(
@@ -102,7 +101,7 @@ class Rank:
             timeout=timedelta(seconds=timeout_seconds),
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        return {"seconds": time.perf_counter() - start}
+        return {}
 
     def leave(self) -> Message:
         """End the process group, all of its ranks together."""
@@ -113,23 +112,17 @@ class Rank:
         return {}
 
     def open(self, spec: Message) -> Message:
-        """Build the spec's measurement, warm it up, and time one step as a first guess."""
+        """Build the spec's measurement, and warm it up."""
         self._drop_measurement()
-        start = time.perf_counter()
         self.spec = specs.from_json(spec)
         inject(self.spec.fault, self.rank, "open")
-        world_size = self.spec.world_size
-        measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, world_size=world_size, device=self.device)
+        measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
         measurement.start_round()
         for _ in range(WARMUP_ITERATIONS[self.device.type]):
             measurement.step()
         synchronize(self.device)
         self.measurement = measurement
-        return {
-            "step_seconds": seconds_of(measurement.step, 1, self.device),
-            "max_iterations": measurement.max_iterations,
-            "startup_seconds": time.perf_counter() - start,
-        }
+        return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
         """One round: a barrier, one untimed step, then `iterations` timed ones; the result is checked afterwards."""

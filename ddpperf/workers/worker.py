@@ -28,7 +28,8 @@ def main(path: str, rank: int) -> None:
     """Serve the controller that listens at `path` until it says "exit" or is gone."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     key = bytes.fromhex(sys.stdin.readline())
-    if not key:
+    if not key:  # the controller is gone already
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
         return
     lifeline = threading.Thread(target=_die_with_controller, args=(Path(path).parent,), daemon=True)
     lifeline.start()
