@@ -24,3 +24,23 @@ def test_the_time_is_that_of_all_steps() -> None:
     measured = seconds_of(lambda: time.sleep(0.02), 5, CPU)
     around = time.perf_counter() - start
     assert 5 * 0.02 <= measured <= around
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="device events are a GPU's; found none, run this on one")
+def test_on_a_gpu_the_time_is_the_devices_and_not_that_of_its_launches() -> None:
+    device = torch.device("cuda", 0)
+    matrix = torch.randn(4096, 4096, device=device)
+
+    def step() -> None:
+        torch.mm(matrix, matrix)
+
+    seconds_of(step, 3, device)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(20):
+        step()
+    launched = time.perf_counter() - start
+    torch.cuda.synchronize()
+    done = time.perf_counter() - start
+    assert launched < 0.5 * done, "the launches are over long before the work"
+    assert seconds_of(step, 20, device) == pytest.approx(done, rel=0.2)
