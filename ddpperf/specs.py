@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar"]
 Strategy = Literal["single", "ddp"]
-Precision = Literal["fp32"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Form = Literal["eager"]
 Algorithm = Literal["backend"]
 FaultKind = Literal["raise", "hang", "kill", "exit"]
@@ -41,7 +41,8 @@ class Fault:
 class TrainingSpec:
     """One optimizer step of a model: forward, backward, gradient synchronization, update.
 
-    Weak scaling holds `per_rank_batch_size`; the global batch is `world_size` times as large. The strategy
+    precision: fp32 without TF32, tf32 with it (a GPU's), or bf16 and fp16 autocast over fp32 parameters, fp16 with a
+    gradient scaler. Weak scaling holds `per_rank_batch_size`; the global batch is `world_size` times as large. The strategy
     "single" has no process group: each rank of the set does the same step alone, one rank at a time.
     Raises ValueError for a value that cannot be measured.
     """

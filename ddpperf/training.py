@@ -15,6 +15,9 @@ from ddpperf.data import synthetic_batch
 from ddpperf.models import MODELS
 from ddpperf.specs import TrainingSpec
 
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LOSS_STEPS = 5  # while the loss on the one batch still falls; after 20 it is near 0 in any precision
+
 
 class TrainingStep:
     """Model, optimizer and one fixed batch of `rank`, on `device`; `step` trains on it once.
@@ -26,7 +29,8 @@ class TrainingStep:
     max_iterations = 1000
 
     def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
-        compute_in_float32()
+        allow_tf32(spec.precision == "tf32")
+        self.autocast_dtype = AUTOCAST_DTYPES.get(spec.precision)
         torch.manual_seed(0)
         self.device = device
         self.model: nn.Module = MODELS[spec.model]().to(device)
@@ -36,7 +40,10 @@ class TrainingStep:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
         images, labels = synthetic_batch(spec.per_rank_batch_size, seed=rank)
         self.images, self.labels = images.to(device), labels.to(device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.loss = torch.empty((), device=device)
+        self.early_loss = self.loss
+        self.steps = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -45,9 +52,14 @@ class TrainingStep:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        self.loss = F.cross_entropy(self.model(self.images), self.labels)
-        self.loss.backward()
-        self.optimizer.step()
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            self.loss = F.cross_entropy(self.model(self.images), self.labels)
+        self.scaler.scale(self.loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.steps += 1
+        if self.steps == LOSS_STEPS:
+            self.early_loss = self.loss.detach()
 
     def end_round(self, steps: int) -> None:
         """Raise FloatingPointError unless the loss is a finite number: NaN computes at another speed."""
@@ -56,21 +68,25 @@ class TrainingStep:
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
 
     def finish(self) -> dict[str, float]:
-        """Counters of this rank; raises RuntimeError if its parameters are not the other ranks'."""
+        """Counters of this rank; raises RuntimeError if its parameters are not the other ranks'.
+
+        loss_after_5_steps: of training on the one batch from the start, to lay beside a precision's speed.
+        """
+        while self.steps < LOSS_STEPS:
+            self.step()
         if self.synchronized:
             require_equal_parameters(self.model)
-        counters = {"loss": self.loss.item()}
+        counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()}
         if self.device.type == "cuda":
             counters["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
         return counters
 
 
-def compute_in_float32() -> None:
-    """Switch TF32 off for every kind of operation by itself: by default convolutions use it, and in torch 2.11 the one
-    setting for all leaves them as they are."""
+def allow_tf32(allowed: bool) -> None:
+    """Switch TF32 on or off for every kind of operation by itself: by default convolutions use it, and in torch 2.11 the
+    one setting for all leaves them as they are."""
     backends: Any = torch.backends
-    backends.cudnn.conv.fp32_precision = "ieee"
-    backends.cuda.matmul.fp32_precision = "ieee"
+    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
 
 
 def require_equal_parameters(model: nn.Module) -> None:

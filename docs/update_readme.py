@@ -36,7 +36,11 @@ def draw(document: dict[str, Any], picture: Path) -> None:
 
     ours = [benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    training = [each for each in ours if each["spec"]["measurement"] == "training_step"]
+    training = [
+        benchmark["extra_info"]["ddpperf"]
+        for benchmark in document["benchmarks"]
+        if benchmark["name"].startswith("test_weak_scaling[")
+    ]
     sizes = sorted({each["spec"]["world_size"] for each in training})
     left.plot(sizes, sizes, color="0.7", linestyle="--", label="linear")
     for batch_size in sorted({each["spec"]["per_rank_batch_size"] for each in training}):

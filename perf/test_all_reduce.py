@@ -12,11 +12,12 @@ from ddpperf.plugin.options import Options
 from ddpperf.specs import AllReduceSpec
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
+GPU_SIZES = (*SIZES, 2**28, 2**30)
 
 
 def backend(options: Options) -> Iterator[AllReduceSpec]:
     for world_size in options.world_sizes:
-        for nbytes in SIZES:
+        for nbytes in GPU_SIZES if options.device == "cuda" else SIZES:
             if world_size > 1:
                 yield AllReduceSpec(world_size=world_size, nbytes=nbytes)
 

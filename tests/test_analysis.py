@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
-from ddpperf.analysis.scaling import efficiency, weak_speedup
+from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import relative_iqr
 from tests.strategies import BOUNDED, seconds
 
@@ -138,3 +138,9 @@ def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) 
 def test_a_slow_round_does_not_move_the_spread(values: list[float], slow: float) -> None:
     """One round in ten stalls: the standard deviation would be nearly the mean or more."""
     assert relative_iqr([*values, slow]) <= 0.1 + 1e-9
+
+
+@pytest.mark.parametrize(("t1", "tN", "N", "speedup"), [(1.0, 0.5, 2, 2.0), (3.0, 1.0, 4, 3.0), (1.0, 2.0, 8, 0.5)])
+def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup: float) -> None:
+    assert strong_speedup(t1, tN, N) == pytest.approx(speedup)
+    assert weak_speedup(t1, tN, N) == pytest.approx(N * speedup), "an epoch ratio times N is the course reports' mistake"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ddpperf.data import synthetic_batch
 from ddpperf.models import MODELS
-from ddpperf.specs import Strategy, TrainingSpec
-from ddpperf.training import TrainingStep, compute_in_float32, require_equal_parameters
+from ddpperf.specs import Precision, Strategy, TrainingSpec
+from ddpperf.training import LOSS_STEPS, TrainingStep, allow_tf32, require_equal_parameters
 from tests.strategies import one_thread
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def training_step(strategy: Strategy = "single", *, rank: int = 0) -> TrainingStep:
-    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy)
+def training_step(strategy: Strategy = "single", *, rank: int = 0, precision: Precision = "fp32") -> TrainingStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, precision=precision)
     return TrainingStep(spec, rank=rank, device=CPU)
 
 
@@ -80,7 +80,44 @@ def test_training_on_learns_the_batch() -> None:
             step.step()
         step.end_round(4)
     assert first == pytest.approx(math.log(1000), abs=1)
-    assert step.finish()["loss"] < first / 4
+    assert step.finish()["loss_after_5_steps"] < first / 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "computed_in"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_a_precision_computes_in_its_type_over_float32_parameters(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, computed_in: torch.dtype
+) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step = training_step(precision=precision)
+    assert isinstance(step.model, nn.Sequential)
+    computed: list[torch.dtype] = []
+    step.model[0].register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+    before = parameters(step)
+    for _ in range(LOSS_STEPS):
+        step.step()
+    step.end_round(LOSS_STEPS)
+    assert set(computed) == {computed_in}
+    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.float32}
+    assert not any(torch.equal(was, now) for was, now in zip(before, parameters(step), strict=True)), "no update was skipped"
+    assert step.scaler.is_enabled() == (precision == "fp16")
+
+
+def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+    losses = [training_step(precision=precision).finish()["loss_after_5_steps"] for precision in precisions]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[2] == pytest.approx(losses[0], rel=0.01)
+    assert len(set(losses)) == 3, "they are not the same computation"
+
+
+def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
+    few, many = training_step(), training_step()
+    for _ in range(LOSS_STEPS + 5):
+        many.step()
+    assert few.finish()["loss_after_5_steps"] == pytest.approx(many.finish()["loss_after_5_steps"], rel=1e-5)
 
 
 def test_every_rank_starts_alike_with_a_batch_of_its_own() -> None:
@@ -138,6 +175,12 @@ def test_a_loss_that_is_infinite_is_refused() -> None:
         step.end_round(1)
 
 
+def test_tf32_is_allowed_where_it_is_asked_for() -> None:
+    backends: Any = torch.backends
+    training_step(precision="tf32")
+    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def test_fp32_is_not_tf32() -> None:
     backends: Any = torch.backends
     backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
@@ -158,7 +201,7 @@ def test_convolutions_on_a_gpu_are_as_exact_as_float32() -> None:
 
     backends.cudnn.conv.fp32_precision = "tf32"
     assert error() > 1e-4
-    compute_in_float32()
+    allow_tf32(False)
     assert error() < 1e-6
 
 

@@ -11,7 +11,7 @@ from ddpperf.results import Measured
 
 # With one process set a side, how much slower is too slow depends on what bounds a step. Between runs of identical code on
 # H200s, GPU-bound cells, whose rounds spread by less than 1 %, stayed within 1.1 % of each other on a machine and 3 % between
-# machines; cells bound by the CPU's launches differed by up to 1.83 times.
+# machines; cells bound by the CPU's launches differed by up to 1.93 times.
 QUIET_IQR = 0.01
 QUIET_LIMIT = 1.1
 NOISY_LIMIT = 2.5

@@ -9,6 +9,12 @@ def weak_speedup(t1: float, tN: float, N: int) -> float:
     return N * t1 / tN
 
 
+def strong_speedup(t1: float, tN: float, N: int) -> float:
+    """t(1) / t(N): with the global batch constant, N devices share the work of one step (Amdahl 1967)."""
+    _require_positive(t1, tN, N)
+    return t1 / tN
+
+
 def efficiency(speedup: float, N: int) -> float:
     """speedup / N: the fraction of N devices' work that is got."""
     _require_positive(speedup, speedup, N)

@@ -14,6 +14,7 @@ _METRIC_FORMATS = {
     "speedup": lambda value: f"speedup {value:.2f}x",
     "efficiency": lambda value: f"efficiency {value:.1%}",
     "images_per_second": lambda value: f"{value:,.0f} images/s",
+    "loss_after_5_steps": lambda value: f"loss {value:.3f} after 5 steps",
     "algbw_bytes_per_second": lambda value: f"algbw {value / 1e9:.3g} GB/s",
     "busbw_bytes_per_second": lambda value: f"busbw {value / 1e9:.3g} GB/s",
 }
