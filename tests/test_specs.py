@@ -55,7 +55,7 @@ def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
 REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]] = [
     (TrainingSpec, TRAINING, {"model": "vgg16"}, "model must be one of resnet18, .*, got 'vgg16'"),
     (TrainingSpec, TRAINING, {"strategy": "fsdp"}, "strategy must be one of single, ddp, got 'fsdp'"),
-    (TrainingSpec, TRAINING, {"precision": "fp8"}, "precision must be one of fp32, got 'fp8'"),
+    (TrainingSpec, TRAINING, {"precision": "fp8"}, "precision must be one of fp32, tf32, bf16, fp16, got 'fp8'"),
     (TrainingSpec, TRAINING, {"form": "graph"}, "form must be one of eager, got 'graph'"),
     (TrainingSpec, TRAINING, {"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
     (TrainingSpec, TRAINING, {"world_size": 2.0}, "world_size must be a whole number of at least 1, got 2.0"),

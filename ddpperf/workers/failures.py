@@ -51,7 +51,7 @@ class SetFailure(Exception):
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
     """How a process ended, waited for a moment: an interpreter closes its connection before its status is there."""
     try:
-        status = process.wait(timeout=2)
+        status = process.wait(timeout=5)
     except subprocess.TimeoutExpired:
         return "closed its connection before it answered, but runs on"
     if status < 0:
