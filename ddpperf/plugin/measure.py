@@ -58,10 +58,13 @@ class Measure:
         self._legs: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
-        """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails."""
+        """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails.
+
+        A step on one device is measured once by the same sets, for all tests that have it as their own or as a leg.
+        """
         if self.measured is not None:
             pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
-        self.measured = measured = self._measure(spec)
+        self.measured = measured = self._measure(spec, once=spec.in_turn)
         self._benchmark.extra_info["ddpperf"] = {
             "schema": SCHEMA,
             **measured.to_json(),
@@ -79,7 +82,7 @@ class Measure:
 
     def leg(self, name: str, spec: Spec) -> Measured:
         """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
-        measured = self._measure(spec)
+        measured = self._measure(spec, once=True)
         self._legs[name] = measured.to_json()
         return measured
 
@@ -89,12 +92,12 @@ class Measure:
             pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
         self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
 
-    def _measure(self, spec: Spec) -> Measured:
+    def _measure(self, spec: Spec, *, once: bool) -> Measured:
         if not isinstance(spec, Spec):
             pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
             pool = self._pool()
-            return pool.measure_once(spec) if spec.in_turn else pool.measure(spec)
+            return pool.measure_once(spec) if once else pool.measure(spec)
         except (SetFailure, ValueError) as error:
             failure = str(error)
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
