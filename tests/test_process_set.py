@@ -101,6 +101,13 @@ def test_two_sets_of_two_sides_interleave_their_rounds(marked: Marked, tmp_path:
     assert [name for _, name in sorted(rounds)] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
+def test_replicates_are_sets_of_their_own(marked: Marked) -> None:
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+        measured = pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    assert [(sample.set, sample.side, len(sample.seconds)) for sample in measured.samples] == [("A1", "A", 2), ("A2", "A", 2)]
+    assert set(measured.median_step_seconds()) == {"A1", "A2"}
+
+
 def test_a_spec_larger_than_the_set_is_refused_in_one_sentence(pool: Pool) -> None:
     with pytest.raises(ValueError, match="world_size=3 needs as many ranks, the sets have 2; add it to --world-sizes"):
         pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
