@@ -64,7 +64,7 @@ class Measure:
         """
         if self.measured is not None:
             pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
-        self.measured = measured = self._measure(spec, once=spec.in_turn)
+        self.measured = measured = self._measure(spec)
         self._benchmark.extra_info["ddpperf"] = {
             "schema": SCHEMA,
             **measured.to_json(),
@@ -92,12 +92,12 @@ class Measure:
             pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
         self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
 
-    def _measure(self, spec: Spec, *, once: bool) -> Measured:
+    def _measure(self, spec: Spec, *, once: bool = False) -> Measured:
         if not isinstance(spec, Spec):
             pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
             pool = self._pool()
-            return pool.measure_once(spec) if once else pool.measure(spec)
-        except (SetFailure, ValueError) as error:
+            return pool.measure_once(spec) if once or spec.in_turn else pool.measure(spec)
+        except (SetFailure, ValueError, OSError) as error:
             failure = str(error)
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice

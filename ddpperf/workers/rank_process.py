@@ -16,6 +16,7 @@ from pathlib import Path
 import ddpperf
 from ddpperf.workers.channel import Listener
 from ddpperf.workers.failures import Cause, RankFailure, describe_exit
+from ddpperf.workers.worker import STACKS_SIGNAL
 
 STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
@@ -94,7 +95,7 @@ class RankProcess:
         """Have it write the stacks of its threads to its log; returns where in the log they will begin."""
         begin = self._log.stat().st_size
         if not self.is_dead():
-            self._process.send_signal(signal.SIGUSR1)
+            self._process.send_signal(STACKS_SIGNAL)
         return begin
 
     def log_from(self, begin: int) -> str:
