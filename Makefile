@@ -19,7 +19,7 @@ perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)
 
 perf-smoke: .venv/ready
-	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 1,2 --batch-sizes 8 --rounds 3
+	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 1,2 --batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --rounds 3
 
 .venv/ready: pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "ddpperf needs Python 3.11 or newer, '$(PYTHON)' was not found;" \

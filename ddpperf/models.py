@@ -1,4 +1,4 @@
-"""ResNet, as torchvision builds it, without torchvision: a candidate build of torch often has none.
+"""ResNet, as torchvision builds it, without torchvision: a candidate build of torch often has none; and torchvision's own.
 
 State dicts are interchangeable with torchvision's models of the same name. The CIFAR forms have a 3x3 stem of stride 1
 and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the widths of the ImageNet form).
@@ -6,13 +6,12 @@ and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the widt
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ddpperf.specs import Model
 
 
 class BasicBlock(nn.Module):
@@ -110,8 +109,30 @@ class ResNet(nn.Module):
         return logits
 
 
-MODELS: dict[Model, Callable[[], nn.Module]] = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
     "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
     "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
 }
+
+
+def build(model: str) -> nn.Module:
+    """One of ours, or `torchvision:NAME` with random weights; raises ValueError for a name that torchvision has not.
+
+    Transformers that are built for one size of image are built for CIFAR's 32x32.
+    """
+    if model in MODELS:
+        return MODELS[model]()
+    name = model.removeprefix("torchvision:")
+    try:
+        import torchvision.models
+    except ImportError as error:
+        raise ValueError(f"model {model} needs torchvision, which this interpreter has not; install it") from error
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
+        raise ValueError(
+            f"model {model} is none of torchvision's; name one of them{', such as ' if near else ''}{', '.join(near)}"
+        )
+    sized = {"image_size": 32} if name.startswith("vit_") else {}
+    built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
+    return built

@@ -76,6 +76,19 @@ class Measured:
             for sample in self.samples
         }
 
+    def counter(self, name: str) -> dict[str, float]:
+        """By set, the greatest that a rank counted; empty if none did."""
+        return {sample.set: max(sample.counters[name]) for sample in self.samples if name in sample.counters}
+
+    def counted_seconds(self) -> float:
+        """What all rounds of all sets took: ranks that worked together at the same time, the others one after the other."""
+        return sum(
+            max(seconds[place] for place in turn if place < len(seconds))
+            for sample in self.samples
+            for seconds in sample.seconds
+            for turn in self.spec.turns(len(seconds))
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "spec": specs.to_json(self.spec),

@@ -35,6 +35,31 @@ def _device_seconds(step: Callable[[], None], iterations: int, device: torch.dev
     return milliseconds / 1e3
 
 
+def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:
+    """`step` with a slow-down of `seconds` after it: on a GPU the device spins, on the CPU the caller."""
+    if not seconds:
+        return step
+    cycles = int(seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
+
+    def slower() -> None:
+        step()
+        if device.type == "cuda":
+            torch.cuda._sleep(cycles)
+            return
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return slower
+
+
+def _cycles_per_second(device: torch.device) -> float:
+    """How fast the counter runs by which a GPU sleeps: measured, for it follows the GPU's clock."""
+    cycles = 10**8
+    torch.cuda._sleep(cycles)  # the first call loads the kernel
+    return cycles / seconds_of(lambda: torch.cuda._sleep(cycles), 1, device)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all it was given; the CPU always has."""
     if device.type == "cuda":

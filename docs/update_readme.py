@@ -1,6 +1,6 @@
-"""Make the README's table and picture from a stored run: python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json]
+"""Make the README's tables and picture from stored runs: python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
 
-Nothing in them is typed by hand; tests/test_readme.py checks that the README is what this makes of the run that it names.
+Nothing in them is typed by hand; tests/test_readme.py checks that the README is what this makes of the runs that it names.
 """
 
 from __future__ import annotations
@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from ddpperf.report.summary import summary_lines
-from ddpperf.specs import format_bytes
+from ddpperf.report.summary import format_seconds, summary_lines
+from ddpperf.results import Measured
+from ddpperf.specs import AllReduceSpec, format_bytes
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "overview.png"
-BLOCK = re.compile(r"(<!-- made by docs/update_readme.py from (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"<!-- made by docs/update_readme.py from (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+VERSUS = re.compile(r"<!-- made by docs/update_readme.py from (\S+) and (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def block(run: str) -> str:
@@ -25,9 +29,47 @@ def block(run: str) -> str:
     return "\n".join(["```text", *summary_lines(document), "```", ""])
 
 
-def updated(readme: str, run: str) -> str:
-    """The README's text with its block made from `run`."""
-    return BLOCK.sub(lambda _: f"<!-- made by docs/update_readme.py from {run} -->\n{block(run)}<!-- end -->", readme)
+def updated(readme: str, runs: Mapping[str, str]) -> str:
+    """The README's text with each block made from its run anew, or from the run that `runs` has for its hardware's folder."""
+
+    def made(found: re.Match[str]) -> str:
+        run = runs.get(folder_of(found[1]), found[1])
+        return f"<!-- made by docs/update_readme.py from {run} -->\n{block(run)}<!-- end -->"
+
+    def compared(found: re.Match[str]) -> str:
+        run = runs.get(folder_of(found[1]), found[1])
+        return f"<!-- made by docs/update_readme.py from {run} and {found[2]} -->\n{versus(run, found[2])}<!-- end -->"
+
+    return VERSUS.sub(compared, BLOCK.sub(made, readme))
+
+
+def versus(run: str, folder: str) -> str:
+    """A table of a run's all_reduces beside those that nccl-tests measured on the same machine: FOLDER has its output for N
+    GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`), of which the times in place are taken."""
+    document = json.loads((ROOT / run).read_text())
+    rows = ["| size | GPUs | here | nccl-tests | ratio | difference |", "|---|---|---|---|---|---|"]
+    for benchmark in document["benchmarks"]:
+        measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
+        if isinstance(spec := measured.spec, AllReduceSpec):
+            theirs = median(in_place(ROOT / folder / f"{spec.world_size}.txt")[spec.nbytes])
+            ours = median(measured.all_step_seconds())
+            cells = (format_seconds(ours), format_seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us")
+            rows.append(f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
+
+
+def in_place(output: Path) -> dict[int, list[float]]:
+    """By bytes, the seconds in place of every run of all_reduce_perf whose output the file holds."""
+    times: dict[int, list[float]] = {}
+    for line in output.read_text().splitlines():
+        columns = line.split()
+        if len(columns) >= 13 and columns[0].isdecimal():
+            times.setdefault(int(columns[0]), []).append(float(columns[9]) / 1e6)
+    return times
+
+
+def folder_of(run: str) -> str:
+    return Path(run).parent.name
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:
@@ -40,7 +82,10 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         benchmark["extra_info"]["ddpperf"]
         for benchmark in document["benchmarks"]
         if benchmark["name"].startswith("test_weak_scaling[")
+        and benchmark["extra_info"]["ddpperf"]["spec"]["strategy"] != "data_parallel"
     ]
+    model = training[0]["spec"]["model"]
+    training = [each for each in training if each["spec"]["model"] == model]
     sizes = sorted({each["spec"]["world_size"] for each in training})
     left.plot(sizes, sizes, color="0.7", linestyle="--", label="linear")
     for batch_size in sorted({each["spec"]["per_rank_batch_size"] for each in training}):
@@ -50,7 +95,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
             if each["spec"]["per_rank_batch_size"] == batch_size
         )
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
-    left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title="Training step of ResNet-18, eager DDP, fp32")
+    left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, eager")
     left.legend()
     reducing = [each for each in ours if each["spec"]["measurement"] == "all_reduce"]
     for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
@@ -70,12 +115,12 @@ def draw(document: dict[str, Any], picture: Path) -> None:
 
 
 def main() -> None:
+    given = [Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:]]
     readme = ROOT / "README.md"
-    named = BLOCK.search(readme.read_text())
-    assert named is not None, "the README has no block to fill"
-    run = Path(sys.argv[1]).resolve().relative_to(ROOT).as_posix() if sys.argv[1:] else named[2]
-    readme.write_text(updated(readme.read_text(), run))
-    draw(json.loads((ROOT / run).read_text()), PICTURE)
+    text = updated(readme.read_text(), {folder_of(run): run for run in given})
+    readme.write_text(text)
+    *_, pictured = (found[1] for found in BLOCK.finditer(text))
+    draw(json.loads((ROOT / pictured).read_text()), PICTURE)
 
 
 if __name__ == "__main__":

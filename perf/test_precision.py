@@ -9,6 +9,7 @@ import pytest
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import Precision, TrainingSpec
+from perf.metrics import training_metrics
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -17,13 +18,11 @@ CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 def precisions(options: Options) -> Iterator[TrainingSpec]:
     for precision in GPU_PRECISIONS if options.device == "cuda" else CPU_PRECISIONS:
         for batch_size in options.batch_sizes:
-            yield TrainingSpec(world_size=1, per_rank_batch_size=batch_size, strategy="single", precision=precision)
+            yield options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
 
 
 @pytest.mark.specs(cells=precisions)
 def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
-    seconds = step.median_step_seconds()
-    losses = {sample.set: sample.counters["loss_after_5_steps"][0] for sample in step.samples}
-    measure.metric("images_per_second", "1/s", {name: spec.per_rank_batch_size / t for name, t in seconds.items()})
-    measure.metric("loss_after_5_steps", "1", losses)
+    training_metrics(measure, step)
+    measure.metric("loss_after_5_steps", "1", step.counter("loss_after_5_steps"))

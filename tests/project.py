@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
+UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")  # variables of whoever runs the tests; torch sets the last
 
 # A small experiment: one all_reduce of 1 KiB on two ranks.
 ALL_REDUCE = """
@@ -31,9 +32,7 @@ class Marked:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="t"))  # short: a Unix socket's path has at most 107 characters
-        self.environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "GITHUB_", "CUDA_VISIBLE"))
-        } | {
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)} | {
             "TMPDIR": str(self.folder),
             "PYTHONPATH": str(REPOSITORY),
             "DDPPERF_LOCK_SCOPE": uuid.uuid4().hex,
@@ -85,13 +84,14 @@ class Project(Marked):
         (root / "conftest.py").write_text('pytest_plugins = ["ddpperf.plugin"]\n')
         (root / "pytest.ini").write_text("[pytest]\n")
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start pytest. output: the file descriptor that it prints to."""
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2"]
         return subprocess.Popen(
             [*command, "--rounds", "3", *arguments],
             cwd=self.root,
             env=self.environment,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
@@ -107,6 +107,10 @@ class Project(Marked):
 
     def saved_runs(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in sorted(self.root.glob(".ddpperf/runs/*/*.json"))]
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """What the newest run stored of each of its tests, by the test's name with its cell."""
+        return {each["name"]: each["extra_info"]["ddpperf"] for each in self.saved_runs()[-1]["benchmarks"]}
 
 
 class Finished:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import FLOAT32_BYTES, AllReduceSpec, Fault, FaultCommand, FaultKind, Model, Spec, Strategy, TrainingSpec
+from ddpperf.specs import (
+    FLOAT32_BYTES,
+    AllReduceSpec,
+    EpochSpec,
+    Fault,
+    FaultCommand,
+    FaultKind,
+    Input,
+    MemoryFormat,
+    Model,
+    Precision,
+    SamplerSpec,
+    Spec,
+    Strategy,
+    TrainingSpec,
+    is_own_model,
+)
+from ddpperf.specs.base import MOST_DELAY_SECONDS
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
 
@@ -33,16 +50,44 @@ faults = st.builds(
 )
 
 
+delays = st.just(0.0) | st.floats(0, MOST_DELAY_SECONDS)
+models = st.sampled_from((*get_args(Model), "torchvision:mobilenet_v3_small", "my.models:small"))
+
+
 @st.composite
-def training_specs(draw: st.DrawFn) -> TrainingSpec:
-    world_size = draw(st.just(1) | st.integers(2, 1024))
-    return TrainingSpec(
-        model=draw(st.sampled_from(get_args(Model))),
-        world_size=world_size,
-        per_rank_batch_size=draw(st.integers(2, 4096)),
-        strategy=draw(st.sampled_from(get_args(Strategy))) if world_size == 1 else "ddp",
-        fault=draw(st.none() | faults),
-    )
+def training_fields(draw: st.DrawFn, kinds: tuple[Input, ...]) -> dict[str, Any]:
+    """A training's fields, of which any may differ from its default, with an input of one of these kinds."""
+    strategy = draw(st.sampled_from(get_args(Strategy)))
+    world_size = 1 if strategy == "single" else draw(st.integers(1 if strategy == "ddp" else 2, 1024))
+    batch = draw(st.integers(2, 4096))
+    model = draw(models)
+    # a resnet18's batches are all whole, since a last one of a single image is refused
+    images = world_size * batch * draw(st.integers(1, 50)) if model == "resnet18" else draw(st.integers(world_size, 10**6))
+    kind = "fixed" if is_own_model(model) else draw(st.sampled_from(kinds))
+    return {
+        "model": model,
+        "world_size": world_size,
+        "per_rank_batch_size": batch,
+        "strategy": strategy,
+        "precision": draw(st.sampled_from(get_args(Precision))),
+        "memory_format": draw(st.sampled_from(get_args(MemoryFormat))),
+        "input": kind,
+        "loader_workers": draw(st.integers(0, 8)) if kind == "dataloader" else 0,
+        "data": draw(st.sampled_from(("synthetic", "cifar10"))),
+        "digest": draw(st.text("0123456789abcdef", max_size=4)),
+        "epoch_images": images,
+        "drop_last": draw(st.booleans()),
+        "delay_seconds": draw(delays),
+        "fault": draw(st.none() | faults),
+    }
+
+
+def training_specs() -> st.SearchStrategy[TrainingSpec]:
+    return training_fields(("fixed", "device")).map(lambda fields: TrainingSpec(**fields))
+
+
+def epoch_specs() -> st.SearchStrategy[EpochSpec]:
+    return training_fields(get_args(Input)).map(lambda fields: EpochSpec(**fields))
 
 
 @st.composite
@@ -50,11 +95,25 @@ def all_reduce_specs(draw: st.DrawFn) -> AllReduceSpec:
     return AllReduceSpec(
         world_size=draw(st.integers(2, 1024)),
         nbytes=FLOAT32_BYTES * draw(st.integers(1, 2**30)),
+        delay_seconds=draw(delays),
         fault=draw(st.none() | faults),
     )
 
 
-specs: st.SearchStrategy[Spec] = training_specs() | all_reduce_specs()
+@st.composite
+def sampler_specs(draw: st.DrawFn) -> SamplerSpec:
+    world_size = draw(st.integers(1, 1024))
+    return SamplerSpec(
+        world_size=world_size,
+        epoch_images=draw(st.integers(world_size, 10**6)),
+        set_epoch=draw(st.booleans()),
+        drop_last=draw(st.booleans()),
+        delay_seconds=draw(delays),
+        fault=draw(st.none() | faults),
+    )
+
+
+specs: st.SearchStrategy[Spec] = training_specs() | epoch_specs() | all_reduce_specs() | sampler_specs()
 
 
 @st.composite

@@ -34,6 +34,12 @@ def test_weak_speedup_is_the_work_done_more(t1: float, tN: float, N: int, speedu
     assert weak_speedup(t1, tN, N) == pytest.approx(speedup)
 
 
+@pytest.mark.parametrize(("t1", "tN", "N", "speedup"), [(1.0, 0.5, 2, 2.0), (3.0, 1.0, 4, 3.0), (1.0, 2.0, 8, 0.5)])
+def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup: float) -> None:
+    assert strong_speedup(t1, tN, N) == pytest.approx(speedup)
+    assert weak_speedup(t1, tN, N) == pytest.approx(N * speedup), "an epoch ratio times N is the course reports' mistake"
+
+
 @pytest.mark.parametrize(("t1", "t4", "speedup", "wrong"), [(0.105, 0.4, "1.05x", "4.20x"), (0.1, 0.11, "3.64x", "14.55x")])
 def test_a_ratio_of_epoch_times_is_the_speedup_already(t1: float, t4: float, speedup: str, wrong: str) -> None:
     """An epoch on N devices has an Nth of the steps; whoever multiplies its ratio by N once more reads N times too much."""
@@ -64,6 +70,8 @@ def test_efficiency_is_the_ratio_of_step_times(t1: float, tN: float, N: int) -> 
 def test_a_speedup_of_no_times_is_refused(t1: float, tN: float, N: int) -> None:
     with pytest.raises(ValueError, match="a speedup needs positive times and a world size of at least 1, got"):
         weak_speedup(t1, tN, N)
+    with pytest.raises(ValueError, match="a speedup needs positive times and a world size of at least 1, got"):
+        strong_speedup(t1, tN, N)
 
 
 @pytest.mark.parametrize(("speedup", "N"), [(0, 2), (-1, 2), (math.nan, 2), (1, 0), (1, -2)])
@@ -138,9 +146,3 @@ def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) 
 def test_a_slow_round_does_not_move_the_spread(values: list[float], slow: float) -> None:
     """One round in ten stalls: the standard deviation would be nearly the mean or more."""
     assert relative_iqr([*values, slow]) <= 0.1 + 1e-9
-
-
-@pytest.mark.parametrize(("t1", "tN", "N", "speedup"), [(1.0, 0.5, 2, 2.0), (3.0, 1.0, 4, 3.0), (1.0, 2.0, 8, 0.5)])
-def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup: float) -> None:
-    assert strong_speedup(t1, tN, N) == pytest.approx(speedup)
-    assert weak_speedup(t1, tN, N) == pytest.approx(N * speedup), "an epoch ratio times N is the course reports' mistake"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.compare import NOISY_LIMIT, QUIET_LIMIT, Change, Comparison, compare
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -55,6 +56,7 @@ def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
         AllReduceSpec(world_size=2, nbytes=2048),
         AllReduceSpec(world_size=3, nbytes=1024),
         TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
+        SamplerSpec(world_size=2, epoch_images=1024),
     ],
 )
 def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
@@ -63,10 +65,28 @@ def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
     assert comparison.holes == {"t": "measures another spec than in 0001_x.json"}
 
 
-def test_another_model_under_the_same_test_id_is_a_hole() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "resnet50_cifar"},
+        {"memory_format": "channels_last"},
+        {"data": "cifar10"},
+        {"digest": "0f"},
+        {"epoch_images": 512},
+        {"drop_last": False},
+        {"delay_seconds": 0.001},
+    ],
+)
+def test_other_work_under_the_same_test_id_is_a_hole(change: dict[str, Any]) -> None:
     spec = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
-    other = dataclasses.replace(spec, model="resnet50_cifar")
+    other = dataclasses.replace(spec, **change)
     assert compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=spec)}).holes.keys() == {"t"}
+
+
+def test_an_epoch_is_not_compared_with_its_step() -> None:
+    step = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    epoch = EpochSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    assert compared({"t": measured(0.1, spec=epoch)}, {"t": measured(0.1, spec=step)}).holes.keys() == {"t"}
 
 
 def test_what_is_missing_on_one_side_is_a_hole_and_on_neither_none() -> None:

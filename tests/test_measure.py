@@ -1,4 +1,4 @@
-"""The `measure` fixture's own refusals; what it measures is tested in runs of pytest."""
+"""The `measure` fixture: what it refuses, and what it keeps of a test; what it measures is tested in test_plugin.py, too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,34 @@ import pytest
 from ddpperf.plugin.measure import Measure, VirtualClock
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.pool import Pool
+from tests.project import Project
+
+REFUSALS = """
+import dataclasses
+import pytest
+from ddpperf.specs import AllReduceSpec, Fault
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+OTHER = AllReduceSpec(world_size=2, nbytes=2048)
+
+def test_doubted(measure):
+    measure(SPEC)
+    measure.leg("other", OTHER)
+    measure.doubt("the moon is full")
+
+def test_again(measure):
+    measure(OTHER)
+
+def test_two_of_its_own(measure):
+    measure(SPEC)
+    measure(OTHER)
+
+def test_legs_of_two_sets(measure):
+    measure(SPEC)
+    with pytest.raises(pytest.fail.Exception, match="rank 1 of set A1 was killed by SIGKILL"):
+        measure.leg("dying", dataclasses.replace(OTHER, fault=Fault(kind="kill", rank=1)))
+    measure.leg("other", OTHER)
+"""
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 
@@ -57,3 +85,29 @@ def test_the_clock_gives_a_duration_back_to_the_last_bit(seconds: float) -> None
         start = clock()
         clock.advance(seconds)
         assert clock() - start == seconds
+
+
+def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(project: Project) -> None:
+    project.experiment.write_text(REFUSALS)
+    run = project.run()
+    run.assert_one_sentence(1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second")
+    run.assert_one_sentence(1, "test_legs_of_two_sets failed: a process set was replaced before the leg other")
+    run.assert_one_sentence(1, "doubtful: the moon is full: test_doubted")
+    header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()
+    outcomes = {test.rpartition("::")[2]: outcome["outcome"] for test, outcome in header["outcomes"].items()}
+    assert outcomes == {
+        "test_doubted": "passed",
+        "test_again": "passed",
+        "test_two_of_its_own": "failed",
+        "test_legs_of_two_sets": "failed",
+    }
+    assert {test: each["notes"] for test, each in stored.items()} == {
+        "test_doubted": ["doubtful: the moon is full"],
+        "test_again": [],
+        "test_two_of_its_own": [],
+        "test_legs_of_two_sets": [],
+    }
+    assert list(stored["test_doubted"]["legs"]) == ["other"]
+    assert stored["test_again"]["samples"] == stored["test_doubted"]["legs"]["other"]["samples"], "measured once, as the leg"
+    assert list(stored["test_legs_of_two_sets"]["legs"]) == [], "whatever a refused leg gave is not kept"
+    assert stored["test_legs_of_two_sets"]["samples"] == stored["test_doubted"]["samples"], "before the set was replaced"

@@ -1,14 +1,15 @@
-"""Our ResNets beside torchvision's: the same parameters, the same start, and the same outputs to the last bit."""
+"""Our ResNets beside torchvision's, equal to the last bit; and torchvision's own models by their names."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ddpperf.models import MODELS
+from ddpperf.models import MODELS, build
 from ddpperf.specs import Model
 from tests.strategies import one_thread
 
@@ -95,3 +96,56 @@ def test_the_cifar_stem_keeps_the_resolution() -> None:
     stem = model.maxpool(model.conv1(IMAGES))
     assert stem.shape == (2, 64, 32, 32)
     assert model(IMAGES).shape == (2, 10)
+
+
+# --- torchvision's own
+
+
+def test_a_model_of_torchvision_goes_by_its_name() -> None:
+    models: Any = pytest.importorskip("torchvision").models
+    torch.manual_seed(0)
+    ours = build("torchvision:mobilenet_v3_small")
+    torch.manual_seed(0)
+    theirs = models.mobilenet_v3_small()
+    assert type(ours) is type(theirs)
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()), "random weights"
+    assert ours(IMAGES).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_own_names_are_ours(name: Model) -> None:
+    with torch.device("meta"):
+        assert type(build(name)) is type(MODELS[name]())
+
+
+def test_a_transformer_is_built_for_images_of_32x32() -> None:
+    pytest.importorskip("torchvision")
+    with torch.device("meta"):  # shapes only
+        model: Any = build("torchvision:vit_b_16")
+        assert model(IMAGES.to("meta")).shape == (2, 1000)
+    assert (model.image_size, model.seq_length) == (32, 1 + 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("torchvision:mobilnet_v3_small", r"such as mobilenet_v3_small, "),
+        ("torchvision:vit", r"name one of them"),
+        ("torchvision:zzzzzz", r"name one of them$"),
+        ("torchvision:fasterrcnn_resnet50_fpn", r"name one of them"),  # it classifies no images
+        ("vgg16_by_hand", r"such as vgg16"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_is_near(name: str, advice: str) -> None:
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match=rf"^model {name} is none of torchvision's; .*{advice}") as refusal:
+        build(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_torchvision_only_ours_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    with torch.device("meta"):
+        build("resnet18")
+    with pytest.raises(ValueError, match=r"^model torchvision:vit_b_16 needs torchvision, which .* has not; install it$"):
+        build("torchvision:vit_b_16")

@@ -1,47 +1,97 @@
-"""Options: the defaults of each machine, and one sentence for each mistake."""
+"""Options: the defaults of each machine, what is made of them, and one sentence for each mistake."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddpperf.plugin.options import check_world_sizes, default_world_sizes
+from ddpperf.plugin.dataset import Data
+from ddpperf.plugin.options import Options, is_experiment, read_options
+from ddpperf.specs import EpochSpec, TrainingSpec
 from tests.project import Project
 
+pytest_plugins = ["pytester"]  # for the one Config that it parses; runs have a project of their own
+
+THRESHOLD = '[[threshold]]\nhardware = "h200x4"\ntest = "test_weak_scaling"\nspeedup = 3.6\n'
+
+
+@pytest.fixture
+def read(pytester: pytest.Pytester) -> Callable[..., Options]:
+    """The options that a command line gives on a machine with so many GPUs."""
+    return lambda *arguments, gpus=0: read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+
+
+def test_defaults_on_the_cpu(read: Callable[..., Options]) -> None:
+    options = read()
+    assert (options.device, options.world_sizes) == ("cpu", (1, 2))
+    assert (options.batch_sizes, options.batch_sweep) == ((32,), (32, 128, 512, 2048))
+    assert options.global_batch_sizes == (64,)
+    assert (options.model, options.precision) == ("resnet18", "fp32")
+    assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000)
+    assert (options.epoch_images, options.delay_seconds) == (1024, 0.0)
+    assert (options.rounds, options.deadline_seconds, options.worker_logs, options.slower_ratio) == (10, 120.0, None, None)
+    assert read("--device", "cpu", gpus=4) == read(), "whatever GPUs there are"
+
+
+def test_defaults_on_gpus(read: Callable[..., Options]) -> None:
+    options = read(gpus=4)
+    assert (options.device, options.world_sizes) == ("cuda", (1, 2, 4))
+    assert (options.batch_sizes, options.batch_sweep) == ((32, 128, 512), (32, 128, 512, 2048))
+    assert options.global_batch_sizes == (128, 512)
+    assert (options.model, options.precision) == ("resnet18_cifar", "bf16")
+    assert options.epoch_images == 50_000, "all of the data set"
+
+
+def test_what_is_given_is_taken(read: Callable[..., Options]) -> None:
+    options = read(
+        *("--device", "cuda", "--world-sizes", "2,1", "--batch-sizes", "64, 16", "--global-batch-sizes", "32,8"),
+        *("--model", "resnet50_cifar", "--precision", "tf32", "--epoch-images", "2", "--slow-down", "10", "--rounds", "3"),
+        *("--deadline", "0.5", "--benchmark-compare-fail=median:5%", "--benchmark-compare"),
+        gpus=2,
+    )
+    assert (options.world_sizes, options.batch_sizes, options.batch_sweep) == ((1, 2), (16, 64), (16, 64))
+    assert (options.global_batch_sizes, options.model, options.precision) == ((8, 32), "resnet50_cifar", "tf32")
+    assert (options.epoch_images, options.delay_seconds, options.rounds, options.deadline_seconds) == (2, 10.0, 3, 0.5)
+    assert options.slower_ratio == pytest.approx(1.05)
+    assert read("--precision", "bf16", "--epoch-images", "50000").precision == "bf16", "which the CPU has"
+
+
+def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]) -> None:
+    cpu = read("--model", "resnet50_cifar", "--precision", "bf16", "--epoch-images", "100")
+    step = cpu.step(world_size=2, per_rank_batch_size=8)
+    fields: Any = {"model": "resnet50_cifar", "precision": "bf16", "epoch_images": 100, "per_rank_batch_size": 8}
+    assert step == TrainingSpec(world_size=2, strategy="ddp", memory_format="contiguous", data="synthetic", **fields)
+    alone = TrainingSpec(world_size=1, strategy="single", memory_format="contiguous", **fields)
+    assert cpu.step(world_size=1, per_rank_batch_size=8) == alone
+    cuda = read("--model", "resnet50_cifar", "--precision", "fp16", "--epoch-images", "100", gpus=2)
+    epoch = cuda.epoch(world_size=2, per_rank_batch_size=8, strategy="data_parallel", precision="bf16")
+    assert epoch == EpochSpec(world_size=2, strategy="data_parallel", memory_format="channels_last", **fields)
+
+
+def test_images_of_a_data_set_are_known_by_their_digest(tmp_path: Path, read: Callable[..., Options]) -> None:
+    options = read()
+    data = Data(name="imagefolder", path=tmp_path / "x.pt", digest="0123456789ab", train_images=7)
+    spec = Options(**{**vars(options), "data": data}).step(world_size=1, per_rank_batch_size=2)
+    assert (spec.data, spec.digest) == ("imagefolder", "0123456789ab")
+
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "expected"),
+    ("test", "experiment"),
     [
-        ("cpu", 0, (1, 2)),
-        ("cpu", 8, (1, 2)),
-        ("cuda", 0, (1,)),
-        ("cuda", 1, (1,)),
-        ("cuda", 2, (1, 2)),
-        ("cuda", 4, (1, 2, 4)),
-        ("cuda", 6, (1, 2, 4, 6)),
-        ("cuda", 8, (1, 2, 4, 8)),
+        ("perf/test_it.py::test_a", True),
+        ("project/perf/test_it.py::test_a[perf]", True),
+        ("tests/test_it.py::test_a[perf/x]", False),
+        ("tests/perf.py", False),
     ],
 )
-def test_world_sizes_default_to_powers_of_two_and_all_gpus(device: str, gpus: int, expected: tuple[int, ...]) -> None:
-    assert default_world_sizes(device, gpus) == expected
+def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool) -> None:
+    assert is_experiment(test) is experiment
 
 
-@pytest.mark.parametrize(
-    ("world_sizes", "gpus", "sentence"),
-    [
-        ((1, 8), 4, "world_size=8 needs 8 GPUs, found 4; pass --world-sizes 1,2,4 or --device cpu"),
-        ((1,), 0, "world_size=1 needs 1 GPU, found 0; pass --device cpu"),
-    ],
-)
-def test_more_ranks_than_gpus_are_refused_with_what_would_do(world_sizes: tuple[int, ...], gpus: int, sentence: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence)}$"):
-        check_world_sizes(world_sizes, "cuda", gpus)
-
-
-def test_as_many_ranks_as_gpus_or_more_ranks_than_cores_are_allowed() -> None:
-    check_world_sizes((1, 4), "cuda", 4)
-    check_world_sizes((64,), "cpu", 0)
+# --- mistakes
 
 
 @pytest.mark.parametrize(
@@ -50,14 +100,33 @@ def test_as_many_ranks_as_gpus_or_more_ranks_than_cores_are_allowed() -> None:
         (["--device", "cuda"], "world_size=2 needs 2 GPUs, found 0; pass --device cpu"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'; pass one of them"),
         (["--world-sizes", "0"], "--world-sizes takes whole numbers from 1 to 999999, got '0'"),
-        (["--world-sizes", "two"], "--world-sizes takes whole numbers from 1 to 999999, got 'two'"),
         (["--world-sizes", "2,2"], "--world-sizes names a size twice, got '2,2'; name each once"),
         (["--world-sizes", "4096"], "--world-sizes goes up to 1024, got 4096; pass fewer ranks"),
         (["--batch-sizes", "32,"], "--batch-sizes takes whole numbers from 1 to 999999, got ''"),
-        (["--rounds", "0"], "--rounds takes whole numbers from 1 to 999999, got '0'"),
+        (["--global-batch-sizes", "none"], "--global-batch-sizes takes whole numbers from 1 to 999999, got 'none'"),
+        (
+            ["--world-sizes", "1,2,3", "--global-batch-sizes", "12,64"],
+            "--global-batch-sizes 64 does not divide over 3 ranks; pass a multiple of 3, or other --world-sizes",
+        ),
+        (["--model", "vgg16"], "--model: model must be one of resnet18, resnet18_cifar, resnet50_cifar, torchvision:NAME or"),
+        (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16, fp16, got 'fp8'; pass one of them"),
+        (["--precision", "fp16"], "--precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
+        (["--precision", "tf32"], "--precision tf32 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
+        (
+            ["--data", "nonsense"],
+            "--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'; pass one of them",
+        ),
+        (["--epoch-images", "0"], "--epoch-images takes whole numbers from 1 to 999999, got '0'"),
+        (
+            ["--epoch-images", "50001"],
+            "--epoch-images takes 2 to 50000 images, an image a rank and what the data set synthetic",
+        ),
+        (["--epoch-images", "1"], "--epoch-images takes 2 to 50000 images, an image a rank and what the data set synthetic"),
+        (["--slow-down", "0"], "--slow-down takes seconds above 0 and up to 10, got '0'; pass for example --slow-down 0.5"),
+        (["--slow-down", "nan"], "--slow-down takes seconds above 0 and up to 10, got 'nan'"),
+        (["--slow-down", "99"], "--slow-down takes seconds above 0 and up to 10, got '99'"),
         (["--rounds", "9" * 5000], "--rounds takes whole numbers from 1 to 999999, got '999999"),
         (["--deadline", "never"], "--deadline takes seconds above 0 and up to 86400, got 'never'"),
-        (["--deadline", "nan"], "--deadline takes seconds above 0 and up to 86400, got 'nan'"),
         (["--worker-logs", "pytest.ini"], "--worker-logs takes a folder that can be written, got 'pytest.ini'"),
         (["--benchmark-compare="], "--benchmark-compare takes the word after it, got ''"),
         (["--benchmark-compare", "perf"], "--benchmark-compare takes the word after it, got 'perf'"),
@@ -70,9 +139,22 @@ def test_as_many_ranks_as_gpus_or_more_ranks_than_cores_are_allowed() -> None:
         ),
         (["--benchmark-compare-fail=min:5%", "--benchmark-compare"], "--benchmark-compare-fail takes one median:N%"),
     ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+    ids=lambda value: "_".join(value)[:50] if isinstance(value, list) else "",
 )
 def test_a_wrong_option_is_one_sentence_and_status_4(project: Project, arguments: list[str], sentence: str) -> None:
     run = project.run("perf", *arguments)
     run.assert_one_sentence(4, f"ERROR: {sentence}")
+    assert project.saved_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"[[threshold", "perf/thresholds.toml is no TOML that can be read"),
+        (THRESHOLD.encode() + b"speed = 1\n", "threshold 1 of perf/thresholds.toml has the unknown key 'speed'; write speedup"),
+    ],
+)
+def test_a_broken_file_of_thresholds_is_one_sentence_and_status_4(project: Project, content: bytes, sentence: str) -> None:
+    (project.root / "perf" / "thresholds.toml").write_bytes(content)
+    project.run().assert_one_sentence(4, f"ERROR: {sentence}")
     assert project.saved_runs() == []

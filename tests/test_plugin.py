@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf.plugin.hardware import hardware_key
 from tests.project import ALL_REDUCE, Project, wait_until
 
 TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
@@ -36,6 +37,31 @@ def test_step(measure, spec):
 @pytest.mark.specs(cells=reductions)
 def test_all_reduce(measure, spec):
     measure(spec)
+"""
+
+STEP = """
+import pytest
+
+def steps(options):
+    yield options.step(world_size=1, per_rank_batch_size=2)
+
+@pytest.mark.specs(cells=steps)
+def test_step(measure, spec):
+    seconds = measure(spec).median_step_seconds()
+    measure.metric("images_per_second", "1/s", {name: 2 / t for name, t in seconds.items()})
+"""
+
+THRESHOLD = """
+[[threshold]]
+hardware = "{}"
+test = "test_step"
+where = {{ world_size = 1 }}
+images_per_second = {!r}
+
+[[threshold]]
+hardware = "h200x4"
+test = "test_step"
+images_per_second = 1e12
 """
 
 
@@ -168,7 +194,28 @@ def test_two_cells_of_one_id_and_impossible_cells_are_refused(project: Project) 
     project.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
     project.run().assert_one_sentence(4, "ERROR: test_step has two cells of one id, which is a stored key; measure each once")
     project.experiment.write_text(ONE_DEVICE.replace("batch_size=2", "batch_size=1"))
-    project.run().assert_one_sentence(4, "ERROR: test_step cannot measure that: resnet18", "use a batch of at least 2")
+    project.run().assert_one_sentence(4, "ERROR: test_step cannot measure that: resnet18", "use batches of at least 2")
+
+
+def test_a_metric_below_its_threshold_fails_its_test_and_a_slowed_step_is_noticed(project: Project) -> None:
+    """A second run may be three times as slow, the machine being busy; the delay makes the step at least ten times as slow."""
+    project.experiment.write_text(STEP)
+    thresholds, key = project.root / "perf" / "thresholds.toml", hardware_key("cpu", [])
+    thresholds.write_text(THRESHOLD.format(key, 1e6))
+    arguments = "perf", "--world-sizes", "1", "--rounds", "1"
+    run = project.run(*arguments)
+    ((test, stored),) = project.measured().items()
+    found = stored["metrics"]["images_per_second"]["value"]
+    sentence = "images_per_second {:.6g} is below {:.6g}, the least that threshold 1 (test_step on {}, world_size=1) allows"
+    run.assert_one_sentence(1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, 1e6, key)}")
+    run.assert_one_sentence(1, f"thresholds: 1 of the 1 for {key} were applied")
+    least = found / 3
+    thresholds.write_text(THRESHOLD.format(key, least))
+    project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")
+    slowed = project.run(*arguments, "--slow-down", "0.5")
+    ((test, stored),) = project.measured().items()
+    found = stored["metrics"]["images_per_second"]["value"]
+    slowed.assert_one_sentence(1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, least, key)}")
 
 
 def test_other_tests_keep_their_exit_status(project: Project) -> None:

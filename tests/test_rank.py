@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from typing import Any
 
 import pytest
 
 from ddpperf import specs
-from ddpperf.specs import TrainingSpec
+from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.training import TrainingEpoch
 from ddpperf.workers import rank
 from ddpperf.workers.rank import Rank
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6)
 
 
 class Recorder:
@@ -44,6 +48,17 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return mine
 
 
+class EpochRecorder(Recorder, TrainingEpoch):
+    """An epoch that writes down what is asked of it, and says that half of it is done."""
+
+    def warm_up(self, steps: int) -> None:
+        self.calls.append(f"warm up {steps}")
+
+    def step(self) -> None:
+        super().step()
+        self.report(0.5)
+
+
 def recorder_of(mine: Rank) -> Recorder:
     assert isinstance(mine.measurement, Recorder)
     return mine.measurement
@@ -64,6 +79,52 @@ def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, mo
     monkeypatch.setattr(rank, "seconds_of", timed)
     assert opened.sample(3) == {"seconds": 1.5}
     assert recorder.calls == ["start", "step", "timed 3", "end 4"]
+
+
+def test_an_epoch_is_warmed_up_its_own_way_and_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first epoch that is not timed would take as long as the one that is."""
+    monkeypatch.setitem(rank.MEASUREMENTS, EPOCH.measurement, EpochRecorder)
+    reported: list[float] = []
+    mine = Rank(0, report=reported.append)
+    mine.open(specs.to_json(EPOCH))
+    assert recorder_of(mine).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
+    assert mine.sample(1)["seconds"] > 0
+    assert recorder_of(mine).calls[2:] == ["start", "step", "end 1"]
+    assert reported == [0.5]
+
+
+def test_the_delay_is_in_every_step_and_in_an_epoch_for_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    monkeypatch.setitem(rank.MEASUREMENTS, EPOCH.measurement, EpochRecorder)
+    delays: list[float] = []
+
+    def delayed(step: Any, seconds: float, _: Any) -> Any:
+        delays.append(seconds)
+        return step
+
+    monkeypatch.setattr(rank, "delayed", delayed)
+    for spec in (SINGLE, EPOCH):
+        Rank(0).open(specs.to_json(dataclasses.replace(spec, delay_seconds=0.25)))
+    assert delays == [0.25, 3 * 0.25]
+
+
+def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    mine = Rank(0)
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
+    assert mine.sample(3)["seconds"] >= 0.03
+    mine.open(specs.to_json(SINGLE))
+    assert mine.sample(3)["seconds"] < 0.01, "nor is the next one slowed down"
+
+
+def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
+    """As a model under DDP is, whose memory on a GPU the next measurement needs."""
+    recorder = recorder_of(opened)
+    vars(recorder)["itself"] = recorder
+    gone = weakref.ref(recorder)
+    del recorder
+    opened.close()
+    assert gone() is None
 
 
 def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:

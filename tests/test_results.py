@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED, measurements
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -79,6 +80,38 @@ def test_identical_noisy_devices_do_not_look_slower_the_more_they_are() -> None:
     assert mean(median(map(max, each.seconds)) for each in samples) > 1.07  # what they would look like round by round
 
 
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        (AllReduceSpec(world_size=3, nbytes=1024), 2.0 + 8.0 + 4.0),  # together: a round takes as long as its slowest rank
+        (ALONE, 1.0 + 2.0 + 0.5 + 8.0 + 4.0 + 0.25 + 4.0 + 1.0 + 1.0),  # one after the other
+        (EpochSpec(world_size=1, per_rank_batch_size=32, strategy="single"), 1.0 + 8.0 + 4.0),  # the first alone
+        (TrainingSpec(world_size=3, per_rank_batch_size=32, strategy="data_parallel"), 1.0 + 8.0 + 4.0),
+    ],
+)
+def test_what_the_rounds_took_is_told_by_who_worked_at_the_same_time(spec: Spec, seconds: float) -> None:
+    both = measured(sample((1.0, 2.0, 0.5), (8.0, 4.0, 0.25)), sample((4.0, 1.0, 1.0), name="A2"), spec=spec, iterations=4)
+    assert both.counted_seconds() == seconds
+
+
+@BOUNDED
+@given(measurements())
+def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measured) -> None:
+    rounds = [ranks for sample in measured.samples for ranks in sample.seconds]
+    assert sum(map(min, rounds)) <= measured.counted_seconds() * (1 + 1e-9)
+    assert measured.counted_seconds() <= sum(map(sum, rounds)) * (1 + 1e-9)
+    for step, ranks in zip(measured.all_step_seconds(), rounds, strict=True):
+        assert min(ranks) <= step * measured.iterations * (1 + 1e-9)
+        assert step * measured.iterations <= max(ranks) * (1 + 1e-9)
+
+
+def test_a_counter_is_the_greatest_of_its_ranks_in_each_set_that_has_it() -> None:
+    one, other = sample((1.0, 1.0)), sample((1.0, 1.0), name="A2")
+    one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})
+    assert measured(one, other).counter("peak_memory_bytes") == {"A1": 5.0}
+    assert measured(one, other).counter("gradient_bytes") == {}
+
+
 @BOUNDED
 @given(measurements())
 def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
@@ -101,7 +134,10 @@ def stored_sample(**change: Any) -> dict[str, Any]:
     ("fields", "sentence"),
     [
         ({}, "another form than this: KeyError('spec')"),
-        (stored(spec={"measurement": "broadcast"}), "measurement must be one of training_step, all_reduce, got 'broadcast'"),
+        (
+            stored(spec={"measurement": "broadcast"}),
+            "measurement must be one of training_step, training_epoch, all_reduce, sampler, got 'broadcast'",
+        ),
         (stored(spec=None), "another form than this: TypeError"),
         (stored(samples=[{}]), "another form than this: KeyError('set')"),
         (stored(samples=None), "another form than this: TypeError"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -12,12 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.models import MODELS
-from ddpperf.specs import AllReduceSpec, Fault, Model, Spec, TrainingSpec, format_bytes, from_json, to_json
-from tests.strategies import BOUNDED, specs, training_specs
+from ddpperf.specs import (
+    AllReduceSpec,
+    EpochSpec,
+    Fault,
+    Input,
+    Model,
+    SamplerSpec,
+    Spec,
+    Strategy,
+    TrainingSpec,
+    format_bytes,
+    from_json,
+    to_json,
+)
+from tests.strategies import BOUNDED, epoch_specs, specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALL_REDUCE: dict[str, Any] = {"world_size": 4, "nbytes": 4096}
-FAULT: dict[str, Any] = {"kind": "raise", "rank": 0}
+SAMPLER: dict[str, Any] = {"world_size": 3, "epoch_images": 10}
 
 
 @BOUNDED
@@ -36,7 +49,7 @@ def test_reading_leaves_the_json_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "measurement must be one of training_step, all_reduce, got None"),
+        ({}, "measurement must be one of training_step, training_epoch, all_reduce, sampler, got None"),
         ({"measurement": "broadcast", **ALL_REDUCE}, "measurement must be one of .*, got 'broadcast'"),
         ({"measurement": ["all_reduce"], **ALL_REDUCE}, "measurement must be one of"),
         ({"measurement": "all_reduce", **TRAINING}, "all_reduce has other fields than these: .*per_rank_batch_size"),
@@ -52,44 +65,6 @@ def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
         from_json(fields)
 
 
-REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]] = [
-    (TrainingSpec, TRAINING, {"model": "vgg16"}, "model must be one of resnet18, .*, got 'vgg16'"),
-    (TrainingSpec, TRAINING, {"strategy": "fsdp"}, "strategy must be one of single, ddp, got 'fsdp'"),
-    (TrainingSpec, TRAINING, {"precision": "fp8"}, "precision must be one of fp32, tf32, bf16, fp16, got 'fp8'"),
-    (TrainingSpec, TRAINING, {"form": "graph"}, "form must be one of eager, got 'graph'"),
-    (TrainingSpec, TRAINING, {"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
-    (TrainingSpec, TRAINING, {"world_size": 2.0}, "world_size must be a whole number of at least 1, got 2.0"),
-    (TrainingSpec, TRAINING, {"world_size": "2"}, "world_size must be a whole number of at least 1, got '2'"),
-    (TrainingSpec, TRAINING, {"world_size": True}, "world_size must be a whole number of at least 1, got True"),
-    (TrainingSpec, TRAINING, {"per_rank_batch_size": 0}, "per_rank_batch_size must be a whole number of at least 1, got 0"),
-    (TrainingSpec, TRAINING, {"per_rank_batch_size": 1}, "resnet18 normalizes one value .*: use a batch of at least 2"),
-    (
-        TrainingSpec,
-        TRAINING,
-        {"strategy": "single"},
-        "strategy single is one device, got world_size=4; use world_size=1 or ddp",
-    ),
-    (AllReduceSpec, ALL_REDUCE, {"world_size": 1}, "world_size must be a whole number of at least 2, got 1"),
-    (AllReduceSpec, ALL_REDUCE, {"nbytes": 0}, "nbytes must be a whole number of at least 4, got 0"),
-    (AllReduceSpec, ALL_REDUCE, {"nbytes": 4.0}, "nbytes must be a whole number of at least 4, got 4.0"),
-    (AllReduceSpec, ALL_REDUCE, {"nbytes": 1023}, "nbytes must be a multiple of a float32's 4 bytes, got 1023"),
-    (AllReduceSpec, ALL_REDUCE, {"algorithm": "ring"}, "algorithm must be one of backend, got 'ring'"),
-    (AllReduceSpec, ALL_REDUCE, {"form": "graph"}, "form must be one of eager, got 'graph'"),
-    (Fault, FAULT, {"kind": "sulk"}, "fault kind must be one of raise, hang, kill, exit, got 'sulk'"),
-    (Fault, FAULT, {"rank": -1}, "fault rank must be a whole number of at least 0, got -1"),
-    (Fault, FAULT, {"command": "join"}, "fault command must be one of open, sample, close, got 'join'"),
-]
-
-
-@pytest.mark.parametrize(("make", "fields", "change", "sentence"), REFUSED)
-def test_what_cannot_be_measured_is_refused(
-    make: Callable[..., object], fields: dict[str, Any], change: dict[str, Any], sentence: str
-) -> None:
-    make(**fields)
-    with pytest.raises(ValueError, match=sentence):
-        make(**fields | change)
-
-
 def test_every_model_that_a_spec_may_name_can_be_built() -> None:
     assert set(MODELS) == set(get_args(Model))
 
@@ -103,11 +78,19 @@ def test_a_cifar_form_may_have_a_batch_of_one(model: Model) -> None:
 @pytest.mark.parametrize(
     ("spec", "id"),
     [
-        (TrainingSpec(**TRAINING), "world_size=4-batch=128-resnet18-ddp-fp32-eager"),
+        (TrainingSpec(**TRAINING), "world_size=4-batch=128-resnet18-ddp-fp32-eager-fixed"),
         (
-            TrainingSpec(model="resnet50_cifar", world_size=1, per_rank_batch_size=32, strategy="single"),
-            "world_size=1-batch=32-resnet50_cifar-single-fp32-eager",
+            TrainingSpec(model="resnet50_cifar", world_size=1, per_rank_batch_size=32, strategy="single", input="device"),
+            "world_size=1-batch=32-resnet50_cifar-single-fp32-eager-device",
         ),
+        (
+            EpochSpec(**TRAINING | {"strategy": "data_parallel"}, precision="bf16", input="dataloader", loader_workers=4),
+            "world_size=4-batch=128-resnet18-data_parallel-bf16-eager-dataloader4",
+        ),
+        (EpochSpec(**TRAINING, input="dataloader"), "world_size=4-batch=128-resnet18-ddp-fp32-eager-dataloader0"),
+        (EpochSpec(**TRAINING, model="my.models:small"), "world_size=4-batch=128-my.models:small-ddp-fp32-eager-fixed"),
+        (SamplerSpec(**SAMPLER), "world_size=3-images=10-pad-set_epoch"),
+        (SamplerSpec(**SAMPLER, drop_last=True, set_epoch=False), "world_size=3-images=10-drop_last-no_set_epoch"),
         (AllReduceSpec(world_size=8, nbytes=2**22), "world_size=8-4MiB-backend-eager"),
         (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
     ],
@@ -118,28 +101,66 @@ def test_ids_are_the_stored_keys(spec: Spec, id: str) -> None:
 
 def test_every_cell_has_an_id_of_its_own() -> None:
     numbers = (2, 4, 12, 24, 124)
+    models = (*get_args(Model), "torchvision:vit_b_16", "my.models:small")
     training = [
         TrainingSpec(model=model, world_size=world_size, per_rank_batch_size=batch, strategy="ddp")
-        for model, world_size, batch in itertools.product(get_args(Model), (1, *numbers), numbers)
+        for model, world_size, batch in itertools.product(models, (1, *numbers), numbers)
     ]
     cells: list[Spec] = [*training, *{spec.one_device() for spec in training}]
+    cells += [dataclasses.replace(spec, strategy="data_parallel") for spec in training if spec.world_size > 1]
+    inputs: list[tuple[Input, int]] = [("device", 0), *(("dataloader", workers) for workers in (0, 1, 11))]
+    cells += [EpochSpec(**TRAINING, input=input, loader_workers=workers) for input, workers in inputs]
+    cells += [
+        SamplerSpec(world_size=N, epoch_images=images, set_epoch=told, drop_last=drop)
+        for N, images, told, drop in itertools.product(numbers, (124, 1024), (True, False), (True, False))
+    ]
     cells += [AllReduceSpec(world_size=N, nbytes=4 * count) for N in numbers for count in (*numbers, 256, 2**18, 2**28)]
     assert len({spec.id for spec in cells}) == len(cells)
 
 
 @BOUNDED
-@given(training_specs())
-def test_one_device_is_the_same_step_alone(spec: TrainingSpec) -> None:
+@given(training_specs() | epoch_specs())
+def test_one_device_is_the_same_work_alone_and_without_what_slows_it(spec: TrainingSpec) -> None:
     alone = spec.one_device()
-    assert (alone.world_size, alone.strategy, alone.fault, alone.in_turn) == (1, "single", None, True)
-    assert (alone.model, alone.per_rank_batch_size, alone.precision, alone.form) == (
-        spec.model,
-        spec.per_rank_batch_size,
-        spec.precision,
-        spec.form,
-    )
+    changed = {"world_size": 1, "strategy": "single", "delay_seconds": 0.0, "fault": None}
+    assert to_json(alone) == to_json(spec) | changed
+    assert type(alone) is type(spec)
     assert alone.one_device() == alone
-    assert not TrainingSpec(**TRAINING).in_turn
+
+
+@pytest.mark.parametrize(
+    ("spec", "turns", "grouped"),
+    [
+        (TrainingSpec(**TRAINING), [[0, 1, 2, 3]], True),
+        (TrainingSpec(**TRAINING).one_device(), [[0], [1], [2], [3], [4], [5]], False),
+        (TrainingSpec(**TRAINING | {"strategy": "data_parallel"}), [[0]], False),
+        (EpochSpec(**TRAINING), [[0, 1, 2, 3]], True),
+        (EpochSpec(**TRAINING).one_device(), [[0]], False),
+        (EpochSpec(**TRAINING | {"strategy": "data_parallel"}), [[0]], False),
+        (AllReduceSpec(**ALL_REDUCE), [[0, 1, 2, 3]], True),
+        (SamplerSpec(**SAMPLER), [[0, 1, 2]], True),
+    ],
+)
+def test_of_a_set_of_six_these_ranks_work_in_these_turns(spec: Spec, turns: list[list[int]], grouped: bool) -> None:
+    assert (spec.turns(6), spec.grouped) == (turns, grouped)
+
+
+@pytest.mark.parametrize(("strategy", "processes", "batch"), [("ddp", 4, 128), ("data_parallel", 1, 512)])
+def test_data_parallel_is_one_process_with_the_whole_batch(strategy: Strategy, processes: int, batch: int) -> None:
+    spec = TrainingSpec(**TRAINING | {"strategy": strategy})
+    assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
+
+
+def test_what_is_timed_at_once_has_the_delay_of_all_its_steps() -> None:
+    fields = TRAINING | {"delay_seconds": 0.25, "epoch_images": 4 * 128 * 3}
+    assert TrainingSpec(**fields).delay_of_a_repetition == 0.25
+    assert EpochSpec(**fields).delay_of_a_repetition == 3 * 0.25
+    assert AllReduceSpec(**ALL_REDUCE, delay_seconds=0.25).delay_of_a_repetition == 0.25
+
+
+def test_an_epoch_is_not_its_step() -> None:
+    assert to_json(EpochSpec(**TRAINING)) != to_json(TrainingSpec(**TRAINING))
+    assert (TrainingSpec.repeats, EpochSpec.repeats, AllReduceSpec.repeats, SamplerSpec.repeats) == (True, False, True, True)
 
 
 @pytest.mark.parametrize(

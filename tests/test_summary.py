@@ -1,8 +1,9 @@
-"""The summary: durations with four significant digits, and a table in which every collected test has its row."""
+"""The summary: durations with four significant digits, a row for every collected test, and why figures are doubtful."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,29 +13,23 @@ from hypothesis import strategies as st
 from ddpperf.analysis.compare import Change, Comparison
 from ddpperf.report.summary import format_seconds, summary_lines
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
+RISING = tuple(0.1 + 0.001 * number for number in range(10))
+Json = dict[str, Any]
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (1.234, "1.234 s"),
-        (0.1321, "132.1 ms"),
-        (45.6e-6, "45.60 us"),
-        (12.3456, "12.35 s"),
-        (123.456, "123.5 s"),
-        (1234.4, "1234 s"),
-        (1.0, "1.000 s"),
-        (1e-3, "1.000 ms"),
-        (1e-6, "1.000 us"),
-        (9.994e-3, "9.994 ms"),
+        (1.234, "1.234 s"), (0.1321, "132.1 ms"), (45.6e-6, "45.60 us"), (12.3456, "12.35 s"), (123.456, "123.5 s"),
+        (1234.4, "1234 s"), (1.0, "1.000 s"), (1e-3, "1.000 ms"), (1e-6, "1.000 us"), (9.994e-3, "9.994 ms"),
     ],
-)
+)  # fmt: skip
 def test_seconds_have_four_significant_digits_in_the_unit_that_suits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -58,19 +53,23 @@ def test_every_duration_has_four_significant_digits(seconds: float) -> None:
 # --- the table
 
 
-def stored(*step_seconds: float, notes: tuple[str, ...] = (), **metrics: float) -> dict[str, Any]:
-    seconds = tuple((each,) for each in step_seconds)
+def stored(
+    *step_seconds: float | tuple[float, ...],
+    notes: tuple[str, ...] = (),
+    spec: Spec = SPEC,
+    metrics: Mapping[str, float] | None = None,
+) -> Json:
+    """A stored test. step_seconds: of each round, by rank, or one number for the slowest."""
+    seconds = tuple(each if isinstance(each, tuple) else (each,) for each in step_seconds)
     sample = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
     return {
-        **Measured(spec=SPEC, iterations=1, samples=(sample,)).to_json(),
+        **Measured(spec=spec, iterations=1, samples=(sample,)).to_json(),
         "notes": list(notes),
-        "metrics": {name: {"value": value, "unit": "", "by_set": {"A1": value}} for name, value in metrics.items()},
+        "metrics": {name: {"value": value, "unit": "J", "by_set": {"A1": value}} for name, value in (metrics or {}).items()},
     }
 
 
-def document(
-    measured: dict[str, dict[str, Any]], outcomes: dict[str, str], *, status: str = "PASS", reasons: tuple[str, ...] = ("good",)
-) -> dict[str, Any]:
+def document(measured: dict[str, Json], outcomes: dict[str, str], status: str = "PASS", *reasons: str) -> Json:
     return {
         "benchmarks": [{"fullname": FILE + test, "extra_info": {"ddpperf": each}} for test, each in measured.items()],
         "ddpperf": {
@@ -78,9 +77,13 @@ def document(
             "environment": {"torch": "2.11.0", "backend": "nccl", "nccl": "2.27.5", "nvls": None, "commit": "0a1b2c3d4+"},
             "options": {"rounds": 10},
             "outcomes": {FILE + test: {"outcome": outcome, "reason": ""} for test, outcome in outcomes.items()},
-            "verdict": {"status": status, "reasons": list(reasons)},
+            "verdict": {"status": status, "reasons": reasons or ["good"]},
         },
     }
+
+
+def passed(**measured: Json) -> Json:
+    return document(measured, dict.fromkeys(measured, "passed"))
 
 
 def row(lines: list[str], test: str) -> list[str]:
@@ -88,42 +91,72 @@ def row(lines: list[str], test: str) -> list[str]:
     return re.split(r" {2,}", line)
 
 
-def test_each_test_has_a_row_with_value_and_spread() -> None:
-    measured = {"test_a": stored(0.1, 0.1, 0.1, 0.1), "test_b": stored(0.04, 0.05, 0.05, 0.07)}
+def starting(lines: list[str], word: str) -> list[str]:
+    return [line for line in lines if line.startswith(word)]
+
+
+def test_each_test_has_a_row_with_value_and_spreads() -> None:
+    measured = {"test_a": stored(*[(0.1, 0.1)] * 4), "test_b": stored((0.04, 0.02), (0.05, 0.04), (0.05, 0.04), (0.07, 0.04))}
     lines = summary_lines(document(measured, {"test_a": "passed", "test_b": "failed"}))
-    assert row(lines, "test") == ["test", "step", "IQR", "ratio", "limit", "outcome", "metrics"]
-    assert row(lines, "test_a") == ["test_a", "100.0 ms", "0.0%", "-", "-", "passed"]
-    assert row(lines, "test_b") == ["test_b", "50.00 ms", "15.0%", "-", "-", "failed"]
+    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "overhead", "outcome", "metrics"]
+    assert row(lines, "test_a") == ["test_a", "100.0 ms", "0.0%", "0.0%", "-", "passed"]
+    assert row(lines, "test_b") == ["test_b", "50.00 ms", "15.0%", "22.2%", "-", "failed"]
     assert lines[-1] == "PASS: good"
 
 
-def test_a_test_that_was_not_measured_has_a_row_too() -> None:
-    lines = summary_lines(document({"test_a": stored(0.1)}, {"test_a": "passed", "test_b": "not run", "test_c": "skipped"}))
-    assert row(lines, "test_b") == ["test_b", "-", "-", "-", "-", "not run"]
-    assert row(lines, "test_c") == ["test_c", "-", "-", "-", "-", "skipped"]
-
-
-def test_a_run_in_which_no_rank_started_has_a_table() -> None:
-    run = document({}, {"test_a": "failed"}, status="FAIL", reasons=("test_a failed: no port",))
+def test_a_run_in_which_no_rank_started_has_a_table_and_all_reasons() -> None:
+    outcomes = {"test_a": "failed", "test_b": "not run", "test_c": "skipped"}
+    run = document({}, outcomes, "FAIL", "test_a failed: no port", "second", "third")
     run["ddpperf"]["environment"] = {"commit": "nogit"}
     lines = summary_lines(run)
     assert lines[0] == "ddpperf on h200x4, 10 rounds, 0 process sets"
     assert row(lines, "test_a") == ["test_a", "-", "-", "-", "-", "failed"]
-    assert lines[-1] == "FAIL: test_a failed: no port"
+    assert row(lines, "test_b") == ["test_b", "-", "-", "-", "-", "not run"]
+    assert row(lines, "test_c") == ["test_c", "-", "-", "-", "-", "skipped"]
+    assert lines[-3:] == ["FAIL: test_a failed: no port", "      second", "      third"]
 
 
-def test_metrics_are_scaled_for_reading() -> None:
-    training = stored(0.1, speedup=3.655, efficiency=0.9123, images_per_second=12345.6)
-    all_reduce = stored(0.1, algbw_bytes_per_second=236.09e9, busbw_bytes_per_second=354.1e9)
-    lines = summary_lines(document({"test_a": training, "test_b": all_reduce}, {"test_a": "passed", "test_b": "passed"}))
-    assert row(lines, "test_a")[-1] == "speedup 3.65x, efficiency 91.2%, 12,346 images/s"
-    assert row(lines, "test_b")[-1] == "algbw 236 GB/s, busbw 354 GB/s"
+def test_the_spread_over_ranks_is_of_those_that_worked_together() -> None:
+    """One device's leg has a time of every rank of the set, each alone: no spread of a test."""
+    alone = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    run = passed(test_a=stored((0.1, 0.2), spec=alone), test_b=stored((0.1, 0.2, 0.9)))
+    assert row(summary_lines(run), "test_a")[1:4] == ["100.0 ms", "-", "-"]
+    assert row(summary_lines(run), "test_b")[1:4] == ["200.0 ms", "-", "66.7%"]
 
 
-def test_an_unknown_metric_is_printed_with_its_name_and_unit() -> None:
-    each = stored(0.1, speedup=2.0)
-    each["metrics"]["joules"] = {"value": 1234.56, "unit": "J", "by_set": {"A1": 1234.56}}
-    assert row(summary_lines(document({"test_a": each}, {"test_a": "passed"})), "test_a")[-1] == "speedup 2.00x, joules 1235 J"
+def test_what_a_test_cost_besides_its_rounds_and_how_many_thresholds_were_applied_is_told() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1), test_c=stored(0.1))
+    overhead = {f"{FILE}test_a": 2.34, f"{FILE}test_b": 0.04, f"{FILE}test_d": 1.26}
+    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
+    run["ddpperf"]["timing"] = {"seconds": 80.0, "counted_seconds": 20.0, "overhead_seconds": overhead}
+    lines = summary_lines(run)
+    assert [row(lines, f"test_{name}")[4] for name in "abc"] == ["2.3 s", "0.0 s", "-"]
+    assert starting(lines, "took") == ["took 80 s, 25% of it in rounds that count; overhead 1.3 s a test (median)"]
+    assert starting(lines, "thresholds") == ["thresholds: 2 of the 3 for h200x4 were applied"]
+    run["ddpperf"]["timing"]["overhead_seconds"] = {}
+    assert starting(summary_lines(run), "took") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
+        ("images_per_second", 12345.6, "12,346 images/s"), ("step_seconds", 0.0123, "step 12.30 ms"),
+        ("epoch_seconds", 12.3456, "epoch 12.35 s"), ("loss_after_5_steps", 1.2346, "loss 1.235 after 5 steps"),
+        ("communicated_bytes_per_epoch", 4.5678e9, "gradients 4.57 GB/epoch"), ("peak_memory_bytes", 1.234e9, "peak 1.23 GB"),
+        ("algbw_bytes_per_second", 236.09e9, "algbw 236 GB/s"), ("busbw_bytes_per_second", 354.1e9, "busbw 354 GB/s"),
+        ("loading_share", 0.0456, "loading 4.6%"), ("loading_share_with_2_workers", 0.0456, "4.6% with 2"),
+        ("enough_workers", 1.0, "loading stops limiting at 1 worker"),
+        ("enough_workers", 4.0, "loading stops limiting at 4 workers"),
+        ("missing_images", 3.0, "3 images missing"), ("repeated_images", 1.0, "1 repeated"),
+        ("repeated_places", 0.0149, "1.5% in the same place next epoch"),
+        ("unknown", 1234.56, "unknown 1235 J"),
+    ],
+)  # fmt: skip
+def test_metrics_are_scaled_for_reading(name: str, value: float, text: str) -> None:
+    assert row(summary_lines(passed(test_a=stored(0.1, metrics={name: value}))), "test_a")[-1] == text
+    two = stored(0.1, metrics={name: value, "joules": 2})
+    assert row(summary_lines(passed(test_a=two)), "test_a")[-1] == f"{text}, joules 2 J"
 
 
 @pytest.mark.parametrize(
@@ -135,66 +168,83 @@ def test_an_unknown_metric_is_printed_with_its_name_and_unit() -> None:
         ({"backend": "gloo", "nccl": None}, 3, 1, "gloo, commit 0a1b2c3d4+, 3 rounds, 1 process set"),
     ],
 )  # fmt: skip
-def test_the_title_says_what_was_run(environment: dict[str, Any], rounds: int, sets: int, title: str) -> None:
+def test_the_title_says_what_was_run(environment: Json, rounds: int, sets: int, title: str) -> None:
     few, many = stored(0.1), stored(0.1)
     many["samples"] *= sets
-    run = document({"test_a": few, "test_b": many}, {"test_a": "passed", "test_b": "passed"})
+    run = passed(test_a=few, test_b=many)
     run["ddpperf"]["environment"] |= environment
     run["ddpperf"]["options"]["rounds"] = rounds
     assert summary_lines(run)[0] == f"ddpperf on h200x4, torch 2.11.0, {title}"
 
 
-@pytest.mark.parametrize(
-    ("step_seconds", "spread"),
-    [((0.1,), "-"), ((0.1, 0.2, 0.3), "-"), ((0.1, 0.1, 0.1, 0.1), "0.0%"), ((1.0, 2.0, 3.0, 4.0, 5.0), "66.7%")],
-)
-def test_fewer_than_four_rounds_have_no_spread(step_seconds: tuple[float, ...], spread: str) -> None:
-    assert row(summary_lines(document({"test_a": stored(*step_seconds)}, {"test_a": "passed"})), "test_a")[2] == spread
+def test_the_ratio_and_its_limit_are_shown_where_something_is_compared() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1))
+    change = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
+    lines = summary_lines(run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": change}))
+    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "ratio", "limit", "overhead", "outcome", "metrics"]
+    assert row(lines, "test_a")[4:6] == ["2.000", "1.5"]
+    assert row(lines, "test_b")[4:6] == ["-", "-"]
+    assert "ratio: step time over that in 0001_x.json; above its limit it is slower" in lines
+    assert not starting(summary_lines(run), "ratio:")
+
+
+# --- what follows it
 
 
 @pytest.mark.parametrize(
-    ("wide", "lines"),
+    ("rounds", "spread", "doubts"),
     [
-        ([], []),
-        ([(0.1, 0.2, 0.3)], []),  # too few to tell
-        ([(0.1, 0.1, 0.125, 0.125)], []),  # 22 %
-        ([(0.1, 0.1, 0.13, 0.13)], ["doubtful: the rounds of 1 test spread by more than 25% (IQR)"]),
-        ([(0.1, 0.1, 0.2, 0.2)] * 2, ["doubtful: the rounds of 2 tests spread by more than 25% (IQR)"]),
+        ((0.1,) * 4, "0.0%", []),
+        ((0.1,), "-", []),
+        ((0.1, 0.2, 0.3), "-", []),  # too few to tell
+        ((0.1, 0.1, 0.125, 0.125), "22.2%", []),
+        ((0.1, 0.1, 0.13, 0.13), "26.1%", ["doubtful: the rounds spread by more than 25% (IQR)"]),
+        (RISING, "4.3%", ["doubtful: the rounds drift by +9% from the first to the last"]),
+        (RISING[::-1], "4.3%", ["doubtful: the rounds drift by -9% from the first to the last"]),
     ],
 )
-def test_rounds_that_spread_widely_are_doubtful(wide: list[tuple[float, ...]], lines: list[str]) -> None:
-    measured = {f"test_{index}": stored(*each) for index, each in enumerate([(0.1,) * 4, *wide])}
-    summary = summary_lines(document(measured, dict.fromkeys(measured, "passed")))
-    assert [line for line in summary if "doubtful" in line] == lines
+def test_rounds_that_spread_widely_or_drift_are_doubtful(rounds: tuple[float, ...], spread: str, doubts: list[str]) -> None:
+    lines = summary_lines(passed(test_a=stored(*rounds)))
+    assert starting(lines, "doubtful") == [f"{doubt}: test_a" for doubt in doubts]
+    assert row(lines, "test_a")[2] == spread
+    assert row(lines, "test_a")[5] == ("passed, doubtful" if doubts else "passed")
 
 
-def test_the_ratio_and_its_limit_are_shown() -> None:
-    run = document({"test_a": stored(0.1), "test_b": stored(0.1)}, {"test_a": "passed", "test_b": "passed"})
-    change = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
-    comparison = Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": change})
-    lines = summary_lines(run, comparison)
-    assert row(lines, "test_a")[3:5] == ["2.000", "1.5"]
-    assert row(lines, "test_b")[3:5] == ["-", "-"]
-    assert "ratio: step time over that in 0001_x.json; above its limit it is slower" in lines
-    assert not any(line.startswith("ratio:") for line in summary_lines(run))
+def test_the_largest_drift_of_several_sets_is_told() -> None:
+    each = stored(*RISING)
+    each["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
+    assert starting(summary_lines(passed(test_a=each)), "doubtful: the rounds drift by -17%")
 
 
-def test_what_makes_a_time_doubtful_is_told_once() -> None:
-    measured = {"test_a": stored(0.1, notes=("doubtful: 2 ranks share 1 cores",) * 2), "test_b": stored(0.1)}
-    lines = summary_lines(document(measured, {"test_a": "passed", "test_b": "passed"}))
-    assert [line for line in lines if "doubtful" in line] == ["test_a: doubtful: 2 ranks share 1 cores"]
-
-
-def test_further_reasons_stand_below_the_first() -> None:
-    run = document({"test_a": stored(0.1)}, {"test_a": "passed"}, status="NO VERDICT", reasons=("first", "second", "third"))
-    assert summary_lines(run)[-3:] == ["NO VERDICT: first", "            second", "            third"]
+def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
+    shared = "doubtful: 4 ranks share 2 cores"
+    run = passed(
+        test_a=stored(0.1, notes=(shared,)),
+        test_b=stored(0.1, notes=(shared, "doubtful: loading the images limits")),
+        test_c=stored(0.1),
+    )
+    for test, reason in {"test_d": "it needs a GPU", "test_e": "it needs a GPU", "test_f": "it needs two"}.items():
+        run["ddpperf"]["outcomes"][FILE + test] = {"outcome": "skipped", "reason": reason}
+    lines = summary_lines(run)
+    assert lines[lines.index("") + 8 :] == [
+        "",
+        "doubtful: 4 ranks share 2 cores: 2 tests",
+        "doubtful: loading the images limits: test_b",
+        "skipped: it needs a GPU: 2 tests",
+        "skipped: it needs two: test_f",
+        "thresholds: perf/thresholds.toml has none for h200x4",
+        "PASS: good",
+    ]
+    outcomes = [row(lines, f"test_{name}")[5] for name in "abcd"]
+    assert outcomes == ["passed, doubtful", "passed, doubtful", "passed", "skipped"]
 
 
 def test_columns_are_aligned() -> None:
-    measured = {"test_a": stored(0.1, speedup=2.0), "test_with_a_long_name": stored(0.0123, speedup=1.0)}
-    header, first, second = summary_lines(document(measured, {"test_a": "passed", "test_with_a_long_name": "passed"}))[2:5]
-    end_of_step = header.index("step") + len("step")
-    assert first[:end_of_step].endswith("100.0 ms")
-    assert second[:end_of_step].endswith("12.30 ms")
+    run = passed(test_a=stored(0.1, metrics={"speedup": 2}), test_with_a_long_name=stored(0.0123, metrics={"speedup": 1}))
+    run["ddpperf"]["timing"] = {"seconds": 9.0, "counted_seconds": 1.0, "overhead_seconds": {f"{FILE}test_a": 100.04}}
+    header, first, second = summary_lines(run)[2:5]
+    for column, cells in {"time": ("100.0 ms", "12.30 ms"), "overhead": ("100.0 s", "-")}.items():
+        end = header.index(column) + len(column)
+        assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cells
     assert first.index("passed") == second.index("passed") == header.index("outcome")
     assert first.index("speedup") == second.index("speedup") == header.index("metrics")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.data import synthetic_batch
+from ddpperf.data import EpochBatches, synthetic_images
+from ddpperf.inputs import Batch, FixedInput, normalized
 from ddpperf.models import MODELS
-from ddpperf.specs import Precision, Strategy, TrainingSpec
-from ddpperf.training import LOSS_STEPS, TrainingStep, allow_tf32, require_equal_parameters
+from ddpperf.specs import MemoryFormat, Precision, Strategy, TrainingSpec
+from ddpperf.training import LOSS_STEPS, TrainingStep
 from tests.strategies import one_thread
 
 CPU = torch.device("cpu")
@@ -33,9 +33,20 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def training_step(strategy: Strategy = "single", *, rank: int = 0, precision: Precision = "fp32") -> TrainingStep:
-    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, precision=precision)
+def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> TrainingStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
     return TrainingStep(spec, rank=rank, device=CPU)
+
+
+def batch_of(step: TrainingStep) -> Batch:
+    assert isinstance(step.input, FixedInput)
+    return step.input.batch
+
+
+def early_loss(step: TrainingStep) -> float:
+    while step.steps < LOSS_STEPS:
+        step.step()
+    return step.finish()["loss_after_5_steps"]
 
 
 def parameters(step: TrainingStep) -> list[Tensor]:
@@ -51,8 +62,9 @@ def test_a_step_is_sgd_with_momentum_and_weight_decay(monkeypatch: pytest.Monkey
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     step = training_step()
     step.model.double()
-    step.images = step.images.double()
-    images, labels = synthetic_batch(4, seed=0)
+    images, labels = batch_of(step)
+    assert isinstance(step.input, FixedInput)
+    step.input.batch = images.double(), labels
     torch.manual_seed(0)
     reference = small_image_model().double()
     weights = list(reference.parameters())
@@ -80,7 +92,7 @@ def test_training_on_learns_the_batch() -> None:
             step.step()
         step.end_round(4)
     assert first == pytest.approx(math.log(1000), abs=1)
-    assert step.finish()["loss_after_5_steps"] < first / 4
+    assert early_loss(step) < first / 4
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,7 @@ def test_a_precision_computes_in_its_type_over_float32_parameters(
 def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-    losses = [training_step(precision=precision).finish()["loss_after_5_steps"] for precision in precisions]
+    losses = [early_loss(training_step(precision=precision)) for precision in precisions]
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[2] == pytest.approx(losses[0], rel=0.01)
     assert len(set(losses)) == 3, "they are not the same computation"
@@ -117,16 +129,67 @@ def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
     few, many = training_step(), training_step()
     for _ in range(LOSS_STEPS + 5):
         many.step()
-    assert few.finish()["loss_after_5_steps"] == pytest.approx(many.finish()["loss_after_5_steps"], rel=1e-5)
+    assert early_loss(few) == pytest.approx(early_loss(many), rel=1e-5)
+    assert many.loss.item() < early_loss(many) / 2
 
 
-def test_every_rank_starts_alike_with_a_batch_of_its_own() -> None:
-    first, second = training_step(rank=0), training_step(rank=1)
-    assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
-    assert not torch.equal(first.images, second.images)
+def test_there_is_no_early_loss_of_fewer_steps() -> None:
+    step = training_step()
+    for _ in range(LOSS_STEPS - 1):
+        step.step()
+    assert step.finish() == {}
+    step.step()
+    assert step.finish().keys() == {"loss_after_5_steps"}
+
+
+def test_the_fixed_batch_is_the_first_of_the_shard() -> None:
+    images, (indices, *_) = synthetic_images(32), EpochBatches(32, world_size=1, rank=0, batch_size=4, drop_last=True)
+    pixels, labels = batch_of(training_step())
+    assert torch.equal(pixels, normalized(images.pixels[indices], torch.contiguous_format))
+    assert torch.equal(labels, images.labels[indices])
+
+
+def test_devices_alone_do_the_same_step() -> None:
+    """Whatever their rank: their slowest is the t(1) of a speedup."""
+    first, second = training_step(rank=0), training_step(rank=3)
     first.step()
     second.step()
-    assert not all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
+
+
+def test_steps_on_a_data_set_go_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step = training_step(input="device")
+    trained: list[Tensor] = []
+    step.model.register_forward_pre_hook(lambda _, inputs: trained.append(inputs[0]))
+    for _ in range(20):
+        step.step()
+    expected = [images for epoch in range(3) for images, _ in step.input.epoch(epoch)][:20]
+    assert all(torch.equal(one, two) for one, two in zip(trained, expected, strict=True))
+
+
+def test_channels_last_changes_strides_and_not_the_result() -> None:
+    formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
+    steps = [training_step(memory_format=each) for each in formats]
+    for step in steps:
+        step.step()
+    assert steps[1].loss.item() == pytest.approx(steps[0].loss.item(), rel=1e-5)
+    pixels = [batch_of(step)[0] for step in steps]
+    assert torch.equal(*pixels)
+    weights = [next(each for each in parameters(step) if each.dim() == 4) for step in steps]
+    for contiguous, channels_last in (pixels, weights):
+        assert contiguous.is_contiguous()
+        assert channels_last.is_contiguous(memory_format=torch.channels_last)
+        assert not channels_last.is_contiguous()
+
+
+def test_data_parallel_trains_the_whole_batch_in_one_process() -> None:
+    """Without a GPU torch's DataParallel is the module itself; the batch is that of all the GPUs in any case."""
+    spec = TrainingSpec(world_size=3, per_rank_batch_size=4, strategy="data_parallel", epoch_images=32)
+    step = TrainingStep(spec, rank=0, device=CPU)
+    assert isinstance(step.model, nn.DataParallel)
+    assert [len(part) for part in batch_of(step)] == [12, 12]
+    assert early_loss(step) < math.log(1000)
 
 
 @pytest.mark.usefixtures("group")
@@ -136,7 +199,7 @@ def test_ddp_on_one_rank_is_the_same_step() -> None:
         step.step()
         step.step()
         step.end_round(2)
-    assert alone.finish() == in_group.finish()
+    assert early_loss(alone) == early_loss(in_group)
     assert all(torch.equal(a, b) for a, b in zip(parameters(alone), parameters(in_group), strict=True))
 
 
@@ -153,8 +216,9 @@ def test_ddp_takes_part_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     training_step("single").finish()
     assert asked == []
-    training_step("ddp").finish()
-    assert sum(asked) == 2 * 11_689_512
+    counters = training_step("ddp").finish()
+    assert sum(asked) == 2 * 4 * 11_689_512, "the least and the greatest of each byte"
+    assert counters == {"gradient_bytes": 4 * 11_689_512}
 
 
 @pytest.mark.parametrize("pixel", [math.nan, math.inf])
@@ -162,7 +226,7 @@ def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
     step = training_step()
     step.step()
     step.end_round(1)
-    step.images[0, 0, 0, 0] = pixel
+    batch_of(step)[0][0, 0, 0, 0] = pixel
     step.step()
     with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps"):
         step.end_round(7)
@@ -173,80 +237,3 @@ def test_a_loss_that_is_infinite_is_refused() -> None:
     step.loss = torch.tensor(math.inf)
     with pytest.raises(FloatingPointError, match="the loss is inf after a round of 1 steps"):
         step.end_round(1)
-
-
-def test_tf32_is_allowed_where_it_is_asked_for() -> None:
-    backends: Any = torch.backends
-    training_step(precision="tf32")
-    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"
-
-
-def test_fp32_is_not_tf32() -> None:
-    backends: Any = torch.backends
-    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
-    training_step()
-    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "ieee"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's; found none, run this on one")
-def test_convolutions_on_a_gpu_are_as_exact_as_float32() -> None:
-    backends: Any = torch.backends
-    images = torch.randn(32, 64, 32, 32, device="cuda")
-    weights = torch.randn(64, 64, 3, 3, device="cuda")
-    exact = torch.nn.functional.conv2d(images.double(), weights.double())
-
-    def error() -> float:
-        difference = torch.nn.functional.conv2d(images, weights) - exact
-        return float(difference.norm() / exact.norm())
-
-    backends.cudnn.conv.fp32_precision = "tf32"
-    assert error() > 1e-4
-    allow_tf32(False)
-    assert error() < 1e-6
-
-
-class Peer:
-    """Stands for the other rank of two: `all_reduce` meets its parameters, in the order in which they are asked for."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._bits = [parameter.detach().view(torch.int32) for parameter in model.parameters()]
-        self._asked = 0
-
-    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        bits = self._bits[self._asked // 2]  # a least and a greatest of each
-        self._asked += 1
-        tensor.copy_({dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}[op](tensor, bits))
-
-
-def small_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
-
-
-def test_equal_parameters_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    monkeypatch.setattr(dist, "all_reduce", Peer(copy.deepcopy(model)).all_reduce)
-    require_equal_parameters(model)
-
-
-@pytest.mark.parametrize("name", ["0.weight", "1.bias", "2.weight", "2.bias"])
-@pytest.mark.parametrize("towards", [math.inf, -math.inf])
-def test_parameters_that_differ_in_one_bit_are_found(name: str, towards: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        element = other.get_parameter(name).view(-1)[-1]
-        element.copy_(torch.nextafter(element, torch.tensor(towards)))
-    for ours, theirs in ((model, other), (other, model)):  # every rank finds it
-        monkeypatch.setattr(dist, "all_reduce", Peer(theirs).all_reduce)
-        with pytest.raises(RuntimeError, match=rf"parameter {name} differs between ranks after training"):
-            require_equal_parameters(ours)
-
-
-@pytest.mark.usefixtures("group")
-def test_nan_parameters_with_equal_bits_are_equal() -> None:
-    """What a NaN means is the loss' affair; here only a difference between ranks is."""
-    model = small_model()
-    with torch.no_grad():
-        model.get_parameter("2.bias").fill_(math.nan)
-    require_equal_parameters(model)

@@ -1,14 +1,46 @@
-"""Summaries of durations that a few slow rounds do not move."""
+"""Summaries of durations that a few slow rounds do not move, and what makes them doubtful."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median, quantiles
 
 FEWEST_ROUNDS = 4  # for a spread
+DRIFT_P = 0.001  # two-sided: with 60 steady tests, at most one run in 17 reports a drift that is none
+LEAST_DRIFT = 0.02  # moves the median by 1 %: GPU-bound steps differ that much between runs that nothing disturbed
 
 
 def relative_iqr(values: Sequence[float]) -> float:
     """The interquartile range as a fraction of the median: the spread of the middle half; at least two values."""
     lower, _, upper = quantiles(values, n=4, method="inclusive")
     return (upper - lower) / median(values)
+
+
+def drift(seconds: Sequence[float]) -> float | None:
+    """The change from the first to the last round as a fraction of the median, positive if rounds got slower; None without one.
+
+    seconds[round], all positive. There is a trend if Kendall's tau of rounds and seconds has p < `DRIFT_P`, and it matters from
+    `LEAST_DRIFT` up. Its size is Theil's and Sen's slope, the median slope over all pairs of rounds, times the rounds less one.
+    Both only need noise that is independent from round to round, whatever its distribution.
+
+    Of 7 rounds all must be in order, of 10 all pairs but 5: fewer than 7 rounds never drift.
+    """
+    if 2 / math.factorial(min(len(seconds), 20)) >= DRIFT_P:  # the p of rounds that are all in order
+        return None
+    from scipy.stats import kendalltau, theilslopes  # here: it takes most of a second, and few commands need it
+
+    rounds = range(len(seconds))
+    if not kendalltau(rounds, seconds).pvalue < DRIFT_P:  # of a constant it is NaN
+        return None
+    change = float(theilslopes(seconds, rounds).slope) * (len(seconds) - 1) / median(seconds)
+    return change if abs(change) >= LEAST_DRIFT else None
+
+
+def spread_over_ranks(seconds: Sequence[Sequence[float]]) -> float | None:
+    """How far the slowest rank is from the fastest, as a fraction of the median rank; None for one rank.
+
+    seconds[round][rank], at least one round. A rank's time is its median over rounds, so one stalled round makes no rank slow.
+    """
+    ranks = [median(rounds) for rounds in zip(*seconds, strict=True)]
+    return (max(ranks) - min(ranks)) / median(ranks) if len(ranks) > 1 else None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.plugin import hardware
+from ddpperf.plugin.cells import Cell
 from ddpperf.plugin.ending import Ending
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.options import add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
 from ddpperf.specs import Spec
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 SESSION = pytest.StashKey[Session]()
 
@@ -36,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options = read_options(config, len(gpus))
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
     session.find_baseline()
+    session.read_thresholds()
     config.stash[SESSION] = session
     if not _is_xdist_worker(config):
         config.pluginmanager.register(session, "ddpperf-session")
@@ -67,25 +73,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("specs")
     if marker is not None:
         session = metafunc.config.stash[SESSION]
-        specs = _cells(marker, metafunc.function.__name__, session)
-        ids = [spec.id for spec in specs]
-        metafunc.parametrize("spec", specs, ids=ids)
+        cells = [_parameters(cell, session) for cell in _cells(marker, metafunc.function.__name__, session)]
+        if len({cell.id for cell in cells}) < len(cells):
+            session.refusals.append(
+                f"{metafunc.function.__name__} has two cells of one id, which is a stored key; measure each once"
+            )
+        metafunc.parametrize("spec", cells)
 
 
-def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Spec]:
+def _parameters(cell: Cell, session: Session) -> ParameterSet:
+    """The cell as pytest takes it, slowed down if that was asked for; one that cannot be measured here is a skipped one."""
+    if not isinstance(cell, Spec):
+        return cell
+    return pytest.param(dataclasses.replace(cell, delay_seconds=session.options.delay_seconds), id=cell.id)
+
+
+def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
     """The specs that a test measures; none if they are wrong, which then ends the run."""
     cells = marker.kwargs.get("cells")
     if cells is None:
         session.refusals.append(f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cells=function)")
         return []
     try:
-        specs = list(cells(session.options))
+        return list(cells(session.options))
     except ValueError as error:
         session.refusals.append(f"{test} cannot measure that: {error}")
         return []
-    if len({spec.id for spec in specs}) < len(specs):
-        session.refusals.append(f"{test} has two cells of one id, which is a stored key; measure each once")
-    return specs
 
 
 @pytest.hookimpl(trylast=True)
@@ -109,7 +122,8 @@ def _has_no_cells(item: pytest.Item) -> bool:
     """Whether a test has nothing to measure with these options, such as an all_reduce on one device."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
-    return not isinstance(item.callspec.params["spec"], Spec)  # pytest then puts in a placeholder, and skips it
+    spec = item.callspec.params["spec"]
+    return spec is not None and not isinstance(spec, Spec)  # pytest then puts in a placeholder, and skips it
 
 
 def _measures(item: pytest.Item) -> bool:
@@ -162,8 +176,21 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.notes)
+    session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.doubts)
     return fixture
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
+    """After the test itself: its metrics must reach their thresholds."""
+    session = pyfuncitem.config.stash[SESSION]
+    try:
+        result = yield
+    finally:
+        session.progress.clear()
+    if violations := session.violations(pyfuncitem.nodeid, pyfuncitem.originalname):
+        pytest.fail("; ".join(violations), pytrace=False)
+    return result
 
 
 # --- ending

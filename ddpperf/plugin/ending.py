@@ -60,7 +60,7 @@ class Ending:
             if is_baseline(document):
                 written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
             else:
-                self.lines.append("not saved as a baseline: not every test of this run was measured and passed")
+                self.lines.append("not saved as a baseline: not every test of this run was measured, undelayed, and passed")
         return all(written)
 
     def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:

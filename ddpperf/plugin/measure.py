@@ -46,21 +46,24 @@ class Measure:
     """Measures specs for one test. `measure(spec)` is the test's own result, `measure.leg` another one that it needs.
 
     measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stats: pytest-benchmark's.
+    notes: what makes them doubtful. counted_seconds: spent in rounds that count, of what was not measured before.
     """
 
-    def __init__(self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], notes: Callable[[Spec], list[str]]) -> None:
+    def __init__(self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], doubts: Callable[[Spec], list[str]]) -> None:
         self.measured: Measured | None = None
+        self.notes: list[str] = []
+        self.counted_seconds = 0.0
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stats: Any = None
         self._benchmark = benchmark
         self._pool = pool
-        self._notes = notes
+        self._doubts = doubts
         self._legs: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails.
 
-        A step on one device is measured once by the same sets, for all tests that have it as their own or as a leg.
+        A spec is measured once by the same sets, for all tests that have it as their own or as a leg.
         """
         if self.measured is not None:
             pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
@@ -70,7 +73,7 @@ class Measure:
             **measured.to_json(),
             "legs": self._legs,
             "metrics": self.metrics,
-            "notes": self._notes(spec),
+            "notes": self.notes,
         }
         durations = measured.all_step_seconds()
         rounds: Iterator[float] = iter(durations)
@@ -82,7 +85,10 @@ class Measure:
 
     def leg(self, name: str, spec: Spec) -> Measured:
         """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
-        measured = self._measure(spec, once=True)
+        measured = self._measure(spec)
+        sets = {sample.set for sample in measured.samples}
+        if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
+            pytest.fail(f"a process set was replaced before the leg {name}, so that its ratios would mix sets", pytrace=False)
         self._legs[name] = measured.to_json()
         return measured
 
@@ -92,12 +98,20 @@ class Measure:
             pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
         self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
 
-    def _measure(self, spec: Spec, *, once: bool = False) -> Measured:
+    def doubt(self, reason: str) -> None:
+        """Mark the test's figures as doubtful, with the reason; it still passes."""
+        self.notes.append(f"doubtful: {reason}")
+
+    def _measure(self, spec: Spec) -> Measured:
         if not isinstance(spec, Spec):
             pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
             pool = self._pool()
-            return pool.measure_once(spec) if once or spec.in_turn else pool.measure(spec)
+            before = pool.counted_seconds
+            measured = pool.measure_once(spec)
+            self.counted_seconds += pool.counted_seconds - before
+            self.notes += [doubt for doubt in self._doubts(spec) if doubt not in self.notes]
+            return measured
         except (SetFailure, ValueError, OSError) as error:
             failure = str(error)
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice

@@ -2,51 +2,134 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
-from pytest_benchmark.utils import PercentageRegressionCheck
 
-MAX_WORLD_SIZE = 1024
-MOST_DIGITS = 6
+from ddpperf.plugin.dataset import Data, prepare
+from ddpperf.plugin.model_check import check_model
+from ddpperf.plugin.option_values import (
+    check_world_sizes,
+    default_world_sizes,
+    folder,
+    seconds,
+    sizes,
+    slower_ratio,
+    whole_number,
+)
+from ddpperf.specs import EpochSpec, Precision, TrainingSpec, is_own_model
+from ddpperf.specs.base import MOST_DELAY_SECONDS
+
+GPU_PRECISIONS = ("tf32", "fp16")  # which the CPU has not
+CPU_EPOCH_IMAGES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure and how, every default resolved for this machine."""
+    """What to measure and how, every default resolved for this machine.
+
+    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. strict_global_batches:
+    whether those were asked for, so that each must divide over every world size. delay_seconds: put into every step.
+    """
 
     device: str
     world_sizes: tuple[int, ...]
     batch_sizes: tuple[int, ...]
+    batch_sweep: tuple[int, ...]
+    global_batch_sizes: tuple[int, ...]
+    strict_global_batches: bool
+    model: str
+    precision: Precision
+    data: Data
+    epoch_images: int
+    delay_seconds: float
     rounds: int
     deadline_seconds: float
     worker_logs: Path | None
     slower_ratio: float | None
 
+    def step(self, **fields: Any) -> TrainingSpec:
+        """A step with these fields, the others as the options say; without a strategy, "single" for one rank, else "ddp"."""
+        return TrainingSpec(**self._common(fields) | fields)
+
+    def epoch(self, **fields: Any) -> EpochSpec:
+        """An epoch of such steps."""
+        return EpochSpec(**self._common(fields) | fields)
+
+    def _common(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "precision": self.precision,
+            "memory_format": "channels_last" if self.device == "cuda" and not is_own_model(self.model) else "contiguous",
+            "strategy": "single" if fields["world_size"] == 1 else "ddp",
+            "data": self.data.name,
+            "digest": self.data.digest,
+            "epoch_images": self.epoch_images,
+        }
+
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("ddpperf", "performance of data-parallel training")
-    group.addoption("--device", default="auto", metavar="NAME", help="cuda, cpu or auto (default: cuda where there are GPUs)")
-    group.addoption(
-        "--world-sizes", metavar="N,N", help="numbers of ranks (default: 1,2 on the CPU; 1,2,4,... and all on GPUs)"
-    )
-    group.addoption("--batch-sizes", metavar="N,N", help="images a rank in a step (default: 32 on the CPU; 32,128,512 on GPUs)")
-    group.addoption("--rounds", default="10", metavar="N", help="timed rounds of each cell (default: %(default)s)")
-    group.addoption(
-        "--deadline",
-        default="120",
-        metavar="SECONDS",
-        help="how long a rank may take over one command (default: %(default)s)",
-    )
-    group.addoption("--worker-logs", metavar="DIR", help="keep every rank's output in this folder, a file each")
+    for name, default, metavar, text in (
+        ("--device", "auto", "NAME", "cuda, cpu or auto (default: cuda where there are GPUs)"),
+        ("--world-sizes", None, "N,N", "numbers of ranks (default: 1,2 on the CPU; 1,2,4,... and all on GPUs)"),
+        ("--batch-sizes", None, "N,N", "images a rank in a step (default: 32 on the CPU; 32,128,512 on GPUs)"),
+        ("--global-batch-sizes", None, "N,N", "images of all ranks in a step (default: 64 on the CPU; 128,512 on GPUs)"),
+        ("--model", None, "NAME", "resnet18 (default on the CPU), resnet18_cifar (on GPUs), resnet50_cifar, torchvision:NAME, "
+         "or your own by package.module:function"),
+        ("--precision", None, "NAME", f"{', '.join(get_args(Precision))} (default: fp32 on the CPU, bf16 on GPUs)"),
+        ("--data", "synthetic", "NAME", "synthetic (default), cifar10[:DIR], or imagefolder:DIR with train/ and test/"),
+        ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
+        ("--slow-down", None, "SECONDS", "put a delay into every step, to see what notices it"),
+        ("--rounds", "10", "N", "timed rounds of each cell (default: %(default)s)"),
+        ("--deadline", "120", "SECONDS", "how long a rank may take over one command (default: %(default)s)"),
+        ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
+    ):  # fmt: skip
+        group.addoption(name, default=default, metavar=metavar, help=text)
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
-    """The options as given; raises pytest.UsageError with one sentence for what cannot be done here."""
+    """The options as given; raises pytest.UsageError with one sentence for what cannot be done here.
+
+    Decodes the images and tries the model, which takes a while, where they are not the default.
+    """
+    _check_benchmark_options(config)
+    device = config.getoption("device")
+    if device not in ("auto", "cpu", "cuda"):
+        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
+    if device == "auto":
+        device = "cuda" if gpu_count else "cpu"
+    cuda = device == "cuda"
+    world_sizes = sizes(config, "--world-sizes") or default_world_sizes(device, gpu_count)
+    check_world_sizes(world_sizes, device, gpu_count)
+    batch_sizes, global_batch_sizes = sizes(config, "--batch-sizes"), sizes(config, "--global-batch-sizes")
+    _check_global_batch_sizes(global_batch_sizes, world_sizes)
+    data, epoch_images = _data(config, cuda, max(world_sizes))
+    logs, delay = config.getoption("worker_logs"), config.getoption("slow_down")
+    return Options(
+        device=device,
+        world_sizes=world_sizes,
+        batch_sizes=batch_sizes or ((32, 128, 512) if cuda else (32,)),
+        batch_sweep=batch_sizes or (32, 128, 512, 2048),
+        global_batch_sizes=global_batch_sizes or ((128, 512) if cuda else (64,)),
+        strict_global_batches=bool(global_batch_sizes),
+        model=check_model(config.getoption("model") or ("resnet18_cifar" if cuda else "resnet18")),
+        precision=_precision(config, cuda),
+        data=data,
+        epoch_images=epoch_images,
+        delay_seconds=seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay else 0.0,
+        rounds=whole_number("--rounds", config.getoption("rounds")),
+        deadline_seconds=seconds("--deadline", config.getoption("deadline"), 86400),
+        worker_logs=folder("--worker-logs", logs) if logs else None,
+        slower_ratio=slower_ratio(config),
+    )
+
+
+def _check_benchmark_options(config: pytest.Config) -> None:
+    """Refuse those of pytest-benchmark's own options that do nothing here, or would go wrong late."""
     if config.getoption("benchmark_storage") != "file://./.benchmarks":
         raise pytest.UsageError(
             "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
@@ -56,102 +139,41 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     compare = config.getoption("benchmark_compare")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
         raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
-    device = config.getoption("device")
-    if device not in ("auto", "cpu", "cuda"):
-        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
-    if device == "auto":
-        device = "cuda" if gpu_count else "cpu"
-    world_sizes = _sizes(config, "--world-sizes") or default_world_sizes(device, gpu_count)
-    check_world_sizes(world_sizes, device, gpu_count)
-    logs = config.getoption("worker_logs")
-    return Options(
-        device=device,
-        world_sizes=world_sizes,
-        batch_sizes=_sizes(config, "--batch-sizes") or ((32,) if device == "cpu" else (32, 128, 512)),
-        rounds=_whole_number("--rounds", config.getoption("rounds")),
-        deadline_seconds=_seconds("--deadline", config.getoption("deadline")),
-        worker_logs=_folder("--worker-logs", logs) if logs else None,
-        slower_ratio=_slower_ratio(config),
-    )
 
 
-def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the GPUs there are, and all of them; 1 and 2 on the CPU."""
-    if device == "cpu":
-        return (1, 2)
-    powers = [2**exponent for exponent in range(gpu_count.bit_length())]
-    return tuple(sorted({*powers, gpu_count} - {0})) or (1,)
+def _check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: tuple[int, ...]) -> None:
+    for global_batch_size in global_batch_sizes:
+        for world_size in world_sizes:
+            if global_batch_size % world_size:
+                raise pytest.UsageError(
+                    f"--global-batch-sizes {global_batch_size} does not divide over {world_size} ranks; "
+                    f"pass a multiple of {world_size}, or other --world-sizes"
+                )
 
 
-def check_world_sizes(world_sizes: tuple[int, ...], device: str, gpu_count: int) -> None:
-    """Raise pytest.UsageError for more ranks than there are GPUs, or than anyone has."""
-    largest = max(world_sizes)
-    if device == "cuda" and largest > gpu_count:
-        fitting = ",".join(str(size) for size in default_world_sizes(device, gpu_count)) if gpu_count else ""
-        instead = f"--world-sizes {fitting} or --device cpu" if fitting else "--device cpu"
-        gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
-        raise pytest.UsageError(f"world_size={largest} needs {gpus}, found {gpu_count}; pass {instead}")
-    if largest > MAX_WORLD_SIZE:
-        raise pytest.UsageError(f"--world-sizes goes up to {MAX_WORLD_SIZE}, got {largest}; pass fewer ranks")
+def _precision(config: pytest.Config, cuda: bool) -> Precision:
+    given: Any = config.getoption("precision") or ("bf16" if cuda else "fp32")
+    if given not in get_args(Precision):
+        raise pytest.UsageError(f"--precision must be one of {', '.join(get_args(Precision))}, got {given!r}; pass one of them")
+    if given in GPU_PRECISIONS and not cuda:
+        raise pytest.UsageError(f"--precision {given} needs a GPU, this runs on the CPU; pass fp32 or bf16")
+    precision: Precision = given
+    return precision
 
 
-def _sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
-    text = config.getoption(option.removeprefix("--").replace("-", "_"))
-    if text is None:
-        return ()
-    sizes = tuple(_whole_number(option, word) for word in text.split(","))
-    if len(set(sizes)) != len(sizes):
-        raise pytest.UsageError(f"{option} names a size twice, got {text!r}; name each once")
-    return tuple(sorted(sizes))
-
-
-def _whole_number(option: str, text: str) -> int:
-    text = text.strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) >= 1):
+def _data(config: pytest.Config, cuda: bool, most_ranks: int) -> tuple[Data, int]:
+    """The images, and how many of them an epoch has."""
+    data = prepare(config.getoption("data"), config.rootpath / ".ddpperf" / "data", lambda line: print(f"ddpperf: {line}"))
+    given = config.getoption("epoch_images")
+    if given is None:
+        return data, data.train_images if cuda else min(CPU_EPOCH_IMAGES, data.train_images)
+    count = whole_number("--epoch-images", given)
+    if not most_ranks <= count <= data.train_images:
         raise pytest.UsageError(
-            f"{option} takes whole numbers from 1 to {10**MOST_DIGITS - 1}, got {text[:40]!r}; pass for example {option} 2"
+            f"--epoch-images takes {most_ranks} to {data.train_images} images, an image a rank and what the data set "
+            f"{data.name} has, got {count}; pass another number"
         )
-    return int(text)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86400:
-        raise pytest.UsageError(f"{option} takes seconds above 0 and up to 86400, got {text!r}; pass for example {option} 60")
-    return seconds
-
-
-def _folder(option: str, text: str) -> Path:
-    folder = Path(text).resolve()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{option} takes a folder that can be written, got {text!r} ({error.strerror}); name another"
-        ) from error
-    return folder
-
-
-def _slower_ratio(config: pytest.Config) -> float | None:
-    """The limit that `--benchmark-compare-fail=median:N%` sets on a step time's ratio to the baseline's.
-
-    pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
-    """
-    checks = config.getoption("benchmark_compare_fail") or []
-    given = sum(str(arg).startswith("--benchmark-compare-fail") for arg in config.invocation_params.args)
-    if not checks:
-        return None
-    (check, *more) = checks
-    if more or given > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
-        raise pytest.UsageError("--benchmark-compare-fail takes one median:N%, the only limit compared; got another or several")
-    if not config.getoption("benchmark_compare"):
-        raise pytest.UsageError("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
-    return 1 + float(check.threshold) / 100
+    return data, count
 
 
 def is_experiment(test: str) -> bool:

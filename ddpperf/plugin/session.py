@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +13,18 @@ from typing import Any, Literal
 import pytest
 
 from ddpperf.analysis.compare import Comparison, compare
+from ddpperf.analysis.thresholds import Threshold, read_thresholds
 from ddpperf.analysis.verdict import Outcome, Verdict, decide
 from ddpperf.plugin import hardware
 from ddpperf.plugin.device_lock import DeviceLock
+from ddpperf.plugin.gpu_watch import GpuWatch
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
+from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.storage import SCHEMA, Baseline, NoBaseline, Storage
-from ddpperf.specs import Spec
+from ddpperf.specs import DATA_VARIABLE, MODEL_VARIABLE, Spec
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.rank_process import Side
 
 
 class Session:
@@ -43,6 +49,12 @@ class Session:
         self.compare_with = compare_with
         self.command_line = ""
         self.lock = DeviceLock()
+        self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # before pytest captures what goes there
+        self.thresholds: tuple[Threshold, ...] = ()
+        self.applied: set[int] = set()  # the numbers of those that a test was held to
+        self.begun = time.monotonic()
+        self.test_seconds: dict[str, float] = {}
+        self._watch: GpuWatch | None = None
         self._pool: Pool | None = None
 
     @property
@@ -58,10 +70,33 @@ class Session:
         except NoBaseline as problem:
             self.problems.append(str(problem))
 
+    def read_thresholds(self) -> None:
+        """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
+        path = self.storage.root / "perf" / "thresholds.toml"
+        try:
+            self.thresholds = read_thresholds(path.read_text(), name="perf/thresholds.toml")
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def violations(self, test: str, function: str) -> list[str]:
+        """The thresholds for this hardware that the test's metrics do not reach, a sentence each."""
+        measure = self.measures.get(test)
+        if measure is None or measure.measured is None:
+            return []
+        metrics = {name: metric["value"] for name, metric in measure.metrics.items()}
+        key, spec = self.storage.hardware_key, measure.measured.spec
+        applying = [each for each in self.thresholds if each.applies(hardware=key, test=function, spec=spec)]
+        self.applied |= {each.number for each in applying}
+        return [sentence for each in applying for sentence in each.violations(metrics)]
+
     def start(self) -> None:
-        """Take the devices; raises pytest.UsageError if another run has one."""
-        used = self.gpus[: max(self.options.world_sizes)]
-        self.lock.acquire([gpu.uuid for gpu in used] if self.options.device == "cuda" else ["cpu"])
+        """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""
+        used = [gpu.uuid for gpu in self.gpus[: max(self.options.world_sizes)]]
+        self.lock.acquire(used if self.options.device == "cuda" else ["cpu"])
+        if self.options.device == "cuda":
+            self._watch = GpuWatch(used)
 
     def pool(self) -> Pool:
         """The process sets, made at the first measurement."""
@@ -72,15 +107,31 @@ class Session:
                 rounds=self.options.rounds,
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
+                sides=[Side(environment=self._variables())],
+                progress=self.progress,
+                look=self._look,
             )
         return self._pool
 
-    def notes(self, spec: Spec) -> list[str]:
-        """What makes a measurement doubtful."""
+    def _look(self, processes: list[int], done: int) -> None:
+        """See what disturbs the GPUs; what did before the first round is of no interest."""
+        if self._watch is not None:
+            self._watch.look(processes)
+            if not done:
+                self._watch.doubts()
+
+    def _variables(self) -> dict[str, str]:
+        """What the names of data set and model mean here, for the ranks' environment."""
+        path = self.options.data.path
+        return {MODEL_VARIABLE: self.options.model} | ({DATA_VARIABLE: str(path)} if path is not None else {})
+
+    def doubts(self, spec: Spec) -> list[str]:
+        """What made the measurement that was just taken doubtful, seen from outside."""
         cores = hardware.core_count()
+        doubts = self._watch.doubts() if self._watch is not None else []
         if self.options.device == "cpu" and spec.world_size > cores:
-            return [f"doubtful: {spec.world_size} ranks share {cores} cores"]
-        return []
+            doubts.append(f"doubtful: {spec.world_size} ranks share {cores} cores")
+        return doubts
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
@@ -97,6 +148,7 @@ class Session:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep how a test ended: the first of its phases that did not pass decides."""
+        self.test_seconds[report.nodeid] = self.test_seconds.get(report.nodeid, 0.0) + report.duration
         known = self.outcomes.get(report.nodeid)
         if known is None:
             if report.failed:  # a test that measures nothing counts only then
@@ -150,6 +202,20 @@ class Session:
                 "command_line": self.command_line,
                 **asdict(self.options),
                 "worker_logs": self.options.worker_logs and str(self.options.worker_logs),
+                "data": {"name": self.options.data.name, "digest": self.options.data.digest},
+            },
+            "thresholds": {
+                "applied": len(self.applied),
+                "known": sum(each.hardware == self.storage.hardware_key for each in self.thresholds),
+            },
+            "timing": {
+                "seconds": time.monotonic() - self.begun,
+                "counted_seconds": sum(measure.counted_seconds for measure in self.measures.values()),
+                "overhead_seconds": {
+                    test: self.test_seconds[test] - measure.counted_seconds
+                    for test, measure in self.measures.items()
+                    if test in self.test_seconds
+                },
             },
             "outcomes": {test: asdict(outcome) for test, outcome in self.all_outcomes().items()},
             "verdict": asdict(verdict),
@@ -161,7 +227,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if report.passed:
         return ""
     if isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2])
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     with contextlib.suppress(IndexError):
         text = str(crash.message if crash is not None else report.longreprtext).strip()

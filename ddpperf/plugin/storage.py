@@ -127,12 +127,13 @@ def _is_called(path: Path, wanted: str) -> bool:
 
 
 def is_baseline(document: dict[str, Any]) -> bool:
-    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower."""
+    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower or slowed."""
     header = document["ddpperf"]
+    slowed = any(benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for benchmark in document["benchmarks"])
     measured = {benchmark["fullname"] for benchmark in document["benchmarks"]}
     expected = {test for test, outcome in header["outcomes"].items() if outcome["outcome"] != "skipped"}
     passed = all(header["outcomes"][test]["outcome"] == "passed" for test in expected)
-    return bool(measured) and measured == expected and passed and header["verdict"]["status"] != Status.FAIL
+    return bool(measured) and measured == expected and passed and not slowed and header["verdict"]["status"] != Status.FAIL
 
 
 def _passed(path: Path) -> bool:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.compare import Comparison
-from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
 from ddpperf.results import Measured
 
 _METRIC_FORMATS = {
     "speedup": lambda value: f"speedup {value:.2f}x",
     "efficiency": lambda value: f"efficiency {value:.1%}",
     "images_per_second": lambda value: f"{value:,.0f} images/s",
+    "step_seconds": lambda value: f"step {format_seconds(value)}",
+    "epoch_seconds": lambda value: f"epoch {format_seconds(value)}",
     "loss_after_5_steps": lambda value: f"loss {value:.3f} after 5 steps",
+    "communicated_bytes_per_epoch": lambda value: f"gradients {value / 1e9:.3g} GB/epoch",
+    "peak_memory_bytes": lambda value: f"peak {value / 1e9:.3g} GB",
     "algbw_bytes_per_second": lambda value: f"algbw {value / 1e9:.3g} GB/s",
     "busbw_bytes_per_second": lambda value: f"busbw {value / 1e9:.3g} GB/s",
+    "loading_share": lambda value: f"loading {value:.1%}",
+    "enough_workers": lambda value: f"loading stops limiting at {_count(round(value), 'worker')}",
+    "missing_images": lambda value: f"{value:.0f} images missing",
+    "repeated_images": lambda value: f"{value:.0f} repeated",
+    "repeated_places": lambda value: f"{value:.1%} in the same place next epoch",
 }
-
 
 DOUBTFUL_IQR = 0.25
 
@@ -27,23 +36,44 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     """The table and the verdict of a stored run, as lines without markup."""
     header = document["ddpperf"]
     stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
-    changes = comparison.changes if comparison is not None else {}
-    rows = [("test", "step", "IQR", "ratio", "limit", "outcome", "metrics")]
-    for test, outcome in header["outcomes"].items():
-        compared = (f"{changes[test].ratio:.3f}", f"{changes[test].limit:g}") if test in changes else ("-", "-")
-        metrics = stored[test]["metrics"] if test in stored else {}
-        rows.append((_short(test), *_step(stored.get(test)), *compared, outcome["outcome"], _metrics(metrics)))
-    lines = [_title(header, stored), "", *_aligned(rows), ""]
+    doubts = {test: doubts_of(each) for test, each in stored.items()}
+    lines = [_title(header, stored), "", *_aligned(_table(header, stored, doubts, comparison)), ""]
     if comparison is not None:
         lines.append(f"ratio: step time over that in {comparison.baseline}; above its limit it is slower")
-    lines += _doubts(stored)
+    lines += _by_reason({test: reasons for test, reasons in doubts.items() if reasons})
+    skipped = {
+        test: [f"skipped: {outcome['reason']}"]
+        for test, outcome in header["outcomes"].items()
+        if outcome["outcome"] == "skipped"
+    }
+    lines += _by_reason(skipped)
+    lines += _thresholds(header)
+    lines += _timing(header.get("timing"))
     status = header["verdict"]["status"]
     first, *others = header["verdict"]["reasons"]
     return [*lines, f"{status}: {first}", *(f"{' ' * len(status)}  {reason}" for reason in others)]
 
 
+def _table(
+    header: Mapping[str, Any], stored: Mapping[str, Any], doubts: Mapping[str, list[str]], comparison: Comparison | None
+) -> list[tuple[str, ...]]:
+    """The rows, the column names first; what is compared is left out where nothing is."""
+    compared = ("ratio", "limit") if comparison is not None else ()
+    rows: list[tuple[str, ...]] = [("test", "time", "IQR", "ranks", *compared, "overhead", "outcome", "metrics")]
+    overhead = header.get("timing", {}).get("overhead_seconds", {})
+    for test, outcome in header["outcomes"].items():
+        change = comparison.changes.get(test) if comparison is not None else None
+        ratio = (f"{change.ratio:.3f}", f"{change.limit:g}") if change is not None else ("-",) * len(compared)
+        cost = f"{overhead[test]:.1f} s" if test in overhead else "-"
+        ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
+        metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
+        rows.append((_short(test), *_time(stored.get(test)), *ratio, cost, ended, metrics))
+    return rows
+
+
 def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     environment = header["environment"]
+    data = header["options"].get("data", {"name": "synthetic"})
     sets = max((len(each["samples"]) for each in stored.values()), default=0)
     parts = [
         f"ddpperf on {header['hardware_key']}",
@@ -51,20 +81,50 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
         "NVLS off" if environment.get("nvls") == "0" else "",
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
+        f"{data['name']} images" if data["name"] != "synthetic" else "",
         _count(header["options"]["rounds"], "round"),
         _count(sets, "process set"),
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _doubts(stored: Mapping[str, Any]) -> list[str]:
-    """What makes figures doubtful, a line for each reason."""
-    doubts = {f"{_short(test)}: {note}" for test, each in stored.items() for note in each["notes"]}
-    spreads = [Measured.from_json(each).all_step_seconds() for each in stored.values()]
-    wide = sum(len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) > DOUBTFUL_IQR for seconds in spreads)
-    if wide:
-        doubts.add(f"doubtful: the rounds of {_count(wide, 'test')} spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
-    return sorted(doubts)
+def doubts_of(stored: dict[str, Any]) -> list[str]:
+    """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds show."""
+    measured = Measured.from_json(stored)
+    doubts = list(stored["notes"])
+    seconds = measured.all_step_seconds()
+    if len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) > DOUBTFUL_IQR:
+        doubts.append(f"doubtful: the rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
+    drifts = [change for sample in measured.samples if (change := drift(measured.step_seconds(sample))) is not None]
+    if drifts:
+        doubts.append(f"doubtful: the rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
+    return doubts
+
+
+def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each reason, with the tests that have it, or how many."""
+    tests: dict[str, list[str]] = {}
+    for test, each in reasons.items():
+        for reason in each:
+            tests.setdefault(reason, []).append(_short(test))
+    return [f"{reason}: {named[0] if len(named) == 1 else f'{len(named)} tests'}" for reason, named in sorted(tests.items())]
+
+
+def _thresholds(header: Mapping[str, Any]) -> list[str]:
+    """How many of the hardware's thresholds some test was held to."""
+    thresholds = header.get("thresholds", {"known": 0})
+    if not thresholds["known"]:
+        return [f"thresholds: perf/thresholds.toml has none for {header['hardware_key']}"]
+    return [f"thresholds: {thresholds['applied']} of the {thresholds['known']} for {header['hardware_key']} were applied"]
+
+
+def _timing(timing: Mapping[str, Any] | None) -> list[str]:
+    """What of the run's time was spent measuring."""
+    if timing is None or not timing["overhead_seconds"]:
+        return []
+    total, counted = timing["seconds"], timing["counted_seconds"]
+    overhead = median(timing["overhead_seconds"].values())
+    return [f"took {total:.0f} s, {counted / total:.0%} of it in rounds that count; overhead {overhead:.1f} s a test (median)"]
 
 
 def _count(number: int, what: str) -> str:
@@ -75,24 +135,34 @@ def _short(test: str) -> str:
     return test.split("::", 1)[-1]
 
 
-def _step(stored: dict[str, Any] | None) -> tuple[str, str]:
+def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
+    """Median seconds, their spread over rounds, and over the ranks that worked together."""
     if stored is None:
-        return "-", "-"
-    seconds = Measured.from_json(stored).all_step_seconds()
-    return format_seconds(median(seconds)), f"{relative_iqr(seconds):.1%}" if len(seconds) >= FEWEST_ROUNDS else "-"
+        return "-", "-", "-"
+    measured = Measured.from_json(stored)
+    seconds = measured.all_step_seconds()
+    iqr = f"{relative_iqr(seconds):.1%}" if len(seconds) >= FEWEST_ROUNDS else "-"
+    together = [[ranks[: measured.spec.world_size] for ranks in sample.seconds] for sample in measured.samples]
+    spreads = [spread for rounds in together if (spread := spread_over_ranks(rounds)) is not None]
+    return format_seconds(median(seconds)), iqr, f"{median(spreads):.1%}" if spreads else "-"
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(
-        _METRIC_FORMATS[name](metric["value"]) if name in _METRIC_FORMATS else f"{name} {metric['value']:.4g} {metric['unit']}"
-        for name, metric in metrics.items()
-    )
+    return ", ".join(_metric(name, metric["value"], metric["unit"]) for name, metric in metrics.items())
+
+
+def _metric(name: str, value: float, unit: str) -> str:
+    if name in _METRIC_FORMATS:
+        return _METRIC_FORMATS[name](value)
+    if match := re.fullmatch(r"loading_share_with_(\d+)_workers", name):
+        return f"{value:.1%} with {match[1]}"
+    return f"{name} {value:.4g} {unit}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell: words to the left, figures to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    figures = (1, 2, 3, 4)
+    figures = range(1, len(rows[0]) - 2)
     return [
         "  ".join(
             cell.rjust(width) if column in figures else cell.ljust(width)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,8 @@ from ddpperf.workers.channel import Message
 from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
 
-ROUND_SECONDS = 0.05  # a round lasts about this long, or one step
+ROUND_SECONDS = {"cpu": 0.3, "cuda": 0.05}  # a round lasts about this long, or one step
+WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
 
 
 class Pool:
@@ -24,7 +26,8 @@ class Pool:
 
     The sets are alive side by side and their rounds interleave; only one samples at a time. A set that fails is dead at
     once and is replaced, under a new name, before the next measurement. log_folder: where each rank's output stays; by
-    default in a private folder that goes with the pool.
+    default in a private folder that goes with the pool. progress: told of the spec that is measured and how much of that
+    is done. look: called with the process ids of all ranks and the number of rounds done, before the first and after each.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Pool:
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
         log_folder: Path | None = None,
+        progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
+        look: Callable[[list[int], int], None] = lambda processes, done: None,
     ) -> None:
         self.size = size
         self.device = device
@@ -47,6 +52,9 @@ class Pool:
         self._sets_made = 0
         self._folder: Path | None = None
         self._log_folder = log_folder
+        self._progress = progress
+        self._look = look
+        self.counted_seconds = 0.0  # spent in rounds that count, so far
         self._remembered: dict[tuple[Spec, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -97,16 +105,37 @@ class Pool:
                 f"add it to --world-sizes, or measure fewer"
             )
         sets = self.live_sets()
+        self._progress(spec, 0.0)
         limit = min(_open(process_set, spec) for process_set in sets)
-        iterations = max(_calibrate(process_set, spec, limit) for process_set in sets)
-        seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set in sets}
-        for index in range(self.rounds):
-            for process_set in sets if index % 2 == 0 else reversed(sets):  # A B B A: drift meets both sides alike
-                seconds[process_set.name].append(_sample(process_set, spec, iterations))
+        iterations = max(_calibrate(process_set, spec, limit) for process_set in sets) if spec.repeats else 1
+        seconds = self._sample_rounds(sets, spec, iterations)
         samples = tuple(_close(process_set, spec, seconds[process_set.name]) for process_set in sets)
         for process_set in sets:
             process_set.require_alive()
-        return Measured(spec=spec, iterations=iterations, samples=samples)
+        measured = Measured(spec=spec, iterations=iterations, samples=samples)
+        self.counted_seconds += measured.counted_seconds()
+        return measured
+
+    def _sample_rounds(self, sets: list[ProcessSet], spec: Spec, iterations: int) -> dict[str, list[tuple[float, ...]]]:
+        """By set, each round's seconds by rank: as many rounds as were asked for, if they are long as fill `WHOLE_SECONDS`."""
+        seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set in sets}
+        processes = [rank.pid for process_set in sets for rank in process_set.ranks]
+        spent = 0.0
+        self._look(processes, 0)
+        for index in range(self.rounds):
+            for process_set in sets if index % 2 == 0 else reversed(sets):  # A B B A: drift meets both sides alike
+                process_set.progress = partial(self._tell, spec, index)
+                seconds[process_set.name].append(_sample(process_set, spec, iterations))
+                spent += max(seconds[process_set.name][-1])
+            self._look(processes, index + 1)
+            self._tell(spec, index + 1, 0.0)
+            if not spec.repeats and spent >= WHOLE_SECONDS * len(sets):
+                break
+        return seconds
+
+    def _tell(self, spec: Spec, index: int, fraction: float) -> None:
+        """How much is done; of what is long only the round is known, not how many there will be."""
+        self._progress(spec, (index + fraction) / self.rounds if spec.repeats else min(1.0, fraction))
 
     def measure_once(self, spec: Spec) -> Measured:
         """As `measure`, but the same sets measure the same spec only once: for a leg that several tests share."""
@@ -134,48 +163,46 @@ class Pool:
                 self._folder = None
 
 
-def choose_iterations(step_seconds: float, limit: int) -> int:
-    """Steps in a round, so that it lasts about ROUND_SECONDS: a power of two, so that equal work gets equal rounds."""
-    wanted = min(max(1.0, ROUND_SECONDS / max(step_seconds, 1e-9)), limit)
+def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
+    """Steps in a round, so that it lasts about `round_seconds`: a power of two, so that equal work gets equal rounds."""
+    wanted = min(max(1.0, round_seconds / max(step_seconds, 1e-9)), limit)
     return 1 << math.floor(math.log2(wanted))
 
 
-def _ranks(process_set: ProcessSet, spec: Spec) -> range:
-    """The ranks that take part: all of the set if each works alone, so that the slowest device is known."""
-    return range(process_set.size if spec.in_turn else spec.world_size)
-
-
 def _open(process_set: ProcessSet, spec: Spec) -> int:
-    """Build the measurement on the ranks that take part; returns how many steps a round may have."""
-    if spec.in_turn:
-        process_set.leave()
-    else:
+    """Build the measurement on the ranks that take part, and warm it up; returns how many steps a round may have."""
+    if spec.grouped:
         process_set.join(spec.world_size)
+    else:
+        process_set.leave()
     answers: list[Message] = []
-    for ranks in _turns(process_set, spec):
+    for ranks in spec.turns(process_set.size):
         answers += process_set.request("open", ranks=ranks, spec=specs.to_json(spec)).values()
     return min(int(answer["max_iterations"]) for answer in answers)
 
 
 def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:
     """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed."""
+    round_seconds = ROUND_SECONDS[process_set.device]
     iterations = 1
     while True:
         seconds = max(_sample(process_set, spec, iterations))
-        if seconds >= ROUND_SECONDS / 8 or iterations * 4 > limit:
-            return choose_iterations(seconds / iterations, limit)
+        if seconds >= round_seconds / 8 or iterations * 4 > limit:
+            return choose_iterations(seconds / iterations, limit, round_seconds)
         iterations *= 4
 
 
 def _sample(process_set: ProcessSet, spec: Spec, iterations: int) -> tuple[float, ...]:
+    """Seconds of one round by rank."""
     answers: dict[int, Message] = {}
-    for ranks in _turns(process_set, spec):
+    for ranks in spec.turns(process_set.size):
         answers |= process_set.request("sample", ranks=ranks, iterations=iterations)
     return tuple(answers[rank]["seconds"] for rank in sorted(answers))
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[tuple[float, ...]]) -> Sample:
-    answers = process_set.request("close", ranks=_ranks(process_set, spec))
+    ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]
+    answers = process_set.request("close", ranks=ranks)
     names = answers[0]["counters"]
     return Sample(
         set=process_set.name,
@@ -184,9 +211,3 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[tuple[float, ...]]
         seconds=tuple(seconds),
         counters={name: tuple(answers[rank]["counters"][name] for rank in sorted(answers)) for name in names},
     )
-
-
-def _turns(process_set: ProcessSet, spec: Spec) -> list[list[int]]:
-    """Which ranks work at the same time: all of them, or each in its turn."""
-    ranks = list(_ranks(process_set, spec))
-    return [[rank] for rank in ranks] if spec.in_turn else [ranks]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,17 +23,28 @@ class ProcessSet:
     """`size` ranks. `spawn` returns at once, `wait_ready` when all ranks answer; every failure kills the whole set.
 
     folder: a private folder for the socket and the ranks' temporary files. log_folder: where each rank's output goes, one
-    file a rank. deadline_seconds: how long a rank may take over one command.
+    file a rank. deadline_seconds: how long a rank may take over one command, or be silent in one that reports its progress.
+    progress: told how much of such a command is done.
     """
 
     def __init__(
-        self, name: str, *, side: Side, size: int, device: str, folder: Path, log_folder: Path, deadline_seconds: float
+        self,
+        name: str,
+        *,
+        side: Side,
+        size: int,
+        device: str,
+        folder: Path,
+        log_folder: Path,
+        deadline_seconds: float,
+        progress: Callable[[float], None] = lambda fraction: None,
     ) -> None:
         self.name = name
         self.side = side
         self.size = size
         self.device = device
         self.deadline_seconds = deadline_seconds
+        self.progress = progress
         self.environment: Message = {}
         self.alive = True
         self.ranks: list[RankProcess] = []
@@ -120,6 +131,11 @@ class ProcessSet:
                 except (EOFError, OSError):
                     dead.append(rank)
                 else:
+                    if "progress" in answer:  # no answer yet, and no hang either
+                        waiting[each] = rank
+                        end = end if dead or raised else time.monotonic() + deadline_seconds
+                        self.progress(answer["progress"])
+                        continue
                     answers[rank.rank] = answer
                     if "error" in answer:
                         raised.append(_raised(rank.rank, answer["error"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
-from ddpperf.specs import AllReduceSpec, TrainingSpec
-from ddpperf.timing import seconds_of, synchronize
-from ddpperf.training import TrainingStep
+from ddpperf.sampling import Sampling
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
+from ddpperf.timing import delayed, seconds_of, synchronize
+from ddpperf.training import TrainingEpoch, TrainingStep
 from ddpperf.workers.channel import Message
 from ddpperf.workers.faults import inject
 
@@ -45,6 +47,8 @@ class Measurement(Protocol):
 
 MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
     TrainingSpec.measurement: TrainingStep,
+    EpochSpec.measurement: TrainingEpoch,
+    SamplerSpec.measurement: Sampling,
     AllReduceSpec.measurement: BackendAllReduce,
 }
 
@@ -52,12 +56,14 @@ MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
 class Rank:
     """One rank's state: its device, its process group if it is in one, and the measurement that is open."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, report: Callable[[float], None] = lambda fraction: None) -> None:
         self.rank = rank
+        self.report = report
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
         self.spec: specs.Spec | None = None
         self.measurement: Measurement | None = None
+        self.step: Callable[[], None] = lambda: None
         self.commands: dict[str, Callable[..., Message]] = {
             "setup": self.setup,
             "ping": self.ping,
@@ -117,25 +123,31 @@ class Rank:
         self.spec = specs.from_json(spec)
         inject(self.spec.fault, self.rank, "open")
         measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
-        measurement.start_round()
-        for _ in range(WARMUP_ITERATIONS[self.device.type]):
-            measurement.step()
-        synchronize(self.device)
         self.measurement = measurement
+        self.step = delayed(measurement.step, self.spec.delay_of_a_repetition, self.device)
+        measurement.start_round()
+        if isinstance(measurement, TrainingEpoch):
+            measurement.report = self.report
+            measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
+        else:
+            for _ in range(WARMUP_ITERATIONS[self.device.type]):
+                self.step()
+        synchronize(self.device)
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
-        """One round: a barrier, one untimed step, then `iterations` timed ones; the result is checked afterwards."""
+        """One round: a barrier, one untimed step unless a step is a long whole, then `iterations` timed ones, then a check."""
         assert self.measurement is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "sample")
         self.measurement.start_round()
         synchronize(self.device)
-        if not self.spec.in_turn:
+        if self.spec.grouped:
             dist.barrier()
-        self.measurement.step()
-        seconds = seconds_of(self.measurement.step, iterations, self.device)
-        self.measurement.end_round(1 + iterations)
+        if self.spec.repeats:
+            self.step()
+        seconds = seconds_of(self.step, iterations, self.device)
+        self.measurement.end_round(self.spec.repeats + iterations)
         record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
         print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
@@ -156,6 +168,8 @@ class Rank:
 
     def _drop_measurement(self) -> None:
         self.spec = self.measurement = None
+        self.step = lambda: None
+        gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

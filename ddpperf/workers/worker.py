@@ -44,7 +44,7 @@ def main(path: str, rank: int) -> None:
 def _serve(connection: Connection, rank: int) -> None:
     from ddpperf.workers.rank import Rank  # only now: it imports torch, and the controller waits for the hello
 
-    state = Rank(rank)
+    state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
     while True:
         message = channel.receive(connection)
         command = message.pop("command")

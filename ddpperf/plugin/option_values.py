@@ -1,0 +1,94 @@
+"""The values of the suite's options: each checked by itself, and refused with one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.utils import PercentageRegressionCheck
+
+MAX_WORLD_SIZE = 1024
+MOST_DIGITS = 6
+
+
+def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the GPUs there are, and all of them; 1 and 2 on the CPU."""
+    if device == "cpu":
+        return (1, 2)
+    powers = [2**exponent for exponent in range(gpu_count.bit_length())]
+    return tuple(sorted({*powers, gpu_count} - {0})) or (1,)
+
+
+def check_world_sizes(world_sizes: tuple[int, ...], device: str, gpu_count: int) -> None:
+    """Raise pytest.UsageError for more ranks than there are GPUs, or than anyone has."""
+    largest = max(world_sizes)
+    if device == "cuda" and largest > gpu_count:
+        fitting = ",".join(str(size) for size in default_world_sizes(device, gpu_count)) if gpu_count else ""
+        instead = f"--world-sizes {fitting} or --device cpu" if fitting else "--device cpu"
+        gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
+        raise pytest.UsageError(f"world_size={largest} needs {gpus}, found {gpu_count}; pass {instead}")
+    if largest > MAX_WORLD_SIZE:
+        raise pytest.UsageError(f"--world-sizes goes up to {MAX_WORLD_SIZE}, got {largest}; pass fewer ranks")
+
+
+def sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
+    text = config.getoption(option.removeprefix("--").replace("-", "_"))
+    if text is None:
+        return ()
+    sizes = tuple(whole_number(option, word) for word in text.split(","))
+    if len(set(sizes)) != len(sizes):
+        raise pytest.UsageError(f"{option} names a size twice, got {text!r}; name each once")
+    return tuple(sorted(sizes))
+
+
+def whole_number(option: str, text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) >= 1):
+        raise pytest.UsageError(
+            f"{option} takes whole numbers from 1 to {10**MOST_DIGITS - 1}, got {text[:40]!r}; pass for example {option} 2"
+        )
+    return int(text)
+
+
+def seconds(option: str, text: str, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise pytest.UsageError(
+            f"{option} takes seconds above 0 and up to {most:g}, got {text!r}; pass for example {option} 0.5"
+        )
+    return value
+
+
+def folder(option: str, text: str) -> Path:
+    folder = Path(text).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise pytest.UsageError(
+            f"{option} takes a folder that can be written, got {text!r} ({error.strerror}); name another"
+        ) from error
+    return folder
+
+
+def slower_ratio(config: pytest.Config) -> float | None:
+    """The limit that `--benchmark-compare-fail=median:N%` sets on a step time's ratio to the baseline's.
+
+    pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
+    """
+    checks = config.getoption("benchmark_compare_fail") or []
+    given = sum(str(arg).startswith("--benchmark-compare-fail") for arg in config.invocation_params.args)
+    if not checks:
+        return None
+    (check, *more) = checks
+    if more or given > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
+        raise pytest.UsageError("--benchmark-compare-fail takes one median:N%, the only limit compared; got another or several")
+    if not config.getoption("benchmark_compare"):
+        raise pytest.UsageError("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
+    return 1 + float(check.threshold) / 100

@@ -1,0 +1,73 @@
+"""What every spec has: the ranks it needs, a slow-down, a fault; and the checks of a spec's values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+FaultKind = Literal["raise", "hang", "kill", "exit"]
+FaultCommand = Literal["open", "sample", "close"]
+MOST_DELAY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What one rank does instead of its work, so that the handling of it can be tested.
+
+    kind: "raise" an exception, "hang" for ever, "kill" itself with SIGKILL, "exit" with status 0.
+    command: the command of a measurement at which it happens.
+    """
+
+    kind: FaultKind
+    rank: int
+    command: FaultCommand = "sample"
+
+    def __post_init__(self) -> None:
+        require_one_of("fault kind", self.kind, get_args(FaultKind))
+        require_one_of("fault command", self.command, get_args(FaultCommand))
+        require_at_least("fault rank", self.rank, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What every spec has; `Spec` names those that there are.
+
+    delay_seconds: a slow-down put into every step, on the device where that is a GPU: what a threshold must notice.
+    """
+
+    measurement: ClassVar[str]
+    repeats: ClassVar[bool] = True  # whether a round is many steps after an untimed one, or one long whole
+
+    world_size: int
+    delay_seconds: float = 0.0
+    fault: Fault | None = None
+
+    def __post_init__(self) -> None:
+        delay = self.delay_seconds
+        if not isinstance(delay, (int, float)) or isinstance(delay, bool) or not 0 <= delay <= MOST_DELAY_SECONDS:
+            raise ValueError(f"delay_seconds must be a number from 0 to {MOST_DELAY_SECONDS:g}, got {delay!r}")
+
+    @property
+    def delay_of_a_repetition(self) -> float:
+        """Seconds of slow-down in what is timed at once."""
+        return self.delay_seconds
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the ranks form a process group."""
+        return True
+
+    def turns(self, size: int) -> list[list[int]]:
+        """Of a set of `size` ranks, those that work at the same time, turn after turn."""
+        del size
+        return [list(range(self.world_size))]
+
+
+def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def require_at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

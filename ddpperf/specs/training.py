@@ -1,0 +1,163 @@
+"""What can be measured of training: a step of it, or an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from ddpperf.specs.base import Work, require_at_least, require_one_of
+
+Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar"]
+Strategy = Literal["single", "ddp", "data_parallel"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+Form = Literal["eager"]
+Input = Literal["fixed", "device", "dataloader"]
+# Variables of a rank's environment that say what a spec's names mean on its machine: no message can name a file or a module.
+DATA_VARIABLE = "DDPPERF_DATA"  # the cached tensor file of the data set, unless that is synthetic
+MODEL_VARIABLE = "DDPPERF_MODEL"  # the one model of the user's own that may be imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(Work):
+    """One optimizer step of a model: forward, backward, gradient synchronization, update.
+
+    model: one of ours, `torchvision:NAME`, or the user's own by `package.module:function`. precision: fp32 without TF32,
+    tf32 with it (a GPU's), or bf16 and fp16 autocast over fp32 parameters, fp16 with a gradient scaler. Weak scaling
+    holds `per_rank_batch_size`; the global batch is `world_size` times as large.
+    strategy: "single" has no process group: each rank of the set does the same step alone, one rank at a time.
+    "data_parallel" is one process, rank 0, that drives `world_size` GPUs.
+    input: "fixed" trains on one batch again and again; "device" crops and flips batches of a data set that lies on the
+    device; "dataloader" loads them by `loader_workers` processes. data: the name of the data set, digest: of its images.
+    epoch_images: how many of its images an epoch has. drop_last: leave out an epoch's last, smaller batch.
+    Raises ValueError for a value that cannot be measured.
+    """
+
+    measurement: ClassVar[str] = "training_step"
+
+    model: str = "resnet18"
+    per_rank_batch_size: int
+    strategy: Strategy
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
+    form: Form = "eager"
+    input: Input = "fixed"
+    loader_workers: int = 0
+    data: str = "synthetic"
+    digest: str = ""
+    epoch_images: int = 1024
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_model(self.model)
+        require_one_of("strategy", self.strategy, get_args(Strategy))
+        require_one_of("precision", self.precision, get_args(Precision))
+        require_one_of("memory_format", self.memory_format, get_args(MemoryFormat))
+        require_one_of("form", self.form, get_args(Form))
+        require_one_of("input", self.input, get_args(Input))
+        require_at_least("world_size", self.world_size, 2 if self.strategy == "data_parallel" else 1)
+        require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
+        require_at_least("loader_workers", self.loader_workers, 0)
+        require_at_least("epoch_images", self.epoch_images, self.world_size)
+        self._require_consistent()
+
+    def _require_consistent(self) -> None:
+        if self.strategy == "single" and self.world_size != 1:
+            raise ValueError(f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp")
+        if self.model == "resnet18" and (self.per_rank_batch_size < 2 or (not self.drop_last and self._last_batch_size == 1)):
+            raise ValueError("resnet18 normalizes one value an image in its last stage: use batches of at least 2")
+        if is_own_model(self.model) and self.input != "fixed":
+            raise ValueError(f"{self.model} makes its own batches, got input {self.input}; use input fixed")
+        if self.loader_workers and self.input != "dataloader":
+            raise ValueError(f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}")
+        if self.input == "dataloader" and self.repeats:
+            raise ValueError("a dataloader runs ahead between the rounds of a step; measure an epoch of it (EpochSpec)")
+
+    @property
+    def grouped(self) -> bool:
+        return self.strategy == "ddp"
+
+    def turns(self, size: int) -> list[list[int]]:
+        if self.strategy == "single":
+            return [[rank] for rank in range(size)]
+        return [[0]] if self.strategy == "data_parallel" else super().turns(size)
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.world_size * self.per_rank_batch_size
+
+    @property
+    def processes(self) -> int:
+        """How many processes share an epoch's images."""
+        return self.world_size if self.strategy == "ddp" else 1
+
+    @property
+    def process_batch_size(self) -> int:
+        """Images in a step of one process."""
+        return self.global_batch_size // self.processes
+
+    @property
+    def _shard_images(self) -> int:
+        """An epoch's images for one process, as DistributedSampler splits them."""
+        return self.epoch_images // self.processes if self.drop_last else -(-self.epoch_images // self.processes)
+
+    @property
+    def _last_batch_size(self) -> int:
+        """Images in the last step of an epoch; a batch beyond the data set wraps around, and is whole."""
+        rest = self._shard_images % self.process_batch_size
+        return rest if rest and self._shard_images > self.process_batch_size else self.process_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        whole, rest = divmod(self._shard_images, self.process_batch_size)
+        return max(1, whole if self.drop_last or not rest else whole + 1)
+
+    @property
+    def images_per_epoch(self) -> int:
+        """The images that an epoch's steps train on, over all processes."""
+        last = self.process_batch_size if self.drop_last else self._last_batch_size
+        return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + last)
+
+    @property
+    def id(self) -> str:
+        """The cell's part of a test id, which is a stored key: every part, always in this order."""
+        work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
+        workers = self.loader_workers if self.input == "dataloader" else ""
+        return f"{work}-{self.strategy}-{self.precision}-{self.form}-{self.input}{workers}"
+
+    def one_device(self) -> TrainingSpec:
+        """The same step on one device without communication: the t(1) of a speedup."""
+        return dataclasses.replace(self, world_size=1, strategy="single", delay_seconds=0.0, fault=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSpec(TrainingSpec):
+    """One epoch of the same training, from the first batch's loading to the last update; the first epoch is warm-up."""
+
+    measurement: ClassVar[str] = "training_epoch"
+    repeats: ClassVar[bool] = False
+
+    @property
+    def delay_of_a_repetition(self) -> float:
+        return self.steps_per_epoch * self.delay_seconds
+
+    def turns(self, size: int) -> list[list[int]]:
+        """As of a step, but on one device an epoch is rank 0's alone: it takes long, and no speedup starts from it."""
+        return [[0]] if self.strategy == "single" else super().turns(size)
+
+
+def is_own_model(model: str) -> bool:
+    """Whether a model is the user's own, `package.module:function`."""
+    return ":" in model and not model.startswith("torchvision:")
+
+
+def require_model(model: str) -> None:
+    """Raise ValueError unless `model` is one of ours, or spelled as another can be named."""
+    if model in get_args(Model):
+        return
+    if not isinstance(model, str) or not re.fullmatch(r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", model):
+        known = ", ".join(get_args(Model))
+        raise ValueError(f"model must be one of {known}, torchvision:NAME or package.module:function, got {model!r}")

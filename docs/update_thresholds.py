@@ -1,0 +1,163 @@
+"""Make perf/thresholds.toml from the committed runs in perf/baselines: python docs/update_thresholds.py
+
+A threshold is the worst value of a metric over all runs on that hardware, less 5 %. tests/test_update_thresholds.py checks
+that the file is what this makes of the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, Value
+from ddpperf.plugin.storage import Storage
+from ddpperf.specs import Spec
+
+ROOT = Path(__file__).parents[1]
+MARGIN = Decimal("0.05")
+FEWEST_RUNS = 5
+
+# Between runs, cells bound by the GPUs move by up to 3 %, and cells bound by the CPU's launches by 10 % to a factor of two. A
+# threshold for the latter would be crossed by chance, or be so low that it said nothing. With at most 10 %, a further run must
+# leave the range seen by half its width to be below the margin, and no threshold is below 0.9 x 0.95 of the median: whatever
+# costs a sixth of the speed is seen.
+MOST_SPREAD = 0.10
+
+# Fields in which a run with other options differs from the committed ones, though all cells of a run may have the same.
+ALWAYS_NAMED = ("world_size", "model", "per_rank_batch_size", "precision", "data", "nbytes")
+
+Cell = tuple[str, Spec]  # the test function's name, and what it measures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A committed run. machine: the identifiers of its GPUs, or its host's name. metrics: by cell, values by name."""
+
+    machine: frozenset[str]
+    metrics: Mapping[Cell, Mapping[str, float]]
+
+
+def made(root: Path) -> str:
+    """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
+    parts = [
+        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
+        f"# measured in every run, and spread by at most {MOST_SPREAD:.0%} of its median between them, has a threshold.\n"
+    ]
+    for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
+        storage = Storage(root=root, hardware_key=folder.name)
+        runs = [run for path in sorted(folder.glob("*.json")) if (run := read(path, storage)) is not None]
+        basis = f"{_count(len(runs), 'run')} on {_count(machine_count(runs), 'machine')}"
+        if len(runs) < FEWEST_RUNS:
+            parts.append(f"# {folder.name}: no thresholds, for {basis} {'is' if len(runs) == 1 else 'are'} too few.\n")
+            continue
+        parts.append(f"# {folder.name}: the worst of {basis}, less {MARGIN:.0%}.\n")
+        parts += [entry(threshold) for threshold in thresholds(folder.name, runs)]
+    return "\n".join(parts)
+
+
+def read(path: Path, storage: Storage) -> Run | None:
+    """The run at `path`, or None if one of its steps was slowed or disturbed on purpose."""
+    measured = storage.load(path).measured
+    if any(each.spec.delay_seconds or each.spec.fault for each in measured.values()):
+        return None
+    document = json.loads(path.read_text())
+    environment = document["ddpperf"]["environment"]
+    metrics: dict[Cell, dict[str, float]] = {}
+    for benchmark in document["benchmarks"]:
+        test = benchmark["fullname"].rpartition("::")[2].partition("[")[0]
+        cell = (test, measured[benchmark["fullname"]].spec)
+        if cell in metrics:
+            raise ValueError(f"{path} has two {test} of the same spec, which no threshold tells apart; rename one of them")
+        ours = benchmark["extra_info"]["ddpperf"]["metrics"]
+        metrics[cell] = {name: ours[name]["value"] for name in METRICS if name in ours}
+    machine = frozenset(gpu["uuid"] for gpu in environment["gpus"]) or frozenset([environment["hostname"]])
+    return Run(machine=machine, metrics=metrics)
+
+
+def machine_count(runs: Iterable[Run]) -> int:
+    """How many machines the runs were on: those that share a GPU were on the same."""
+    machines: list[frozenset[str]] = []
+    for run in runs:
+        same = [machine for machine in machines if machine & run.machine]
+        machines = [machine for machine in machines if machine not in same] + [run.machine.union(*same)]
+    return len(machines)
+
+
+def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
+    """The thresholds of one hardware, numbered in the order in which its cells were first measured."""
+    cells = list(dict.fromkeys(cell for run in runs for cell in run.metrics))
+    found: list[Threshold] = []
+    for test, spec in cells:
+        by_run = [run.metrics.get((test, spec), {}) for run in runs]
+        minimum = {
+            metric: float(lowered(min(values)))
+            for metric in METRICS
+            if is_quiet(values := [metrics[metric] for metrics in by_run if metric in metrics]) and len(values) == len(runs)
+        }
+        named = where(spec, [other for name, other in cells if name == test])
+        threshold = Threshold(hardware=hardware, test=test, where=named, minimum=minimum, number=len(found) + 1)
+        alone = sum(threshold.applies(hardware=hardware, test=name, spec=other) for name, other in cells) == 1
+        if minimum and alone:
+            found.append(threshold)
+    return found
+
+
+def where(spec: Spec, cells: Sequence[Spec]) -> dict[str, Value]:
+    """The fields that tell `spec` from the other cells of its test, and those that another run's options change.
+
+    A value that TOML has not, such as None, is left out.
+    """
+    named = {}
+    for name in (field.name for field in dataclasses.fields(spec) if field.name not in NEVER_NAMED):
+        value = getattr(spec, name)
+        differs = any(getattr(other, name, None) != value for other in cells)
+        if (differs or name in ALWAYS_NAMED) and isinstance(value, get_args(Value)):
+            named[name] = value
+    return named
+
+
+def is_quiet(values: Sequence[float]) -> bool:
+    """Whether a metric's values over runs agree well enough for a threshold to mean something."""
+    return bool(values) and min(values) > 0 and max(values) - min(values) <= MOST_SPREAD * median(values)
+
+
+def lowered(worst: float) -> Decimal:
+    """`worst` less the margin, rounded down to 3 significant digits."""
+    least = Decimal(repr(worst)) * (1 - MARGIN)
+    return least.quantize(Decimal(1).scaleb(least.adjusted() - 2), rounding=ROUND_FLOOR)
+
+
+def entry(threshold: Threshold) -> str:
+    """A threshold as TOML."""
+    cell = ", ".join(f"{name} = {_toml(value)}" for name, value in threshold.where.items())
+    lines = [f"hardware = {_toml(threshold.hardware)}", f"test = {_toml(threshold.test)}", f"where = {{ {cell} }}"]
+    lines += [f"{metric} = {_toml(least)}" for metric, least in threshold.minimum.items()]
+    return "\n".join(["[[threshold]]", *lines, ""])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:_}" if abs(value) >= 10_000 else repr(value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def main() -> None:
+    text = made(ROOT)
+    (ROOT / "perf" / "thresholds.toml").write_text(text)
+    print("\n".join(line for line in text.splitlines() if line.startswith("#")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The figures that every experiment with a training step derives from it."""
+
+from __future__ import annotations
+
+from ddpperf.plugin.measure import Measure
+from ddpperf.results import Measured
+from ddpperf.specs import EpochSpec, TrainingSpec
+
+
+def training_metrics(measure: Measure, step: Measured) -> None:
+    """Images per second, seconds of a step and of an epoch, and what the ranks counted of memory and gradients."""
+    spec = step.spec
+    assert isinstance(spec, TrainingSpec)
+    seconds = step.median_step_seconds()
+    whole = isinstance(spec, EpochSpec)
+    epoch = seconds if whole else {name: spec.steps_per_epoch * t for name, t in seconds.items()}
+    if whole:
+        measure.metric("step_seconds", "s", {name: t / spec.steps_per_epoch for name, t in epoch.items()})
+    else:
+        measure.metric("epoch_seconds", "s", epoch)
+    measure.metric("images_per_second", "1/s", {name: spec.images_per_epoch / t for name, t in epoch.items()})
+    if gradients := step.counter("gradient_bytes"):
+        communicated = {name: spec.steps_per_epoch * nbytes for name, nbytes in gradients.items()}
+        measure.metric("communicated_bytes_per_epoch", "B", communicated)
+    if memory := step.counter("peak_memory_bytes"):
+        measure.metric("peak_memory_bytes", "B", memory)

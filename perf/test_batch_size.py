@@ -1,0 +1,84 @@
+"""Batch size: how fast is an epoch on one device with small and large batches, and does loading the images hold it up?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from statistics import median
+
+import pytest
+
+from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.results import Measured
+from ddpperf.specs import EpochSpec, is_own_model
+from perf.metrics import training_metrics
+
+WORKERS = (0, 1, 2, 4, 8)
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the number of workers
+
+
+def epochs(options: Options) -> Iterator[EpochSpec]:
+    """Without loading, from images on the device, and through a DataLoader; on the CPU the device is where a loader is, too."""
+    for batch_size in options.batch_sweep:
+        epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
+        yield epoch
+        if not is_own_model(options.model):
+            if options.device == "cuda" or batch_size == min(options.batch_sweep):
+                yield dataclasses.replace(epoch, input="device")
+            yield loaded(epoch, most_workers(options))
+
+
+def one_epoch_with_most_workers(options: Options) -> Iterator[EpochSpec]:
+    if not is_own_model(options.model):
+        batch_size = GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE
+        epoch = options.epoch(world_size=1, per_rank_batch_size=min(batch_size, max(options.batch_sweep)))
+        yield loaded(epoch, most_workers(options))
+
+
+def most_workers(options: Options) -> int:
+    return 8 if options.device == "cuda" else 2
+
+
+def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
+    return dataclasses.replace(epoch, input="dataloader", loader_workers=workers)
+
+
+@pytest.mark.specs(cells=epochs)
+def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
+    """The second epoch; the first one starts the workers and warms up."""
+    epoch = measure(spec)
+    training_metrics(measure, epoch)
+    if spec.input != "fixed":
+        share = loading_shares(epoch, measure.leg("without_loading", without_loading(spec)))
+        measure.metric("loading_share", "1", share)
+        if median(share.values()) >= LEAST_SHARE:
+            measure.doubt("loading the images limits")
+
+
+@pytest.mark.specs(cells=one_epoch_with_most_workers)
+def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
+    """From how many workers on does loading take less than 5 % of an epoch?"""
+    epochs = {spec.loader_workers: measure(spec)}
+    without = measure.leg("without_loading", without_loading(spec))
+    for workers in WORKERS[: WORKERS.index(spec.loader_workers)]:
+        epochs[workers] = measure.leg(f"workers={workers}", loaded(spec, workers))
+    shares = {workers: loading_shares(epochs[workers], without) for workers in sorted(epochs)}
+    for workers, share in shares.items():
+        measure.metric(f"loading_share_with_{workers}_workers", "1", share)
+    enough = enough_workers({workers: median(share.values()) for workers, share in shares.items()})
+    if enough is None:
+        measure.doubt(f"loading the images limits, with {spec.loader_workers} workers, too")
+    else:
+        measure.metric("enough_workers", "1", {name: float(enough) for name in shares[enough]})
+
+
+def without_loading(spec: EpochSpec) -> EpochSpec:
+    return dataclasses.replace(spec, input="fixed", loader_workers=0)
+
+
+def loading_shares(loaded: Measured, without: Measured) -> dict[str, float]:
+    """By set, the share of an epoch that its loading takes."""
+    alone = without.median_step_seconds()
+    return {name: loading_share(t, alone[name]) for name, t in loaded.median_step_seconds().items()}

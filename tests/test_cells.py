@@ -1,0 +1,65 @@
+"""Cells: one that cannot be measured here is skipped with a sentence, one that can be is slowed down if that was asked for."""
+
+from __future__ import annotations
+
+from ddpperf.plugin.cells import skipped
+from tests.project import Project
+
+TEST = "perf/test_it.py::test_it"
+CELL = "world_size=2-1KiB-backend-eager"
+
+CELLS = """
+import pytest
+from ddpperf.plugin.cells import skipped
+from ddpperf.specs import AllReduceSpec
+
+def cells(options):
+    yield AllReduceSpec(world_size=2, nbytes=1024)
+    yield skipped("world_size=2-two", "two needs two GPUs, found 0")
+
+@pytest.mark.specs(cells=cells)
+def test_it(measure, spec):
+    measure(spec)
+"""
+
+
+def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
+    cell = skipped("world_size=8", "it needs 8 GPUs, found 4")
+    assert cell.id == "world_size=8"
+    assert [(mark.name, mark.kwargs) for mark in cell.marks] == [("skip", {"reason": "it needs 8 GPUs, found 4"})]
+
+
+def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:
+    project.experiment.write_text(CELLS)
+    first = project.run("perf", "-rs", "--benchmark-save=first")
+    first.assert_one_sentence(0, "PASS: 1 test measured")
+    first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
+    first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[world_size=2-two]")
+    assert "saved the baseline" in first.output, "all that can be measured here was"
+    assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
+        f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
+        f"{TEST}[world_size=2-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
+    }
+    project.run("perf", "--benchmark-compare=first").assert_one_sentence(0, "PASS: 1 test measured, none slower")
+    project.experiment.write_text(CELLS.replace("AllReduceSpec(world_size=2, nbytes=1024)", f"skipped({CELL!r}, 'not today')"))
+    without = project.run("perf", "--benchmark-compare=first")
+    without.assert_one_sentence(125, "NO VERDICT: no test was measured")
+    without.assert_one_sentence(125, f"{TEST}[{CELL}] is in 0001_first.json but was not measured")
+
+
+def test_two_cells_of_one_id_are_refused_skipped_or_not(project: Project) -> None:
+    project.experiment.write_text(CELLS.replace("world_size=2-two", CELL))
+    project.run().assert_one_sentence(4, "ERROR: test_it has two cells of one id, which is a stored key; measure each once")
+
+
+def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: Project) -> None:
+    project.experiment.write_text(CELLS)
+    slowed = project.run("perf", "--slow-down", "0.05", "--benchmark-save=slowed")
+    assert slowed.status == 0, slowed
+    stored = project.measured()[f"test_it[{CELL}]"]
+    assert stored["spec"]["delay_seconds"] == 0.05
+    assert min(seconds for sample in stored["samples"] for ranks in sample["seconds"] for seconds in ranks) >= 0.05
+    assert "not saved as a baseline" in slowed.output
+    assert not list(project.root.glob("perf/baselines/*/*"))
+    nothing = project.run("perf", "-k", "nothing", "--benchmark-compare")
+    nothing.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "holds a run that passed")

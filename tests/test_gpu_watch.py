@@ -1,0 +1,250 @@
+"""What counts as a disturbance, from readings as the driver gives them; without a GPU nothing is, and nothing raises."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.plugin import gpu_watch
+from ddpperf.plugin.gpu_watch import Disturbance, GpuWatch, Reading, foreign, named, read, sentences, throttled, violations
+from tests.strategies import BOUNDED
+
+
+def reading(
+    seconds: float, power_cap_ns: int | None = None, reasons: Collection[str] = (), processes: Collection[int] = ()
+) -> Reading:
+    return Reading(
+        reference_seconds=seconds,
+        violations_ns={} if power_cap_ns is None else {"power cap": power_cap_ns},
+        reasons=frozenset(reasons),
+        processes=frozenset(processes),
+    )
+
+
+# --- throttled
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (reading(7.0, 5_000), reading(8.0, 5_000), set()),
+        (reading(7.0, 5_000), reading(8.0, 10_005_000), set()),  # 1 % of the time
+        (reading(7.0, 5_000), reading(8.0, 10_005_001), {"power cap"}),
+        (reading(7.0, 0), reading(7.05, 100_000_000), {"power cap"}),  # a step of the counter, longer than the round
+        (reading(7.0, 5_000), reading(8.0, 0), set()),  # the driver started again
+        (reading(7.0, 0), reading(8.0, 0, ["power cap"]), set()),  # the counter saw the whole time
+        (reading(7.0, 0), reading(8.0, 0, ["power brake"]), {"power brake"}),  # nothing counts it
+        (reading(7.0, 0), reading(8.0, 900_000_000, ["power brake"]), {"power cap", "power brake"}),
+        (reading(7.0), reading(8.0, 900_000_000, ["power cap"]), {"power cap"}),  # no counter before
+        (reading(7.0, 0), reading(8.0, reasons=["power cap"]), {"power cap"}),  # nor now
+        (reading(7.0, reasons=["power cap"]), reading(8.0), set()),
+    ],
+)
+def test_a_round_is_throttled_by_the_counters_and_else_by_the_moment(before: Reading, now: Reading, why: set[str]) -> None:
+    assert throttled(before, now) == why
+
+
+counted = st.sampled_from(sorted(gpu_watch.COUNTERS.values()))
+counters = st.dictionaries(counted, st.integers(0, 2**40))
+pids = st.frozensets(st.integers(1, 9))
+
+
+def readings(reference_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[Reading]:
+    momentary = st.frozensets(st.sampled_from(sorted(gpu_watch.REASONS.values())))
+    return st.builds(Reading, reference_seconds=reference_seconds, violations_ns=counters, reasons=momentary, processes=pids)
+
+
+@BOUNDED
+@given(readings(st.floats(0, 1e3)), readings(st.floats(1e3, 1e6)))
+def test_only_what_moved_or_is_held_down_now_throttles(before: Reading, now: Reading) -> None:
+    moved = {reason for reason, ns in now.violations_ns.items() if ns > before.violations_ns.get(reason, ns)}
+    assert throttled(before, now) <= moved | now.reasons
+
+
+@BOUNDED
+@given(readings(st.just(5.0)), st.floats(5.0, 1e6), st.sets(counted), st.floats(1.01, 100))
+def test_a_counter_throttles_from_its_least_share_up(before: Reading, then: float, moving: set[str], times: float) -> None:
+    step = int(gpu_watch.LEAST_SHARE * (then - 5.0) * 1e9 * times) + 1
+    now = {reason: ns + step * (reason in moving) for reason, ns in before.violations_ns.items()}
+    assert throttled(before, Reading(reference_seconds=then, violations_ns=now)) == moving & now.keys()
+
+
+# --- other processes
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "before", "others"),
+    [
+        ({1, 2, 3}, {1, 2}, set(), {3}),
+        ({1, 3}, {1, 2}, {3}, {3}),
+        ({501, 502, 503}, {1, 2}, {503}, {503}),  # the host's process ids: two of these may be ours
+        ({501, 502}, {1, 2}, set(), set()),
+        ({501}, {1, 2}, {503}, set()),  # it was there before, and has ended
+        (set(), {1, 2}, {3}, set()),
+        ({3}, set(), {3}, {3}),
+    ],
+)
+def test_a_process_is_foreign_if_it_cannot_be_ours(listed: set[int], own: set[int], before: set[int], others: set[int]) -> None:
+    assert foreign(listed, own, before) == others
+
+
+@BOUNDED
+@given(pids, pids, pids)
+def test_neither_ours_nor_the_unlisted_are_foreign(listed: frozenset[int], own: frozenset[int], before: frozenset[int]) -> None:
+    others = foreign(listed, own, before)
+    assert others <= listed
+    assert not others & own
+    assert others >= (listed & before) - own
+
+
+# --- sentences
+
+
+def rounds_of(*disturbances: Disturbance | None) -> list[dict[int, Disturbance]]:
+    """Rounds of GPU 1 beside an undisturbed GPU 0; None is undisturbed, too."""
+    return [{0: Disturbance(), 1: each or Disturbance()} for each in disturbances]
+
+
+HOT = Disturbance(throttled=frozenset({"temperature"}))
+CAPPED = Disturbance(throttled=frozenset({"power cap"}))
+JOINED = Disturbance(foreign=frozenset({12, 64}))
+SHARED = Disturbance(foreign=frozenset({4711}))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "doubts"),
+    [
+        ([], []),
+        (rounds_of(None, None), []),
+        (rounds_of(CAPPED, None, CAPPED), ["doubtful: GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
+        (rounds_of(HOT, CAPPED, None), ["doubtful: GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"]),
+        (rounds_of(None, SHARED, SHARED), ["doubtful: process 4711 also uses GPU 1"]),
+        (rounds_of(SHARED, JOINED), ["doubtful: processes 12, 64, 4711 also use GPU 1"]),
+    ],
+)
+def test_a_doubt_names_the_gpu_and_what_disturbed_it(rounds: list[dict[int, Disturbance]], doubts: list[str]) -> None:
+    assert sentences(rounds) == doubts
+
+
+# --- what NVML says
+
+
+def test_counters_are_nanoseconds_by_reason_where_the_gpu_has_them() -> None:
+    values = (pynvml.c_nvmlFieldValue_t * len(gpu_watch.COUNTERS))()
+    for value, (number, ns) in zip(values, {74: 2**40 + 1, 75: 0, 76: 3, 77: 4, 79: 5}.items(), strict=True):
+        value.fieldId, value.value.ullVal = number, ns
+    values[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert violations(values) == {"power cap": 2**40 + 1, "temperature": 0, "board limit": 4, "reliability limit": 5}
+
+
+def test_the_numbers_of_the_counters_are_nvmls() -> None:
+    names = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")
+    assert list(gpu_watch.COUNTERS) == [getattr(pynvml, f"NVML_FI_DEV_PERF_POLICY_{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "reasons"),
+    [
+        ([], set()),
+        (["GpuIdle", "ApplicationsClocksSetting", "DisplayClockSetting"], set()),
+        (["SwPowerCap", "SyncBoost", "GpuIdle"], {"power cap", "sync boost"}),
+        (["SwThermalSlowdown"], {"temperature"}),
+        (["HwSlowdown", "HwThermalSlowdown"], {"hardware slowdown", "hardware's temperature limit"}),
+        (["HwPowerBrakeSlowdown"], {"power brake"}),
+        (["BoardLimit", "Reliability"], {"board limit", "reliability limit"}),
+    ],
+)
+def test_clocks_that_someone_chose_are_not_throttled(names: list[str], reasons: set[str]) -> None:
+    """The older names of the bits, since the newer lack two."""
+    assert named(sum(getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names)) == reasons
+
+
+def test_a_reading_that_the_driver_refuses_is_empty() -> None:
+    empty = read(None)
+    assert empty.reference_seconds == pytest.approx(time.monotonic(), abs=60)
+    assert empty == Reading(reference_seconds=empty.reference_seconds)
+
+
+def refused(*_: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.mark.parametrize("current", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"])
+def test_a_part_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch, current: str) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    monkeypatch.setattr(pynvml, current, lambda handle: handle)
+    assert read(0x84).reasons == {"power cap", "power brake"}
+    assert read(0x84).processes == frozenset()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [SimpleNamespace(pid=4711)])
+    assert read(0x1).processes == {4711}
+    assert read(0x1).violations_ns == {}
+
+
+# --- the watch
+
+
+def test_without_the_gpu_nothing_is_doubted() -> None:
+    watch = GpuWatch(["GPU-00000000-0000-0000-0000-000000000000", "no uuid at all"])
+    watch.look({1})
+    assert watch.doubts() == []
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[Reading]]]:
+    """By uuid, the readings that the GPU of that uuid gives, one after the other; all are read to the end."""
+    script: dict[str, deque[Reading]] = {}
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: script[uuid])  # raises for others, as NVML does
+    monkeypatch.setattr(gpu_watch, "read", lambda readings: readings.popleft())
+    yield script
+    assert not any(script.values())
+
+
+def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(driver: dict[str, deque[Reading]]) -> None:
+    held_seconds = (7, 7, 8, 8, 8, 9)  # 7 of them long before
+    driver["GPU-b"] = deque(reading(at, held * 10**9) for at, held in enumerate(held_seconds))
+    watch = GpuWatch(["GPU-a", "GPU-b"])  # the driver does not know GPU-a
+    assert watch.doubts() == []
+    for _ in range(3):
+        watch.look({1})
+    assert watch.doubts() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 3 rounds"]
+    assert watch.doubts() == []
+    watch.look({1})
+    assert watch.doubts() == []
+    watch.look({1})
+    assert watch.doubts() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 1 round"]
+
+
+def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(driver: dict[str, deque[Reading]]) -> None:
+    driver["GPU-a"] = deque(
+        reading(at, processes=listed) for at, listed in enumerate([[9], [9, 501], [1, 2], [1, 3, 2], [3, 8]])
+    )
+    watch = GpuWatch(["GPU-a"])
+    watch.look({1})  # not listed as 1, but perhaps as 501
+    assert watch.doubts() == ["doubtful: process 9 also uses GPU 0"]
+    watch.look({1, 2})
+    watch.look({1, 3})  # rank 2 was replaced and is still listed
+    assert watch.doubts() == []
+    watch.look({3})
+    assert watch.doubts() == ["doubtful: process 8 also uses GPU 0"]
+
+
+def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:
+    driver["GPU-a"] = deque([reading(0.0, 0, processes=[9]), reading(1.0, 0, processes=[9, 1])])
+    driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, processes=[2])])
+    watch = GpuWatch(["GPU-a", "GPU-b"])
+    watch.look({1, 2})
+    assert watch.doubts() == [
+        "doubtful: process 9 also uses GPU 0",
+        "doubtful: GPU 1 was throttled (power cap) during 1 of 1 round",
+    ]

@@ -1,0 +1,53 @@
+"""The sampler on real ranks: what the shards of all of them hold together, counted where they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpperf.specs import SamplerSpec
+from ddpperf.workers.pool import Pool
+from tests.project import Marked
+
+
+@pytest.fixture(scope="module")
+def pool(marked: Marked) -> Iterator[Pool]:
+    with Pool(size=3, device="cpu", rounds=2, deadline_seconds=60) as pool:
+        yield pool
+    marked.assert_nothing_left()
+
+
+def counted(pool: Pool, spec: SamplerSpec) -> tuple[set[float], set[float], tuple[float, ...]]:
+    """Missing and repeated images, which all ranks count alike; and by rank, the share of places that repeat."""
+    (sample,) = pool.measure(spec).samples
+    assert {len(ranks) for ranks in sample.seconds} == {spec.world_size}
+    counters = sample.counters
+    return set(counters["missing_images"]), set(counters["repeated_images"]), counters["repeated_places"]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "images", "drop_last", "missing", "repeated"),
+    [
+        (1, 129, False, 0, 0),
+        (2, 129, False, 0, 1),
+        (2, 129, True, 1, 0),
+        (2, 130, False, 0, 0),
+        (3, 130, False, 0, 2),
+        (3, 130, True, 1, 0),
+    ],
+)
+def test_shards_cover_the_images_but_for_what_does_not_divide(
+    pool: Pool, world_size: int, images: int, drop_last: bool, missing: int, repeated: int
+) -> None:
+    spec = SamplerSpec(world_size=world_size, epoch_images=images, drop_last=drop_last)
+    assert spec.shard_images * world_size == images - missing + repeated
+    places: tuple[float, ...]
+    *found, places = counted(pool, spec)
+    assert found == [{missing}, {repeated}]
+    assert max(places) < 0.2, "the next epoch is shuffled anew"
+
+
+def test_without_set_epoch_the_next_epoch_repeats_every_place(pool: Pool) -> None:
+    missing, repeated, places = counted(pool, SamplerSpec(world_size=2, epoch_images=129, set_epoch=False))
+    assert (missing, repeated, places) == ({0}, {1}, (1.0, 1.0))
