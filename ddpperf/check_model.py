@@ -6,27 +6,28 @@ import sys
 
 import torch
 
+from ddpperf.own_model import WrongModel, first_line
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import TrainingStep
 
 
 def check(name: str) -> None:
-    """Train one step of the model on the CPU, with a batch of 2; raises ValueError with what is wrong with it."""
+    """Train one step of the model on the CPU, with a batch of 2; raises WrongModel with what is wrong with it."""
     torch.set_num_threads(1)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=2, strategy="single")
     try:
         step = TrainingStep(spec, rank=0, device=torch.device("cpu"))
         step.step()
         step.end_round(1)
-    except Exception as error:
-        text = str(error).strip()
-        known = isinstance(error, (TypeError, ValueError)) and text.startswith(("model ", "the batch maker "))
-        what = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-        raise ValueError(text if known else f"model {name} cannot be trained ({what}); try it by itself first") from error
+    except WrongModel:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise WrongModel(f"model {name} cannot be trained ({what}); try it by itself first") from error
 
 
 if __name__ == "__main__":
     try:
         check(sys.argv[1])
-    except ValueError as problem:
+    except WrongModel as problem:
         sys.exit(str(problem))

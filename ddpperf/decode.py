@@ -38,6 +38,7 @@ from torchvision.datasets.utils import check_integrity
 
 PROGRESS_SECONDS = 5.0
 CHUNK_IMAGES = 32  # that a thread takes at a time
+MOST_THREADS = 8  # more would wait for the interpreter's lock
 NETWORK_SECONDS = 30.0
 DOWNLOAD_BYTES = 540_000_000  # the archive, what is in it, and the tensors
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -52,7 +53,7 @@ class Refused(Exception):
 def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
     """What images.pt is to hold, from folder/train/<class>/ and folder/test/<class>/; raises Refused."""
     try:
-        train, test = (ImageFolder(str(folder / split), loader=load) for split in ("train", "test"))
+        train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
         found = str(error).removesuffix(".").replace(". Supported", ", supported")
         raise Refused(f"{folder} must have images of every class in train/<class> and test/<class>: {found}") from error
@@ -75,7 +76,7 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
 
     tasks = [task for split, room in zip((train, test), images, strict=True) for task in _places(split, room)]
     told = time.monotonic()
-    with ThreadPool(len(os.sched_getaffinity(0))) as threads:  # Pillow lets other threads run while it decodes
+    with ThreadPool(min(len(os.sched_getaffinity(0)), MOST_THREADS)) as threads:  # Pillow decodes without that lock
         for done, _ in enumerate(threads.imap(put, tasks, chunksize=CHUNK_IMAGES), start=1):
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()

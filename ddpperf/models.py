@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddpperf.own_model import WrongModel
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
@@ -117,9 +119,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def build(model: str) -> nn.Module:
-    """One of ours, or `torchvision:NAME` with random weights; raises ValueError for a name that torchvision has not.
+    """One of ours, or `torchvision:NAME` with random weights; raises WrongModel for a name that torchvision has not.
 
-    Transformers that are built for one size of image are built for CIFAR's 32x32.
+    The vit_ models, which are built for one size of image, are built for CIFAR's 32x32.
     """
     if model in MODELS:
         return MODELS[model]()
@@ -127,10 +129,10 @@ def build(model: str) -> nn.Module:
     try:
         import torchvision.models
     except ImportError as error:
-        raise ValueError(f"model {model} needs torchvision, which this interpreter has not; install it") from error
+        raise WrongModel(f"model {model} needs torchvision, which this interpreter has not; install it") from error
     if name not in torchvision.models.list_models(module=torchvision.models):
         near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
-        raise ValueError(
+        raise WrongModel(
             f"model {model} is none of torchvision's; name one of them{', such as ' if near else ''}{', '.join(near)}"
         )
     sized = {"image_size": 32} if name.startswith("vit_") else {}

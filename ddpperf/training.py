@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ddpperf.data import EpochBatches, Images, load_images
 from ddpperf.inputs import Batch, DeviceInput, FixedInput, LoaderInput, normalized
 from ddpperf.models import build
-from ddpperf.own_model import own_model
+from ddpperf.own_model import WrongModel, own_model
 from ddpperf.specs import DATA_VARIABLE, TrainingSpec, is_own_model
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,8 +56,6 @@ class TrainingStep:
         self.loss = torch.empty((), device=device)
         self.early_loss = self.loss
         self.steps = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
 
     def start_round(self) -> None:
         """Nothing to prepare: each round trains on."""
@@ -74,9 +72,9 @@ class TrainingStep:
         self.scaler.scale(self.loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.steps += 1
         if self.steps == LOSS_STEPS:
             self.early_loss = self.loss.detach()
+        self.steps += 1
 
     def end_round(self, steps: int) -> None:
         """Raise FloatingPointError unless the loss is a finite number: NaN computes at another speed."""
@@ -90,7 +88,7 @@ class TrainingStep:
         loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. gradient_bytes:
         what a step gives to all_reduce. peak_memory_bytes: of tensors on this rank's device; absent on the CPU.
         """
-        counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps >= LOSS_STEPS else {}
+        counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps > LOSS_STEPS else {}
         if self.synchronized:
             require_equal_parameters(self.model)
             counters["gradient_bytes"] = float(self.gradient_bytes)
@@ -100,12 +98,12 @@ class TrainingStep:
 
 
 class TrainingEpoch(TrainingStep):
-    """The same training, an epoch at a time. report: told the fraction done, about once a second."""
-
-    max_iterations = 1
+    """The same training, an epoch at a time. after_step: called after each step. report: told the fraction done, about once a
+    second."""
 
     def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
         super().__init__(spec, rank=rank, device=device)
+        self.after_step: Callable[[], None] = lambda: None
         self.report: Callable[[float], None] = lambda fraction: None
         self.steps_per_epoch = spec.steps_per_epoch
         self.epoch = 0
@@ -122,6 +120,7 @@ class TrainingEpoch(TrainingStep):
         reported = time.monotonic()
         for number, batch in enumerate(self.input.epoch(self.epoch)):
             self.train(batch)
+            self.after_step()
             if (now := time.monotonic()) - reported > REPORT_SECONDS:
                 self.report((number + 1) / self.steps_per_epoch)
                 reported = now
@@ -143,6 +142,7 @@ def _task(
     model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
     images = partial(load_images, os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None, spec.epoch_images)
     require_classifier(spec.model, model, images(), device)
+    torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
     return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
 
 
@@ -166,7 +166,7 @@ def _image_input(
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
-    """Raise ValueError unless the model has an output for each of the images' classes: on a GPU a label beyond them
+    """Raise WrongModel unless the model has an output for each of the images' classes: on a GPU a label beyond them
     ends the process."""
     classes = int(images.labels.max()) + 1
     model.eval()
@@ -174,7 +174,7 @@ def require_classifier(name: str, model: nn.Module, images: Images, device: torc
         outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
     model.train()
     if outputs.shape[-1] < classes:
-        raise ValueError(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")
+        raise WrongModel(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -107,7 +107,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         right.plot(*zip(*points, strict=True), marker="o", label=f"{world_size} devices")
     right.set_xscale("log", base=2)
     sizes = sorted({each["spec"]["nbytes"] for each in reducing})
-    right.set_xticks(sizes, [format_bytes(size) for size in sizes])
+    right.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=30)
     right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
     right.legend()
     figure.suptitle(f"{document['ddpperf']['hardware_key']}, torch {document['ddpperf']['environment']['torch']}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, Value
 from ddpperf.plugin.storage import Storage
 from ddpperf.specs import Spec
@@ -28,9 +30,14 @@ FEWEST_RUNS = 5
 # leave the range seen by half its width to be below the margin, and no threshold is below 0.9 x 0.95 of the median: whatever
 # costs a sixth of the speed is seen.
 MOST_SPREAD = 0.10
+# Of a cell's own rounds in any run. What spreads more is quiet between runs by chance: on GPUs it is bound by launches.
+MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
 
 # Fields in which a run with other options differs from the committed ones, though all cells of a run may have the same.
-ALWAYS_NAMED = ("world_size", "model", "per_rank_batch_size", "precision", "data", "nbytes")
+ALWAYS_NAMED = (
+    *("world_size", "model", "per_rank_batch_size", "strategy", "precision", "memory_format", "input", "data", "digest"),
+    "nbytes",
+)
 
 Cell = tuple[str, Spec]  # the test function's name, and what it measures
 
@@ -46,8 +53,9 @@ class Run:
 def made(root: Path) -> str:
     """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
     parts = [
-        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
-        f"# measured in every run, and spread by at most {MOST_SPREAD:.0%} of its median between them, has a threshold.\n"
+        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was measured\n"
+        f"# in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most {MOST_IQR:.0%} (on a CPU\n"
+        f"# {MOST_IQR_ON_CPU:.0%}) between the rounds of each (IQR), has a threshold.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -75,9 +83,17 @@ def read(path: Path, storage: Storage) -> Run | None:
         if cell in metrics:
             raise ValueError(f"{path} has two {test} of the same spec, which no threshold tells apart; rename one of them")
         ours = benchmark["extra_info"]["ddpperf"]["metrics"]
-        metrics[cell] = {name: ours[name]["value"] for name in METRICS if name in ours}
+        steady = spread(measured[benchmark["fullname"]].all_step_seconds()) <= (
+            MOST_IQR if environment["gpus"] else MOST_IQR_ON_CPU
+        )
+        metrics[cell] = {name: ours[name]["value"] for name in METRICS if name in ours and steady}
     machine = frozenset(gpu["uuid"] for gpu in environment["gpus"]) or frozenset([environment["hostname"]])
     return Run(machine=machine, metrics=metrics)
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """The relative IQR of a run's rounds; infinite for too few to have one."""
+    return relative_iqr(seconds) if len(seconds) >= FEWEST_ROUNDS else math.inf
 
 
 def machine_count(runs: Iterable[Run]) -> int:

@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
+from ddpperf.plugin.cells import Cell, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
@@ -19,7 +20,7 @@ WORKERS = (0, 1, 2, 4, 8)
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the number of workers
 
 
-def epochs(options: Options) -> Iterator[EpochSpec]:
+def epochs(options: Options) -> Iterator[Cell]:
     """Without loading, from images on the device, and through a DataLoader; on the CPU the device is where a loader is, too."""
     for batch_size in options.batch_sweep:
         epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
@@ -27,14 +28,14 @@ def epochs(options: Options) -> Iterator[EpochSpec]:
         if not is_own_model(options.model):
             if options.device == "cuda" or batch_size == min(options.batch_sweep):
                 yield dataclasses.replace(epoch, input="device")
-            yield loaded(epoch, most_workers(options))
+            yield without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
 
 
-def one_epoch_with_most_workers(options: Options) -> Iterator[EpochSpec]:
+def one_epoch_with_most_workers(options: Options) -> Iterator[Cell]:
     if not is_own_model(options.model):
         batch_size = GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE
         epoch = options.epoch(world_size=1, per_rank_batch_size=min(batch_size, max(options.batch_sweep)))
-        yield loaded(epoch, most_workers(options))
+        yield without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
 
 
 def most_workers(options: Options) -> int:

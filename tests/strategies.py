@@ -70,7 +70,7 @@ def training_fields(draw: st.DrawFn, kinds: tuple[Input, ...]) -> dict[str, Any]
         "per_rank_batch_size": batch,
         "strategy": strategy,
         "precision": draw(st.sampled_from(get_args(Precision))),
-        "memory_format": draw(st.sampled_from(get_args(MemoryFormat))),
+        "memory_format": "contiguous" if is_own_model(model) else draw(st.sampled_from(get_args(MemoryFormat))),
         "input": kind,
         "loader_workers": draw(st.integers(0, 8)) if kind == "dataloader" else 0,
         "data": draw(st.sampled_from(("synthetic", "cifar10"))),

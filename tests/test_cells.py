@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddpperf.plugin.cells import skipped
 from tests.project import Project
 
@@ -58,8 +60,36 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
     assert slowed.status == 0, slowed
     stored = project.measured()[f"test_it[{CELL}]"]
     assert stored["spec"]["delay_seconds"] == 0.05
-    assert min(seconds for sample in stored["samples"] for ranks in sample["seconds"] for seconds in ranks) >= 0.05
+    rounds = [seconds for ranks in stored["samples"][0]["seconds"] for seconds in ranks]
+    assert min(rounds) >= stored["iterations"] * 0.05
     assert "not saved as a baseline" in slowed.output
     assert not list(project.root.glob("perf/baselines/*/*"))
     nothing = project.run("perf", "-k", "nothing", "--benchmark-compare")
     nothing.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "holds a run that passed")
+
+
+@pytest.mark.parametrize(
+    ("cells", "sentence"),
+    [
+        ("yield 'world_size=2'", "test_it has cells that are no specs, such as 'world_size=2'"),
+        ("yield None", "test_it has cells that are no specs, such as None"),
+    ],
+)
+def test_cells_that_are_no_specs_are_refused(project: Project, cells: str, sentence: str) -> None:
+    project.experiment.write_text(
+        f"import pytest\n\ndef cells(options):\n    {cells}\n\n"
+        "@pytest.mark.specs(cells=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+    )
+    project.run("perf").assert_one_sentence(4, f"ERROR: {sentence}")
+
+
+def test_a_slow_down_is_put_into_cells_with_marks_of_their_own_too(project: Project) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
+        "@pytest.mark.specs(cells=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+    )
+    run = project.run("perf", "--slow-down", "0.01", "--rounds", "1")
+    assert run.status == 0, run.output
+    (stored,) = project.measured().values()
+    assert stored["spec"]["delay_seconds"] == 0.01

@@ -1,18 +1,17 @@
-"""Decoded images are the files' own, in one order everywhere; what cannot be decoded is refused in a sentence with its name."""
+"""Decoded images are the files' own, in one order everywhere, and nothing is left of a decoder whose starter is gone."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import http.server
+import contextlib
 import io
-import pickle
-import resource
-import tarfile
-import threading
+import json
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -20,57 +19,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf import decode
-from ddpperf.decode import Refused, decode_cifar10, decode_folder, download_cifar10, save, shuffled
+from ddpperf.decode import decode_folder, save, shuffled
+from tests.images import CLASSES, images_in, picture, silent
 from tests.strategies import BOUNDED
-
-CLASSES = ["ape", "bee", "cat"]
-
-
-def picture(path: Path, seed: int, *, size: tuple[int, int] = (4, 3), mode: str = "RGB") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = torch.randint(256, (size[0] * size[1] * len(mode),), generator=torch.Generator().manual_seed(seed))
-    Image.frombytes(mode, size, bytes(pixels.tolist())).save(path)
-    return path
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Seven images of each class to train and two to test, 4 wide and 3 high."""
-    for split, count in (("train", 7), ("test", 2)):
-        for number, name in enumerate(CLASSES):
-            for each in range(count):
-                picture(tmp_path / "images" / split / name / f"{each}.png", 100 * number + 10 * each + count)
-    return tmp_path / "images"
+    return images_in(tmp_path / "images")
 
 
-def silent(line: str) -> None:
-    pass
-
-
-def by_torchvision(folder: Path) -> tuple[Tensor, list[int]]:
-    dataset = ImageFolder(str(folder), transform=pil_to_tensor)
-    return torch.stack([image for image, _ in dataset]), dataset.targets
-
-
-@pytest.mark.parametrize("few", [0, 1000], ids=["workers", "no workers"])
+@pytest.mark.parametrize("chunk", [4, 32], ids=["chunks", "one chunk"])
 def test_images_and_labels_are_torchvisions_in_the_shuffled_order(
-    folder: Path, few: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "FEW_IMAGES", few)
-    monkeypatch.setattr(decode, "BATCH_IMAGES", 4)
+    monkeypatch.setattr(decode, "CHUNK_IMAGES", chunk)
     document = decode_folder(folder, silent)
     assert document["classes"] == CLASSES
     for split, count in (("train", 21), ("test", 6)):
-        images, labels = by_torchvision(folder / split)
+        dataset = ImageFolder(str(folder / split), transform=pil_to_tensor)
+        images = torch.stack([image for image, _ in dataset])
         assert document[f"{split}_images"].shape == (count, 3, 3, 4)
         assert document[f"{split}_images"].dtype == torch.uint8
         assert document[f"{split}_labels"].dtype == torch.int64
         assert torch.equal(document[f"{split}_images"], images[shuffled(count)])
-        assert document[f"{split}_labels"].tolist() == torch.tensor(labels)[shuffled(count)].tolist()
+        assert document[f"{split}_labels"].tolist() == torch.tensor(dataset.targets)[shuffled(count)].tolist()
 
 
 @pytest.mark.parametrize(("mode", "name"), [("L", "grey.png"), ("RGBA", "see_through.png"), ("RGB", "lossy.jpg")])
@@ -124,15 +101,16 @@ def flip(tensor: Tensor) -> None:
     tensor.view(-1)[-1] ^= 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda document, name=name: flip(document[name])
-        for name in ("train_images", "train_labels", "test_images", "test_labels")
-    ]
-    + [lambda document: document.update(train_images=document["train_images"].transpose(2, 3).contiguous())],
-    ids=["train_images", "train_labels", "test_images", "test_labels", "size"],
-)
+CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "train_images": lambda document: flip(document["train_images"]),
+    "train_labels": lambda document: flip(document["train_labels"]),
+    "test_images": lambda document: flip(document["test_images"]),
+    "test_labels": lambda document: flip(document["test_labels"]),
+    "size": lambda document: document.update(train_images=document["train_images"].transpose(2, 3).contiguous()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_digest_tells_other_images_and_labels(
     folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -143,155 +121,75 @@ def test_the_digest_tells_other_images_and_labels(
     assert save(document, tmp_path / "images.pt")["digest"] != before
 
 
-def put(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A process that runs ddpperf.decode's main, and the ends of its pipes."""
+
+    process: BaseProcess
+    standard_input: IO[bytes]
+    answers: IO[bytes]
+
+    def answer(self) -> Any:
+        return json.loads(self.answers.readline())
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+@contextlib.contextmanager
+def decoder(folder: Path, out: Path) -> Iterator[Decoder]:
+    """A fork of this process, which has imported torch already; it is killed at the end."""
+    from_starter, to_decoder = os.pipe()
+    from_decoder, to_starter = os.pipe()
+
+    def run() -> None:
+        os.close(to_decoder)
+        os.dup2(from_starter, 0)
+        os.dup2(to_starter, 1)
+        decode.main("imagefolder", str(folder), str(out))
+
+    out.mkdir()
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    os.close(from_starter)
+    os.close(to_starter)
+    with open(to_decoder, "wb") as standard_input, open(from_decoder, "rb") as answers:
+        try:
+            yield Decoder(process=process, standard_input=standard_input, answers=answers)
+        finally:
+            process.kill()
+            process.join()
 
 
-BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
-    "empty": (lambda f: put(f / "test/bee/x.jpg", b""), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
-    "truncated": (
-        lambda f: truncate(picture(f / "train/cat/x.jpg", 1, size=(64, 64))),
-        r"/train/cat/x.jpg cannot be decoded \(.*truncated.*\); repair or remove it$",
-    ),
-    "damaged png": (lambda f: truncate(f / "train/ape/0.png"), r"/train/ape/0.png cannot be decoded \(.*\); repair or remove"),
-    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), r"/ape/x.png cannot be decoded \(.*No such file"),
-    "sizes": (
-        lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
-        r"one size, but .*/train/ape/0.png has 4x3 pixels and .*/test/cat/x.png has 3x4; resize them, or leave one out$",
-    ),
-    "class only in test": (
-        lambda f: picture(f / "test/dog/0.png", 1),
-        r"images has the class 'dog' in test and not in train; both must have all classes$",
-    ),
-    "class only in train": (
-        lambda f: picture(f / "train/ant/0.png", 1),
-        r"images has the class 'ant' in train and not in test; both must have all classes$",
-    ),
-    "class without images": (
-        lambda f: put(f / "train/dog/notes.txt", b"no image"),
-        r"images must have images of every class in train/<class> and test/<class>: Found no valid file for the classes dog, ",
-    ),
-    "no classes": (
-        lambda f: [f.joinpath("test", name).rename(f / name) for name in CLASSES],
-        r"images must have images of every class .*: Couldn't find any class folder in .*/test$",
-    ),
-}  # fmt: skip
+def test_a_decoder_that_is_done_stays_until_its_standard_input_ends(folder: Path, tmp_path: Path) -> None:
+    with decoder(folder, tmp_path / "out") as started:
+        assert started.answer() == {"say": f"decoding 27 images of {folder}, once"}
+        assert started.answer()["done"]["train_images"] == 21
+        started.process.join(0.3)
+        assert started.process.is_alive()
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["images.pt"]
+        started.standard_input.close()
+        started.process.join(5)
+        assert not started.process.is_alive()
+        assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("spoil", "sentence"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("few", [0, 1000], ids=["workers", "no workers"])
-def test_a_bad_folder_is_refused_in_a_sentence(
-    folder: Path, spoil: Callable[[Path], object], sentence: str, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode, "FEW_IMAGES", few)
-    spoil(folder)
-    with pytest.raises(Refused, match=sentence) as refusal:
-        decode_folder(folder, silent)
-    assert "\n" not in str(refusal.value)
+def test_a_decoder_ends_with_its_standard_input_and_takes_its_folder_away(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(folder / "train" / "bee" / "never_ends.png")
+    with decoder(folder, tmp_path / "out") as started:
+        assert "say" in started.answer()
+        (tmp_path / "out" / "half").touch()
+        started.standard_input.close()
+        started.process.join(5)
+        assert not started.process.is_alive()
+        assert not (tmp_path / "out").exists()
 
 
-def test_more_images_than_memory_are_refused(folder: Path) -> None:
-    dataset = ImageFolder(str(folder / "test"), loader=decode.load)
-    with pytest.raises(Refused, match=r"^6 images need 18,000,000,000 MB of memory, more than there is; give fewer$"):
-        decode._decode_all(dataset, (10**8, 10**7), lambda path, loaded: b"")
+def test_what_torchvision_prints_is_no_answer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFolder, "__len__", lambda dataset: os.write(1, b"no answer\n") and len(dataset.samples))
+    with decoder(folder, tmp_path / "out") as started:
+        assert "say" in started.answer()
+        assert "done" in started.answer()
 
 
-def test_a_full_disk_is_refused_with_the_bytes_that_are_needed(folder: Path, tmp_path: Path) -> None:
-    document = decode_folder(folder, silent)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(Refused, match=r"^1 MB cannot be written to .* \(File too large\); make room there for them$"):
-            save(document, tmp_path / "images.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.fixture
-def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small CIFAR-10 in its published form, with its own checksums put where torchvision keeps the published ones."""
-    root = tmp_path / "cifar"
-    generator = torch.Generator().manual_seed(0)
-    md5: dict[str, str] = {}
-    for name, _ in [*CIFAR10.train_list, *CIFAR10.test_list]:
-        pixels = torch.randint(256, (20, 3072), dtype=torch.uint8, generator=generator)
-        labels = torch.randint(10, (20,), generator=generator)
-        md5[name] = pickled(root / CIFAR10.base_folder / name, {"data": pixels.numpy(), "labels": labels.tolist()})
-    md5["meta"] = pickled(root / CIFAR10.base_folder / "batches.meta", {"label_names": [f"class {i}" for i in range(10)]})
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5[name]] for name, _ in CIFAR10.train_list])
-    monkeypatch.setattr(CIFAR10, "test_list", [[name, md5[name]] for name, _ in CIFAR10.test_list])
-    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5["meta"]})
-    return root
-
-
-def pickled(path: Path, content: object) -> str:
-    put(path, pickle.dumps(content))
-    return hashlib.md5(path.read_bytes()).hexdigest()
-
-
-def test_cifar10_is_torchvisions_in_the_shuffled_order(batches: Path) -> None:
-    document = decode_cifar10(batches, silent)
-    for split, count in (("train", 100), ("test", 20)):
-        dataset = CIFAR10(root=str(batches), train=split == "train", transform=pil_to_tensor)
-        images = torch.stack([image for image, _ in dataset])[shuffled(count)]
-        assert torch.equal(document[f"{split}_images"], images)
-        assert document[f"{split}_labels"].tolist() == torch.tensor(dataset.targets)[shuffled(count)].tolist()
-    assert document["classes"] == [f"class {i}" for i in range(10)]
-
-
-@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-@pytest.mark.parametrize("spoil", [Path.unlink, truncate])
-def test_a_missing_or_damaged_file_of_cifar10_is_named(batches: Path, name: str, spoil: Callable[[Path], None]) -> None:
-    spoil(batches / "cifar-10-batches-py" / name)
-    with pytest.raises(Refused, match=rf"/cifar-10-batches-py/{name} is missing or damaged; cifar10:DIR needs"):
-        decode_cifar10(batches, silent)
-
-
-@pytest.fixture
-def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """CIFAR-10's archive, which torchvision takes from a server on this machine."""
-    path = tmp_path / "served" / CIFAR10.filename
-    path.parent.mkdir()
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(batches / CIFAR10.base_folder, CIFAR10.base_folder)
-    handler = functools.partial(Quiet, directory=str(path.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{path.name}")
-        monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(path.read_bytes()).hexdigest())
-        yield path
-        server.shutdown()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-def test_cifar10_is_downloaded_once(archive: Path, batches: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    root, out = tmp_path / "kept", tmp_path / "out"
-    put(root / CIFAR10.base_folder / "test_batch", b"damaged")
-    for _ in range(2):
-        download_cifar10(root, out, said.append)
-    assert said == ["downloading CIFAR-10 from 127.0.0.1, once"]
-    assert [path.name for path in root.iterdir()] == [CIFAR10.base_folder]
-    assert decode_cifar10(root, silent)["train_labels"].tolist() == decode_cifar10(batches, silent)["train_labels"].tolist()
-
-
-@pytest.mark.parametrize(("spoil", "why"), [(Path.unlink, "HTTP Error 404: .*"), (truncate, "File not found or corrupted")])
-def test_a_failed_download_is_refused_in_a_sentence(
-    archive: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str
-) -> None:
-    spoil(archive)
-    sentence = rf"^CIFAR-10 cannot be downloaded from 127.0.0.1 \({why}\); pass cifar10:DIR with .*, or imagefolder:DIR$"
-    with pytest.raises(Refused, match=sentence):
-        download_cifar10(tmp_path / "kept", tmp_path / "out", silent)
-    assert not (tmp_path / "kept").exists()
+def test_what_is_refused_is_an_answer(folder: Path, tmp_path: Path) -> None:
+    picture(folder / "train" / "dog" / "0.png", 1)
+    with decoder(folder, tmp_path / "out") as started:
+        assert "has the class 'dog' in train and not in test" in started.answer()["refused"]

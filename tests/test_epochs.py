@@ -183,6 +183,15 @@ def test_an_epoch_longer_than_the_deadline_is_no_hang_as_long_as_it_reports(pool
     assert fractions[0] < 0.5 < fractions[-1]
 
 
+def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
+    pool.measure(SMALL)
+    told.clear()
+    spec = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=4, input="device", delay_seconds=0.6)
+    pool.measure(spec)
+    assert {each for each, _ in told.progress} == {spec}
+    assert sum(0 < fraction <= 1 for _, fraction in told.progress) > 2, "the warm-up and the rounds were told"
+
+
 def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(pool: Pool, told: Told) -> None:
     live = warm_set(pool)
     live.deadline_seconds = DEADLINE_SECONDS

@@ -91,7 +91,7 @@ def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(p
     project.experiment.write_text(REFUSALS)
     run = project.run()
     run.assert_one_sentence(1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second")
-    run.assert_one_sentence(1, "test_legs_of_two_sets failed: a process set was replaced before the leg other")
+    run.assert_one_sentence(1, "test_legs_of_two_sets failed: a process set was replaced between the leg other and the test")
     run.assert_one_sentence(1, "doubtful: the moon is full: test_doubted")
     header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()
     outcomes = {test.rpartition("::")[2]: outcome["outcome"] for test, outcome in header["outcomes"].items()}

@@ -78,6 +78,11 @@ def test_images_of_a_data_set_are_known_by_their_digest(tmp_path: Path, read: Ca
     assert (spec.data, spec.digest) == ("imagefolder", "0123456789ab")
 
 
+def test_an_own_model_keeps_its_own_memory_format(read: Callable[..., Options]) -> None:
+    spec = Options(**{**vars(read(gpus=2)), "model": "mine:make"}).step(world_size=1, per_rank_batch_size=2)
+    assert (spec.model, spec.memory_format) == ("mine:make", "contiguous")
+
+
 @pytest.mark.parametrize(
     ("test", "experiment"),
     [
@@ -99,11 +104,11 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
     [
         (["--device", "cuda"], "world_size=2 needs 2 GPUs, found 0; pass --device cpu"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'; pass one of them"),
-        (["--world-sizes", "0"], "--world-sizes takes whole numbers from 1 to 999999, got '0'"),
+        (["--world-sizes", "0"], "--world-sizes takes whole numbers from 1 to 999999999, got '0'"),
         (["--world-sizes", "2,2"], "--world-sizes names a size twice, got '2,2'; name each once"),
         (["--world-sizes", "4096"], "--world-sizes goes up to 1024, got 4096; pass fewer ranks"),
-        (["--batch-sizes", "32,"], "--batch-sizes takes whole numbers from 1 to 999999, got ''"),
-        (["--global-batch-sizes", "none"], "--global-batch-sizes takes whole numbers from 1 to 999999, got 'none'"),
+        (["--batch-sizes", "32,"], "--batch-sizes takes whole numbers from 1 to 999999999, got ''"),
+        (["--global-batch-sizes", "none"], "--global-batch-sizes takes whole numbers from 1 to 999999999, got 'none'"),
         (
             ["--world-sizes", "1,2,3", "--global-batch-sizes", "12,64"],
             "--global-batch-sizes 64 does not divide over 3 ranks; pass a multiple of 3, or other --world-sizes",
@@ -116,7 +121,7 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
             ["--data", "nonsense"],
             "--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'; pass one of them",
         ),
-        (["--epoch-images", "0"], "--epoch-images takes whole numbers from 1 to 999999, got '0'"),
+        (["--epoch-images", "0"], "--epoch-images takes whole numbers from 1 to 999999999, got '0'"),
         (
             ["--epoch-images", "50001"],
             "--epoch-images takes 2 to 50000 images, an image a rank and what the data set synthetic",
@@ -125,7 +130,7 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
         (["--slow-down", "0"], "--slow-down takes seconds above 0 and up to 10, got '0'; pass for example --slow-down 0.5"),
         (["--slow-down", "nan"], "--slow-down takes seconds above 0 and up to 10, got 'nan'"),
         (["--slow-down", "99"], "--slow-down takes seconds above 0 and up to 10, got '99'"),
-        (["--rounds", "9" * 5000], "--rounds takes whole numbers from 1 to 999999, got '999999"),
+        (["--rounds", "9" * 5000], "--rounds takes whole numbers from 1 to 999999999, got '999999"),
         (["--deadline", "never"], "--deadline takes seconds above 0 and up to 86400, got 'never'"),
         (["--worker-logs", "pytest.ini"], "--worker-logs takes a folder that can be written, got 'pytest.ini'"),
         (["--benchmark-compare="], "--benchmark-compare takes the word after it, got ''"),

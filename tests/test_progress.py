@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import struct
 import termios
 from collections.abc import Callable, Iterator
@@ -23,7 +24,13 @@ from tests.strategies import BOUNDED
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
-CLEARED = "\r\x1b[K"
+ROOM = "\x1bD\x1b[A"  # a line below the cursor's, made where there is none
+CLEARED = "\x1b7\x1b[B\r\x1b[K\x1b8"  # that line is empty, and the cursor where it was
+
+
+def drawn(text: str) -> str:
+    """The line below the cursor's with this text, and the cursor where it was."""
+    return f"{ROOM}\x1b7\x1b[B\r\x1b[K{text}\x1b8"
 
 
 class Terminal:
@@ -75,13 +82,13 @@ def test_what_is_short_is_not_told_and_what_is_long_is(terminal: Terminal, wait:
     assert terminal.seen() == ""
     wait(0.5)
     line(SPEC, 0.25)
-    assert terminal.seen() == f"{CLEARED}world_size=2-1KiB-backend-eager: 25%, 0:08 left"
+    assert terminal.seen() == drawn("world_size=2-1KiB-backend-eager: 25%, 0:08 left")
     wait(REDRAW_SECONDS / 2)
     line(SPEC, 0.3)
     assert terminal.seen() == "", "redrawn at once it would flicker"
     wait(REDRAW_SECONDS)
     line(SPEC, 0.5)
-    assert terminal.seen() == f"{CLEARED}world_size=2-1KiB-backend-eager: 50%, 0:03 left"
+    assert terminal.seen() == drawn("world_size=2-1KiB-backend-eager: 50%, 0:03 left")
 
 
 def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[[float], None]) -> None:
@@ -95,7 +102,7 @@ def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[
     assert terminal.seen() == "", "so has the same one again"
     wait(QUIET_SECONDS + 1)
     line(OTHER, 0.75)
-    assert terminal.seen() == f"{CLEARED}world_size=2-2KiB-backend-eager: 75%, 0:01 left"
+    assert terminal.seen() == drawn("world_size=2-2KiB-backend-eager: 75%, 0:01 left")
 
 
 def test_the_line_is_taken_away_once(terminal: Terminal, wait: Callable[[float], None]) -> None:
@@ -118,7 +125,7 @@ def test_the_line_fits_the_terminal(terminal: Terminal, wait: Callable[[float], 
     line(SPEC, 0.0)
     wait(QUIET_SECONDS + 1)
     line(SPEC, 0.5)
-    assert narrow.seen() == f"{CLEARED}world_size=2-1KiB-b"
+    assert narrow.seen() == drawn("world_size=2-1KiB-b")
     narrow.close()
 
 
@@ -184,8 +191,9 @@ def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
     os.close(terminal.screen)
     assert process.wait(timeout=20) == 0, written
     line = "world_size=2-1KiB-backend-eager: "
-    shown = [part for part in written.split(CLEARED) if part.startswith(line)]
+    drawn_lines = re.findall(r"\x1b7\x1b\[B\r\x1b\[K([^\x1b]*)\x1b8", written)
+    shown = [text for text in drawn_lines if text.startswith(line)]
     assert shown[0].startswith(f"{line}50%, 0:0"), written
     assert shown[-1] == f"{line}100%, 0:00 left", written
-    assert f"{shown[-1]}{CLEARED}." in written, "it is taken away before the test's dot"
+    assert f"{shown[-1]}\x1b8{CLEARED}." in written, "it is taken away before the test's dot"
     project.assert_nothing_left()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 import weakref
 from typing import Any
 
@@ -93,19 +95,23 @@ def test_an_epoch_is_warmed_up_its_own_way_and_timed_without_one_before(monkeypa
     assert reported == [0.5]
 
 
-def test_the_delay_is_in_every_step_and_in_an_epoch_for_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
-    monkeypatch.setitem(rank.MEASUREMENTS, EPOCH.measurement, EpochRecorder)
-    delays: list[float] = []
+def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
+    """Not all at its end: a rank that is silent for so long would count as hung."""
+    mine = Rank(0)
+    spec = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6, input="device", delay_seconds=0.1)
+    mine.open(specs.to_json(spec))
+    assert isinstance(mine.measurement, TrainingEpoch)
+    began: list[float] = []
+    train = mine.measurement.train
 
-    def delayed(step: Any, seconds: float, _: Any) -> Any:
-        delays.append(seconds)
-        return step
+    def noted(batch: Any) -> None:
+        began.append(time.monotonic())
+        train(batch)
 
-    monkeypatch.setattr(rank, "delayed", delayed)
-    for spec in (SINGLE, EPOCH):
-        Rank(0).open(specs.to_json(dataclasses.replace(spec, delay_seconds=0.25)))
-    assert delays == [0.25, 3 * 0.25]
+    mine.measurement.train = noted  # type: ignore[method-assign]
+    assert mine.sample(1)["seconds"] >= 0.3
+    assert len(began) == 3
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
 
 
 def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,23 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
     (
         EpochSpec,
         TRAINING | {"epoch_images": 4 * 128},
-        {"epoch_images": 4 * 129, "drop_last": False},
+        {"epoch_images": 4 * 129, "drop_last": False, "input": "device"},
         "resnet18 normalizes one value .*: use batches of at least 2",
+    ),
+    (
+        EpochSpec,
+        TRAINING | {"world_size": 2, "per_rank_batch_size": 2, "strategy": "data_parallel", "input": "device"},
+        {"epoch_images": 7, "drop_last": False},  # its last 3 images are 2 on one device and 1 on the other
+        "resnet18 normalizes one value .*: use batches of at least 2",
+    ),
+    (TrainingSpec, TRAINING, {"drop_last": "no"}, "data and digest must be words and drop_last a bool, got .* 'no'"),
+    (TrainingSpec, TRAINING, {"data": []}, r"data and digest must be words and drop_last a bool, got \[\]"),
+    (TrainingSpec, TRAINING, {"digest": 5}, "data and digest must be words and drop_last a bool, got 'synthetic', 5"),
+    (
+        TrainingSpec,
+        TRAINING,
+        {"model": "my.models:small", "memory_format": "channels_last"},
+        "my.models:small has its own memory format, got channels_last; use contiguous",
     ),
     (TrainingSpec, TRAINING, {"memory_format": "nhwc"}, "memory_format must be one of contiguous, channels_last, got 'nhwc'"),
     (TrainingSpec, TRAINING, {"input": "disk"}, "input must be one of fixed, device, dataloader, got 'disk'"),

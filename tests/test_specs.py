@@ -151,13 +151,6 @@ def test_data_parallel_is_one_process_with_the_whole_batch(strategy: Strategy, p
     assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
 
 
-def test_what_is_timed_at_once_has_the_delay_of_all_its_steps() -> None:
-    fields = TRAINING | {"delay_seconds": 0.25, "epoch_images": 4 * 128 * 3}
-    assert TrainingSpec(**fields).delay_of_a_repetition == 0.25
-    assert EpochSpec(**fields).delay_of_a_repetition == 3 * 0.25
-    assert AllReduceSpec(**ALL_REDUCE, delay_seconds=0.25).delay_of_a_repetition == 0.25
-
-
 def test_an_epoch_is_not_its_step() -> None:
     assert to_json(EpochSpec(**TRAINING)) != to_json(TrainingSpec(**TRAINING))
     assert (TrainingSpec.repeats, EpochSpec.repeats, AllReduceSpec.repeats, SamplerSpec.repeats) == (True, False, True, True)
@@ -177,3 +170,12 @@ def test_a_spelled_size_can_be_read_back(nbytes: int) -> None:
     text = format_bytes(nbytes)
     scale = next(scale for unit, scale in {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "B": 1}.items() if text.endswith(unit))
     assert int(text.rstrip("KMGiB")) * scale == nbytes
+
+
+def test_a_fixed_batch_is_whole_in_the_last_step_too() -> None:
+    """Three steps of the same 4 images train on 12, whatever the epoch's 10 leave for the last one."""
+    spec = EpochSpec(
+        model="resnet18_cifar", world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=10, drop_last=False
+    )
+    assert (spec.steps_per_epoch, spec.images_per_epoch) == (3, 12)
+    assert dataclasses.replace(spec, input="device").images_per_epoch == 10

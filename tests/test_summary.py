@@ -232,7 +232,7 @@ def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
         "doubtful: loading the images limits: test_b",
         "skipped: it needs a GPU: 2 tests",
         "skipped: it needs two: test_f",
-        "thresholds: perf/thresholds.toml has none for h200x4",
+        "thresholds: none for h200x4",
         "PASS: good",
     ]
     outcomes = [row(lines, f"test_{name}")[5] for name in "abcd"]

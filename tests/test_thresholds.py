@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, read_thresholds, unused
+from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, read_thresholds
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED
 
@@ -211,13 +211,3 @@ def test_a_metric_that_is_no_number_violates(metrics: dict[str, float], sentence
 def test_only_a_finite_value_of_at_least_the_minimum_passes(least: float, value: float | None) -> None:
     sentences = threshold(minimum=f"speedup = {least!r}").violations({} if value is None else {"speedup": value})
     assert (sentences == []) == (value is not None and least <= value < math.inf)
-
-
-# --- unused
-
-
-def test_unused_are_this_hardwares_entries_that_meet_no_cell() -> None:
-    text = ENTRY + entry("{ world_size = 2 }") + entry("{ world_size = 4 }") + entry(hardware="h200x8") + entry(test="test_y")
-    measured: list[tuple[str, Spec]] = [("test_weak_scaling", CELL), ("test_x", CELL)]
-    found = unused(read_thresholds(text, name="t.toml"), hardware="h200x4", measured=iter(measured))
-    assert [one.number for one in found] == [2, 5]

@@ -18,8 +18,13 @@ def loading_share(with_loading: float, without: float) -> float:
 
 
 def enough_workers(shares: Mapping[int, float]) -> int | None:
-    """The least number of workers with which loading takes less than `LEAST_SHARE` of an epoch; None if none does.
+    """The number of workers from which on loading takes less than `LEAST_SHARE` of an epoch; None if none is enough.
 
     shares: by number of workers, the share of loading.
     """
-    return min((workers for workers, share in shares.items() if share < LEAST_SHARE), default=None)
+    enough = None
+    for workers in sorted(shares, reverse=True):
+        if shares[workers] >= LEAST_SHARE:
+            break
+        enough = workers
+    return enough

@@ -10,7 +10,7 @@ import math
 import sys
 import tomllib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -77,17 +77,6 @@ def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
     thresholds = tuple(_entry(entry, number, f"threshold {number} of {name}") for number, entry in enumerate(entries, 1))
     _require_distinct(thresholds, name)
     return thresholds
-
-
-def unused(thresholds: Iterable[Threshold], *, hardware: str, measured: Iterable[tuple[str, Spec]]) -> list[Threshold]:
-    """Of this hardware's thresholds, those that apply to nothing of what was measured: function names, and their specs."""
-    cells = list(measured)
-    return [
-        threshold
-        for threshold in thresholds
-        if threshold.hardware == hardware
-        and not any(threshold.applies(hardware=hardware, test=test, spec=spec) for test, spec in cells)
-    ]
 
 
 def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:

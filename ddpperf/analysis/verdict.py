@@ -76,4 +76,6 @@ def decide(
     else:
         compared = f"none slower than in {comparison.baseline} by more than its limit"
     count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
-    return Verdict(status=Status.PASS, reasons=(f"{count}, {compared}",))
+    skipped = sum(outcome.outcome == "skipped" for outcome in outcomes.values())
+    parts = [count, *([f"{skipped} skipped"] if skipped else []), compared]
+    return Verdict(status=Status.PASS, reasons=(", ".join(parts),))

@@ -83,22 +83,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _parameters(cell: Cell, session: Session) -> ParameterSet:
     """The cell as pytest takes it, slowed down if that was asked for; one that cannot be measured here is a skipped one."""
-    if not isinstance(cell, Spec):
-        return cell
-    return pytest.param(dataclasses.replace(cell, delay_seconds=session.options.delay_seconds), id=cell.id)
+    spec = cell if isinstance(cell, Spec) else cell.values[0]
+    if isinstance(spec, Spec):
+        spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
+    return pytest.param(spec, id=cell.id) if isinstance(cell, Spec) else cell._replace(values=(spec,))
 
 
 def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
     """The specs that a test measures; none if they are wrong, which then ends the run."""
-    cells = marker.kwargs.get("cells")
-    if cells is None:
+    make = marker.kwargs.get("cells")
+    if make is None:
         session.refusals.append(f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cells=function)")
         return []
     try:
-        return list(cells(session.options))
+        cells = list(make(session.options) or ())
     except ValueError as error:
         session.refusals.append(f"{test} cannot measure that: {error}")
         return []
+    if wrong := [cell for cell in cells if not isinstance(cell, Cell)]:
+        session.refusals.append(
+            f"{test} has cells that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
+        )
+        return []
+    return cells
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.specs import Spec
 
 Cell = Spec | ParameterSet
+
+
+def without_torchvision(spec: Spec, what: str) -> Cell:
+    """The spec, or a skipped cell where `what` it needs of torchvision is not there."""
+    found = importlib.util.find_spec("torchvision") is not None
+    return spec if found else skipped(spec.id, f"{what} needs torchvision, which is not installed")
 
 
 def skipped(identity: str, reason: str) -> ParameterSet:

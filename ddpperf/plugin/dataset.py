@@ -7,19 +7,17 @@ import hashlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 import ddpperf
-from ddpperf.plugin.storage import write_atomically
 from ddpperf.workers.failures import describe_exit
 
 FORM = 1  # of the cached file; another number when ddpperf.decode stores anything else, so that older files are not read
@@ -32,13 +30,15 @@ class Data:
     """The images to train on. name: synthetic, cifar10 or imagefolder.
 
     path: the cached tensors that ddpperf.decode describes, None for synthetic images. digest: the first 12 hex digits of the
-    sha256 of the images and labels themselves, the same on every machine; "" for synthetic images.
+    sha256 of the images and labels themselves, the same on every machine; "" for synthetic images. image_size: height and width.
     """
 
     name: str
     path: Path | None
     digest: str
     train_images: int
+    classes: int = 10
+    image_size: tuple[int, int] = (32, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,15 @@ def _sha256(path: Path) -> str:
 
 
 def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
-    return Data(name=source.name, path=path, digest=str(about["digest"]), train_images=int(about["train_images"]))
+    height, width = about["image_size"]
+    return Data(
+        name=source.name,
+        path=path,
+        digest=str(about["digest"]),
+        train_images=int(about["train_images"]),
+        classes=int(about["classes"]),
+        image_size=(int(height), int(width)),
+    )
 
 
 def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
@@ -146,11 +154,15 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="decoding-", dir=path.parent, ignore_cleanup_errors=True) as out:
-            about = _run(source, Path(out), say)
-            about |= {"source": _text(source), "sha256": _sha256(Path(out) / "images.pt")}
-            os.replace(Path(out) / "images.pt", path)
-            write_atomically(_sidecar(path), about)
+        with (
+            tempfile.TemporaryDirectory(prefix="decoding-", dir=path.parent, ignore_cleanup_errors=True) as name,
+            _decoder(source, out := Path(name)) as decoder,
+        ):
+            about = _answer(decoder, source, out, say)
+            about |= {"source": _text(source), "sha256": _sha256(out / "images.pt")}
+            (out / "sidecar").write_text(json.dumps(about))
+            os.replace(out / "images.pt", path)
+            os.replace(out / "sidecar", _sidecar(path))
     except OSError as error:
         raise pytest.UsageError(
             f"decoded images cannot be kept in {path.parent} ({error.strerror}); see to it that it can be written"
@@ -163,50 +175,50 @@ def _text(source: _Source) -> str:
     return f"{source.kind}:{source.folder}"
 
 
-def _run(source: _Source, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Have ddpperf.decode write out/images.pt, and return what it says of it; raises pytest.UsageError.
+@contextlib.contextmanager
+def _decoder(source: _Source, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of ddpperf.decode that writes out/images.pt, and out/errors; killed at the end.
 
-    However this ends, the process and its workers have ended before; when this process dies, it ends by itself.
+    When this process dies before that, it ends by itself and takes `out` away.
     """
     package_parent = str(Path(ddpperf.__file__).parents[1])
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH")))),
         "TORCHINDUCTOR_CACHE_DIR": str(out / "inductor"),  # importing torchvision makes this folder, and leaves it
     }
-    with tempfile.TemporaryFile(dir=out) as errors:
-        process = subprocess.Popen(
+    with (
+        open(out / "errors", "wb") as errors,
+        subprocess.Popen(
             [sys.executable, "-P", "-m", "ddpperf.decode", source.kind, str(source.folder), str(out)],  # -P: not what lies here
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=os.environ | variables,
-            process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its workers
-        )
-        answer: dict[str, Any] = {}
+            process_group=0,  # its own: Ctrl-C reaches the controller alone
+        ) as process,
+    ):
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                answer = json.loads(line)
-                if "say" in answer:
-                    say(answer["say"])
-            if "refused" in answer:
-                raise pytest.UsageError(answer["refused"])
-            if "done" not in answer:
-                ended = describe_exit(process)
-                raise pytest.UsageError(f"the images of {source.folder} were not decoded: the process {ended}{_end_of(errors)}")
+            yield process
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    about: dict[str, Any] = answer["done"]
-    return about
+            process.kill()
+            process.wait()
 
 
-def _end_of(errors: IO[bytes]) -> str:
-    """The last line that a process wrote to its standard error, in brackets."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").split("\n")
-    return next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+def _answer(decoder: subprocess.Popen[bytes], source: _Source, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """What a decoder says of the file that it wrote, in the end; raises pytest.UsageError."""
+    assert decoder.stdout is not None
+    for line in decoder.stdout:
+        answer: dict[str, Any] = json.loads(line)
+        if "refused" in answer:
+            raise pytest.UsageError(answer["refused"])
+        if "done" in answer:
+            about: dict[str, Any] = answer["done"]
+            return about
+        say(answer["say"])
+    ended = describe_exit(decoder)
+    lines = [line.strip() for line in (out / "errors").read_text(errors="replace").split("\n") if line.strip()]
+    why = f" ({lines[-1]})" if lines else ""
+    raise pytest.UsageError(f"the images of {source.folder} were not decoded: the process {ended}{why}")
 
 
 def _remove_older(source: _Source, path: Path) -> None:

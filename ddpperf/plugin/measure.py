@@ -49,7 +49,9 @@ class Measure:
     notes: what makes them doubtful. counted_seconds: spent in rounds that count, of what was not measured before.
     """
 
-    def __init__(self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], doubts: Callable[[Spec], list[str]]) -> None:
+    def __init__(
+        self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], doubts: Callable[[Measured, bool], list[str]]
+    ) -> None:
         self.measured: Measured | None = None
         self.notes: list[str] = []
         self.counted_seconds = 0.0
@@ -68,6 +70,8 @@ class Measure:
         if self.measured is not None:
             pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
         self.measured = measured = self._measure(spec)
+        for name, leg in self._legs.items():
+            self._require_same_sets(name, {sample["set"] for sample in leg["samples"]})
         self._benchmark.extra_info["ddpperf"] = {
             "schema": SCHEMA,
             **measured.to_json(),
@@ -86,11 +90,15 @@ class Measure:
     def leg(self, name: str, spec: Spec) -> Measured:
         """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
         measured = self._measure(spec)
-        sets = {sample.set for sample in measured.samples}
-        if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
-            pytest.fail(f"a process set was replaced before the leg {name}, so that its ratios would mix sets", pytrace=False)
+        self._require_same_sets(name, {sample.set for sample in measured.samples})
         self._legs[name] = measured.to_json()
         return measured
+
+    def _require_same_sets(self, leg: str, sets: set[str]) -> None:
+        if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
+            pytest.fail(
+                f"a process set was replaced between the leg {leg} and the test's own spec; run it again", pytrace=False
+            )
 
     def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
         """Keep a derived metric: its median over sets, and each set's value; fails the test if one is no finite number."""
@@ -100,7 +108,8 @@ class Measure:
 
     def doubt(self, reason: str) -> None:
         """Mark the test's figures as doubtful, with the reason; it still passes."""
-        self.notes.append(f"doubtful: {reason}")
+        if (note := f"doubtful: {reason}") not in self.notes:
+            self.notes.append(note)
 
     def _measure(self, spec: Spec) -> Measured:
         if not isinstance(spec, Spec):
@@ -109,8 +118,9 @@ class Measure:
             pool = self._pool()
             before = pool.counted_seconds
             measured = pool.measure_once(spec)
-            self.counted_seconds += pool.counted_seconds - before
-            self.notes += [doubt for doubt in self._doubts(spec) if doubt not in self.notes]
+            spent = pool.counted_seconds - before
+            self.counted_seconds += spent
+            self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]
             return measured
         except (SetFailure, ValueError, OSError) as error:
             failure = str(error)

@@ -10,7 +10,7 @@ import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
 MAX_WORLD_SIZE = 1024
-MOST_DIGITS = 6
+MOST_DIGITS = 9
 
 
 def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:

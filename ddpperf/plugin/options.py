@@ -20,19 +20,20 @@ from ddpperf.plugin.option_values import (
     slower_ratio,
     whole_number,
 )
-from ddpperf.specs import EpochSpec, Precision, TrainingSpec, is_own_model
+from ddpperf.specs import EpochSpec, Precision, TrainingSpec, is_own_model, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 
 GPU_PRECISIONS = ("tf32", "fp16")  # which the CPU has not
 CPU_EPOCH_IMAGES = 1024
+CIFAR_CLASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What to measure and how, every default resolved for this machine.
 
-    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. strict_global_batches:
-    whether those were asked for, so that each must divide over every world size. delay_seconds: put into every step.
+    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. delay_seconds: put into
+    every step.
     """
 
     device: str
@@ -40,7 +41,6 @@ class Options:
     batch_sizes: tuple[int, ...]
     batch_sweep: tuple[int, ...]
     global_batch_sizes: tuple[int, ...]
-    strict_global_batches: bool
     model: str
     precision: Precision
     data: Data
@@ -107,24 +107,31 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     check_world_sizes(world_sizes, device, gpu_count)
     batch_sizes, global_batch_sizes = sizes(config, "--batch-sizes"), sizes(config, "--global-batch-sizes")
     _check_global_batch_sizes(global_batch_sizes, world_sizes)
-    data, epoch_images = _data(config, cuda, max(world_sizes))
+    precision = _precision(config, cuda)
+    rounds = whole_number("--rounds", config.getoption("rounds"))
+    deadline_seconds = seconds("--deadline", config.getoption("deadline"), 86400)
     logs, delay = config.getoption("worker_logs"), config.getoption("slow_down")
+    delay_seconds = seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay is not None else 0.0
+    worker_logs = folder("--worker-logs", logs) if logs else None
+    limit = slower_ratio(config)
+    model = _model_name(config, cuda)  # from here on it takes a while
+    data, epoch_images = _data(config, model, cuda, max(world_sizes))
+    check_model(model)
     return Options(
         device=device,
         world_sizes=world_sizes,
         batch_sizes=batch_sizes or ((32, 128, 512) if cuda else (32,)),
         batch_sweep=batch_sizes or (32, 128, 512, 2048),
         global_batch_sizes=global_batch_sizes or ((128, 512) if cuda else (64,)),
-        strict_global_batches=bool(global_batch_sizes),
-        model=check_model(config.getoption("model") or ("resnet18_cifar" if cuda else "resnet18")),
-        precision=_precision(config, cuda),
+        model=model,
+        precision=precision,
         data=data,
         epoch_images=epoch_images,
-        delay_seconds=seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay else 0.0,
-        rounds=whole_number("--rounds", config.getoption("rounds")),
-        deadline_seconds=seconds("--deadline", config.getoption("deadline"), 86400),
-        worker_logs=folder("--worker-logs", logs) if logs else None,
-        slower_ratio=slower_ratio(config),
+        delay_seconds=delay_seconds,
+        rounds=rounds,
+        deadline_seconds=deadline_seconds,
+        worker_logs=worker_logs,
+        slower_ratio=limit,
     )
 
 
@@ -152,7 +159,9 @@ def _check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: 
 
 
 def _precision(config: pytest.Config, cuda: bool) -> Precision:
-    given: Any = config.getoption("precision") or ("bf16" if cuda else "fp32")
+    given: Any = config.getoption("precision")
+    if given is None:
+        given = "bf16" if cuda else "fp32"
     if given not in get_args(Precision):
         raise pytest.UsageError(f"--precision must be one of {', '.join(get_args(Precision))}, got {given!r}; pass one of them")
     if given in GPU_PRECISIONS and not cuda:
@@ -161,9 +170,25 @@ def _precision(config: pytest.Config, cuda: bool) -> Precision:
     return precision
 
 
-def _data(config: pytest.Config, cuda: bool, most_ranks: int) -> tuple[Data, int]:
+def _model_name(config: pytest.Config, cuda: bool) -> str:
+    given = config.getoption("model")
+    model: str = given if given is not None else "resnet18_cifar" if cuda else "resnet18"
+    try:
+        require_model(model)
+    except ValueError as error:
+        raise pytest.UsageError(f"--model: {error}") from error
+    return model
+
+
+def _data(config: pytest.Config, model: str, cuda: bool, most_ranks: int) -> tuple[Data, int]:
     """The images, and how many of them an epoch has."""
+    if is_own_model(model) and config.getoption("data") != "synthetic":
+        raise pytest.UsageError(f"--model {model} makes its own batches, got --data, too; leave one of them out")
     data = prepare(config.getoption("data"), config.rootpath / ".ddpperf" / "data", lambda line: print(f"ddpperf: {line}"))
+    if model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
+        raise pytest.UsageError(
+            f"--model {model} has {CIFAR_CLASSES} outputs, the data set {data.name} has {data.classes} classes; pass --model resnet18"
+        )
     given = config.getoption("epoch_images")
     if given is None:
         return data, data.train_images if cuda else min(CPU_EPOCH_IMAGES, data.train_images)

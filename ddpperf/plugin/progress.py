@@ -10,6 +10,9 @@ from ddpperf.specs import Spec
 
 QUIET_SECONDS = 2.0  # what is shorter is not told
 REDRAW_SECONDS = 0.5
+MAKE_ROOM = "\x1bD\x1b[A"  # down, which scrolls where the line is the last one, and up again
+SAVE, RESTORE = "\x1b7", "\x1b8"  # the cursor's place
+LINE_BELOW = "\x1b[B\r\x1b[K"  # emptied
 
 
 class ProgressLine:
@@ -32,16 +35,24 @@ class ProgressLine:
             self._drawn = now
 
     def _draw(self, text: str) -> None:
-        width = os.get_terminal_size(self._terminal.fileno()).columns
-        self._terminal.write(f"\r\x1b[K{text[: max(width - 1, 0)]}")
-        self._terminal.flush()
+        """Below the line that pytest writes on, to which the cursor then goes back."""
+        width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+        self._terminal.write(MAKE_ROOM)
+        self._write(text[: width - 1])
         self._shown = True
 
     def clear(self) -> None:
         if self._shown:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
+            self._write("")
             self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._terminal.write(f"{SAVE}{LINE_BELOW}{text}{RESTORE}")
+        self._terminal.flush()
+
+    def close(self) -> None:
+        self.clear()
+        self._terminal.close()
 
 
 def time_left(elapsed_seconds: float, fraction: float) -> str:

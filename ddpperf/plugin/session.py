@@ -22,6 +22,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.storage import SCHEMA, Baseline, NoBaseline, Storage
+from ddpperf.results import Measured
 from ddpperf.specs import DATA_VARIABLE, MODEL_VARIABLE, Spec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
@@ -55,6 +56,7 @@ class Session:
         self.begun = time.monotonic()
         self.test_seconds: dict[str, float] = {}
         self._watch: GpuWatch | None = None
+        self._doubts: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
         self._pool: Pool | None = None
 
     @property
@@ -75,9 +77,15 @@ class Session:
         path = self.storage.root / "perf" / "thresholds.toml"
         try:
             self.thresholds = read_thresholds(path.read_text(), name="perf/thresholds.toml")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
-        except (OSError, ValueError) as error:
+        except UnicodeDecodeError as error:
+            raise pytest.UsageError(f"perf/thresholds.toml is not in UTF-8 ({error.reason}); save it as that") from error
+        except OSError as error:
+            raise pytest.UsageError(
+                f"perf/thresholds.toml cannot be read ({error.strerror}); make it a readable file"
+            ) from error
+        except ValueError as error:
             raise pytest.UsageError(str(error)) from error
 
     def violations(self, test: str, function: str) -> list[str]:
@@ -125,16 +133,18 @@ class Session:
         path = self.options.data.path
         return {MODEL_VARIABLE: self.options.model} | ({DATA_VARIABLE: str(path)} if path is not None else {})
 
-    def doubts(self, spec: Spec) -> list[str]:
-        """What made the measurement that was just taken doubtful, seen from outside."""
-        cores = hardware.core_count()
-        doubts = self._watch.doubts() if self._watch is not None else []
-        if self.options.device == "cpu" and spec.world_size > cores:
-            doubts.append(f"doubtful: {spec.world_size} ranks share {cores} cores")
-        return doubts
+    def doubts(self, measured: Measured, fresh: bool) -> list[str]:
+        """What made a measurement doubtful, seen from outside; of one that was not taken now, what did then."""
+        key = measured.spec, tuple(sample.set for sample in measured.samples)
+        if fresh:
+            cores, processes = hardware.core_count(), measured.spec.busy_processes
+            crowded = [f"doubtful: {processes} processes share {cores} cores"] if processes > cores else []
+            self._doubts[key] = crowded + (self._watch.doubts() if self._watch is not None else [])
+        return self._doubts.get(key, [])
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
+        self.progress.close()
         try:
             if self._pool is not None:
                 self.environment |= self._pool.environment()

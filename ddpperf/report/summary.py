@@ -30,6 +30,7 @@ _METRIC_FORMATS = {
 }
 
 DOUBTFUL_IQR = 0.25
+DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
 
 
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
@@ -89,15 +90,27 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
 
 
 def doubts_of(stored: dict[str, Any]) -> list[str]:
-    """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds show."""
-    measured = Measured.from_json(stored)
-    doubts = list(stored["notes"])
+    """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds and its legs' show."""
+    doubts = [*stored["notes"], *_doubts_of_rounds(Measured.from_json(stored), "the")]
+    for name, leg in stored["legs"].items():
+        measured = Measured.from_json(leg)
+        doubts += _doubts_of_rounds(measured, f"{name}'s")
+        ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
+        if max(ranks) > DOUBTFUL_DEVICES:
+            doubts.append(f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts")
+    return doubts
+
+
+def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
     seconds = measured.all_step_seconds()
-    if len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) > DOUBTFUL_IQR:
-        doubts.append(f"doubtful: the rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
+    if len(seconds) < FEWEST_ROUNDS:
+        return [f"doubtful: {whose} rounds are fewer than {FEWEST_ROUNDS}, so that their spread is not known"]
+    doubts = []
+    if relative_iqr(seconds) > DOUBTFUL_IQR:
+        doubts.append(f"doubtful: {whose} rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
     drifts = [change for sample in measured.samples if (change := drift(measured.step_seconds(sample))) is not None]
     if drifts:
-        doubts.append(f"doubtful: the rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
+        doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
     return doubts
 
 
@@ -114,7 +127,7 @@ def _thresholds(header: Mapping[str, Any]) -> list[str]:
     """How many of the hardware's thresholds some test was held to."""
     thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:
-        return [f"thresholds: perf/thresholds.toml has none for {header['hardware_key']}"]
+        return [f"thresholds: none for {header['hardware_key']}"]
     return [f"thresholds: {thresholds['applied']} of the {thresholds['known']} for {header['hardware_key']} were applied"]
 
 
@@ -155,7 +168,7 @@ def _metric(name: str, value: float, unit: str) -> str:
     if name in _METRIC_FORMATS:
         return _METRIC_FORMATS[name](value)
     if match := re.fullmatch(r"loading_share_with_(\d+)_workers", name):
-        return f"{value:.1%} with {match[1]}"
+        return f"loading {value:.1%} with {_count(int(match[1]), 'worker')}"
     return f"{name} {value:.4g} {unit}"
 
 

@@ -48,14 +48,14 @@ class Work:
             raise ValueError(f"delay_seconds must be a number from 0 to {MOST_DELAY_SECONDS:g}, got {delay!r}")
 
     @property
-    def delay_of_a_repetition(self) -> float:
-        """Seconds of slow-down in what is timed at once."""
-        return self.delay_seconds
-
-    @property
     def grouped(self) -> bool:
         """Whether the ranks form a process group."""
         return True
+
+    @property
+    def busy_processes(self) -> int:
+        """How many processes compute at the same time."""
+        return max(map(len, self.turns(self.world_size)))
 
     def turns(self, size: int) -> list[list[int]]:
         """Of a set of `size` ranks, those that work at the same time, turn after turn."""

@@ -62,13 +62,19 @@ class TrainingSpec(Work):
         require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
         require_at_least("loader_workers", self.loader_workers, 0)
         require_at_least("epoch_images", self.epoch_images, self.world_size)
+        if not (isinstance(self.data, str) and isinstance(self.digest, str) and isinstance(self.drop_last, bool)):
+            raise ValueError(
+                f"data and digest must be words and drop_last a bool, got {self.data!r}, {self.digest!r}, {self.drop_last!r}"
+            )
         self._require_consistent()
 
     def _require_consistent(self) -> None:
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp")
-        if self.model == "resnet18" and (self.per_rank_batch_size < 2 or (not self.drop_last and self._last_batch_size == 1)):
+        if self.model == "resnet18" and self._least_batch_size < 2:
             raise ValueError("resnet18 normalizes one value an image in its last stage: use batches of at least 2")
+        if is_own_model(self.model) and self.memory_format != "contiguous":
+            raise ValueError(f"{self.model} has its own memory format, got {self.memory_format}; use contiguous")
         if is_own_model(self.model) and self.input != "fixed":
             raise ValueError(f"{self.model} makes its own batches, got input {self.input}; use input fixed")
         if self.loader_workers and self.input != "dataloader":
@@ -84,6 +90,11 @@ class TrainingSpec(Work):
         if self.strategy == "single":
             return [[rank] for rank in range(size)]
         return [[0]] if self.strategy == "data_parallel" else super().turns(size)
+
+    @property
+    def busy_processes(self) -> int:
+        """The ranks that work at the same time, and the processes that load their images."""
+        return super().busy_processes * (1 + self.loader_workers)
 
     @property
     def global_batch_size(self) -> int:
@@ -106,9 +117,16 @@ class TrainingSpec(Work):
 
     @property
     def _last_batch_size(self) -> int:
-        """Images in the last step of an epoch; a batch beyond the data set wraps around, and is whole."""
+        """Images in one process' last step of an epoch; a batch beyond the data set wraps around, and is whole."""
         rest = self._shard_images % self.process_batch_size
-        return rest if rest and self._shard_images > self.process_batch_size else self.process_batch_size
+        smaller = rest and self._shard_images > self.process_batch_size and not self.drop_last and self.input != "fixed"
+        return rest if smaller else self.process_batch_size
+
+    @property
+    def _least_batch_size(self) -> int:
+        """The fewest images that a device has in a step; DataParallel gives the last of several what is left."""
+        share = -(-self._last_batch_size // (self.world_size // self.processes))
+        return min(self.per_rank_batch_size, self._last_batch_size % share or share)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -118,8 +136,7 @@ class TrainingSpec(Work):
     @property
     def images_per_epoch(self) -> int:
         """The images that an epoch's steps train on, over all processes."""
-        last = self.process_batch_size if self.drop_last else self._last_batch_size
-        return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + last)
+        return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self._last_batch_size)
 
     @property
     def id(self) -> str:
@@ -139,10 +156,6 @@ class EpochSpec(TrainingSpec):
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False
-
-    @property
-    def delay_of_a_repetition(self) -> float:
-        return self.steps_per_epoch * self.delay_seconds
 
     def turns(self, size: int) -> list[list[int]]:
         """As of a step, but on one device an epoch is rank 0's alone: it takes long, and no speedup starts from it."""

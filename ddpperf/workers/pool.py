@@ -105,6 +105,8 @@ class Pool:
                 f"add it to --world-sizes, or measure fewer"
             )
         sets = self.live_sets()
+        for process_set in sets:
+            process_set.progress = partial(self._tell, spec, 0)
         self._progress(spec, 0.0)
         limit = min(_open(process_set, spec) for process_set in sets)
         iterations = max(_calibrate(process_set, spec, limit) for process_set in sets) if spec.repeats else 1
@@ -122,6 +124,7 @@ class Pool:
         processes = [rank.pid for process_set in sets for rank in process_set.ranks]
         spent = 0.0
         self._look(processes, 0)
+        self._tell(spec, 0, 0.0)  # time left counts from here
         for index in range(self.rounds):
             for process_set in sets if index % 2 == 0 else reversed(sets):  # A B B A: drift meets both sides alike
                 process_set.progress = partial(self._tell, spec, index)

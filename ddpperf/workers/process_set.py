@@ -24,7 +24,7 @@ class ProcessSet:
 
     folder: a private folder for the socket and the ranks' temporary files. log_folder: where each rank's output goes, one
     file a rank. deadline_seconds: how long a rank may take over one command, or be silent in one that reports its progress.
-    progress: told how much of such a command is done.
+    progress: whom to tell how much of such a command is done.
     """
 
     def __init__(
@@ -37,14 +37,13 @@ class ProcessSet:
         folder: Path,
         log_folder: Path,
         deadline_seconds: float,
-        progress: Callable[[float], None] = lambda fraction: None,
     ) -> None:
         self.name = name
         self.side = side
         self.size = size
         self.device = device
         self.deadline_seconds = deadline_seconds
-        self.progress = progress
+        self.progress: Callable[[float], None] = lambda fraction: None
         self.environment: Message = {}
         self.alive = True
         self.ranks: list[RankProcess] = []

@@ -81,6 +81,7 @@ class Rank:
         self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.device)
+        gc.freeze()  # what was imported stays: no use in looking for garbage among it
         port = self._start_store() if self.rank == 0 else None
         return {"port": port, "environment": environment(self.device)}
 
@@ -124,15 +125,19 @@ class Rank:
         inject(self.spec.fault, self.rank, "open")
         measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
         self.measurement = measurement
-        self.step = delayed(measurement.step, self.spec.delay_of_a_repetition, self.device)
         measurement.start_round()
         if isinstance(measurement, TrainingEpoch):
+            self.step = measurement.step
+            measurement.after_step = delayed(lambda: None, self.spec.delay_seconds, self.device)
             measurement.report = self.report
             measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         else:
+            self.step = delayed(measurement.step, self.spec.delay_seconds, self.device)
             for _ in range(WARMUP_ITERATIONS[self.device.type]):
                 self.step()
         synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # DDP's first steps hold its buckets twice
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
@@ -167,6 +172,8 @@ class Rank:
         return {}
 
     def _drop_measurement(self) -> None:
+        if self.measurement is None:
+            return
         self.spec = self.measurement = None
         self.step = lambda: None
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
