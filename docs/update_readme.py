@@ -18,6 +18,7 @@ from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, format_bytes
 
 ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "images.md")
 PICTURE = ROOT / "docs" / "overview.png"
 BLOCK = re.compile(r"<!-- made by docs/update_readme.py from (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 VERSUS = re.compile(r"<!-- made by docs/update_readme.py from (\S+) and (\S+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -116,10 +117,9 @@ def draw(document: dict[str, Any], picture: Path) -> None:
 
 def main() -> None:
     given = [Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:]]
-    readme = ROOT / "README.md"
-    text = updated(readme.read_text(), {folder_of(run): run for run in given})
-    readme.write_text(text)
-    *_, pictured = (found[1] for found in BLOCK.finditer(text))
+    for page in PAGES:
+        page.write_text(updated(page.read_text(), {folder_of(run): run for run in given}))
+    *_, pictured = (found[1] for found in BLOCK.finditer(PAGES[0].read_text()))
     draw(json.loads((ROOT / pictured).read_text()), PICTURE)
 
 

@@ -53,9 +53,9 @@ class Run:
 def made(root: Path) -> str:
     """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
     parts = [
-        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was measured\n"
-        f"# in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most {MOST_IQR:.0%} (on a CPU\n"
-        f"# {MOST_IQR_ON_CPU:.0%}) between the rounds of each (IQR), has a threshold.\n"
+        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
+        f"# measured in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most\n"
+        f"# {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)

@@ -42,7 +42,7 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
         f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
         f"{TEST}[world_size=2-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
     }
-    project.run("perf", "--benchmark-compare=first").assert_one_sentence(0, "PASS: 1 test measured, none slower")
+    project.run("perf", "--benchmark-compare=first").assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
     project.experiment.write_text(CELLS.replace("AllReduceSpec(world_size=2, nbytes=1024)", f"skipped({CELL!r}, 'not today')"))
     without = project.run("perf", "--benchmark-compare=first")
     without.assert_one_sentence(125, "NO VERDICT: no test was measured")

@@ -136,7 +136,7 @@ def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(pool: Poo
     ranks = [rank.pid for rank in live.ranks]
     assert sorted(ranks) == sorted(marked.ranks())
     assert told.looks == [(ranks, 0), (ranks, 1), (ranks, 2)]
-    assert told.progress == [(SMALL, 0.0), (SMALL, 0.5), (SMALL, 1.0)]
+    assert told.progress == [(SMALL, 0.0), (SMALL, 0.0), (SMALL, 0.5), (SMALL, 1.0)]
 
 
 def test_a_delayed_step_is_slower_by_its_delay(pool: Pool) -> None:

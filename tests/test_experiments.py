@@ -153,6 +153,10 @@ def test_each_precision_learns(run: Run) -> None:
     assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
 
 
+def loading_doubts(stored: dict[str, Any]) -> list[str]:
+    return [note for note in stored["notes"] if "loading" in note]
+
+
 def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
     inputs = {stored["spec"]["input"]: stored for stored in run.of("test_batch_size")}
     assert set(inputs) == {"fixed", "device", "dataloader"}
@@ -162,12 +166,12 @@ def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
     for name in ("device", "dataloader"):
         share = 1 - seconds(inputs["fixed"]) / seconds(inputs[name])
         assert metric(inputs[name], "loading_share") == pytest.approx(share)
-        assert inputs[name]["notes"] == (["doubtful: loading the images limits"] if share >= 0.05 else [])
+        assert loading_doubts(inputs[name]) == (["doubtful: loading the images limits"] if share >= 0.05 else [])
         assert inputs[name]["legs"]["without_loading"]["samples"] == inputs["fixed"]["samples"]
     assert inputs["fixed"]["notes"] == []
 
 
-def test_enough_workers_are_the_fewest_with_which_loading_takes_less_than_5_percent(run: Run) -> None:
+def test_enough_workers_are_those_from_which_on_loading_takes_less_than_5_percent(run: Run) -> None:
     stored = run.one("test_loader_workers")
     without = seconds(stored["legs"]["without_loading"])
     epochs = {0: stored["legs"]["workers=0"], 1: stored["legs"]["workers=1"], 2: stored}
@@ -175,11 +179,11 @@ def test_enough_workers_are_the_fewest_with_which_loading_takes_less_than_5_perc
     shares = {workers: 1 - without / seconds(epoch) for workers, epoch in epochs.items()}
     for workers, share in shares.items():
         assert metric(stored, f"loading_share_with_{workers}_workers") == pytest.approx(share)
-    enough = [workers for workers, share in shares.items() if share < 0.05]
+    enough = [workers for workers in (0, 1, 2) if all(share < 0.05 for more, share in shares.items() if more >= workers)]
     if enough:
         assert metric(stored, "enough_workers") == enough[0]
     assert ("enough_workers" in stored["metrics"]) is bool(enough)
-    assert stored["notes"] == ([] if enough else ["doubtful: loading the images limits, with 2 workers, too"])
+    assert loading_doubts(stored) == ([] if enough else ["doubtful: loading the images limits, with 2 workers, too"])
 
 
 def test_shards_leave_out_and_repeat_only_the_rest(run: Run) -> None:

@@ -42,6 +42,7 @@ def test_a_share_of_no_time_is_refused(with_loading: float, without: float) -> N
         ({0: 0.5, 1: 0.2, 2: 0.04, 4: 0.01}, 2),
         ({4: 0.01, 2: 0.04, 1: 0.2, 0: 0.5}, 2),  # in whichever order they were measured
         ({0: -0.01, 8: 0.0}, 0),
+        ({0: 0.2, 1: 0.04, 2: 0.11, 4: 0.09, 8: 0.02}, 8),  # one lucky count is not enough
         ({0: 0.5, 8: LEAST_SHARE}, None),  # a share from which on loading limits
         ({}, None),
     ],
@@ -54,8 +55,10 @@ def test_enough_are_the_fewest_workers_with_which_loading_takes_little(
 
 @BOUNDED
 @given(shares)
-def test_with_enough_workers_loading_takes_little_and_with_fewer_it_does_not(by_workers: dict[int, float]) -> None:
+def test_with_enough_workers_or_more_loading_takes_little_and_with_the_next_fewer_it_does_not(
+    by_workers: dict[int, float],
+) -> None:
     enough = enough_workers(by_workers)
-    fewer = [share for workers, share in by_workers.items() if enough is None or workers < enough]
-    assert all(share >= LEAST_SHARE for share in fewer)
-    assert enough is None or by_workers[enough] < LEAST_SHARE
+    assert all(share < LEAST_SHARE for workers, share in by_workers.items() if enough is not None and workers >= enough)
+    fewer = [workers for workers in by_workers if enough is None or workers < enough]
+    assert not fewer or by_workers[max(fewer)] >= LEAST_SHARE

@@ -49,7 +49,7 @@ def measure_with(error: Exception | None = None) -> Measure:
         raise error
 
     benchmark: Any = None
-    return Measure(benchmark, pool, lambda _: [])
+    return Measure(benchmark, pool, lambda measured, fresh: [])
 
 
 def test_a_machine_without_room_fails_the_test_with_the_systems_words() -> None:

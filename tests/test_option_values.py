@@ -54,7 +54,7 @@ def test_a_whole_number_is_taken(text: str, value: int) -> None:
     assert whole_number("--rounds", text) == value
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000000"])
 def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
     sentence = f"--rounds takes whole numbers from 1 to 999999999, got {text!r}; pass for example --rounds 2"
     with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence)}$"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 
 from ddpperf.plugin.dataset import Data
 from ddpperf.plugin.options import Options, is_experiment, read_options
-from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+from perf.test_scaling import HEAVY, weak_scaling
 from tests.project import Project
 
 pytest_plugins = ["pytester"]  # for the one Config that it parses; runs have a project of their own
@@ -71,6 +74,36 @@ def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]
     assert epoch == EpochSpec(world_size=2, strategy="data_parallel", memory_format="channels_last", **fields)
 
 
+@pytest.mark.parametrize("name", ["vgg16", "", "torchvision:", "a b:c", "own:make:twice", "1:2", ":make", "os.path"])
+def test_a_name_that_can_be_no_models_is_refused_untried(
+    read: Callable[..., Options], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpperf.plugin.options.check_model", lambda _: pytest.fail("it was tried"))
+    known = "--model: model must be one of resnet18, .*, torchvision:NAME or package.module:function"
+    with pytest.raises(pytest.UsageError, match=f"^{known}, got {re.escape(repr(name))}$"):
+        read("--model", name)
+
+
+def test_more_classes_than_a_cifar_model_has_outputs_are_refused(
+    read: Callable[..., Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hundred = Data(name="imagefolder", path=Path("x.pt"), digest="ab", train_images=5000, classes=100)
+    monkeypatch.setattr("ddpperf.plugin.options.prepare", lambda *_: hundred)
+    assert read("--model", "resnet18").data.classes == 100
+    with pytest.raises(pytest.UsageError, match="--model resnet18_cifar has 10 outputs, imagefolder 100 classes; pass"):
+        read("--model", "resnet18_cifar")
+
+
+def test_the_vit_is_measured_on_gpus_with_images_of_its_size_only(read: Callable[..., Options]) -> None:
+    options = read(gpus=4)
+    heavy = [cell for cell in weak_scaling(options) if isinstance(cell, TrainingSpec) and cell.model == HEAVY]
+    assert [cell.world_size for cell in heavy] == [1, 2, 4]
+    larger = dataclasses.replace(options, data=dataclasses.replace(options.data, image_size=(64, 64)))
+    skipped = [cell for cell in weak_scaling(larger) if not isinstance(cell, Spec)]
+    assert [cell.id for cell in skipped] == [cell.id for cell in heavy]
+    assert "is built for images of 32x32" in str(skipped[0].marks)
+
+
 def test_images_of_a_data_set_are_known_by_their_digest(tmp_path: Path, read: Callable[..., Options]) -> None:
     options = read()
     data = Data(name="imagefolder", path=tmp_path / "x.pt", digest="0123456789ab", train_images=7)
@@ -121,6 +154,7 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
             ["--data", "nonsense"],
             "--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'; pass one of them",
         ),
+        (["--model", "mine:make", "--data", "cifar10"], "--model mine:make makes its own batches, got --data, too"),
         (["--epoch-images", "0"], "--epoch-images takes whole numbers from 1 to 999999999, got '0'"),
         (
             ["--epoch-images", "50001"],

@@ -99,7 +99,7 @@ WRONG = [
     (RETURN, "return torch.nn.Linear, batch, batch", "got a tuple of type, function, function;"),
     (RETURN, "return torch.nn.Linear(5, 1), (1, 2), batch", "got a tuple of Linear, tuple, function;"),
     (RETURN, "return torch.nn.Linear(5, 1), batch, 0.5", "got a tuple of Linear, function, float;"),
-    ("def model():", "model = 3\ndef other():", "must return (module, batch maker, loss), got a value of type int;"),
+    ("def model():", "model = 3\ndef other():", "cannot be found: mine.{module} has no function model;"),
     ("def model():", "def other():", "cannot be found: mine.{module} has no function model; name one of its functions"),
     ("import torch", "import torch, no_such_thing", "cannot be imported (No module named 'no_such_thing'); name a module"),
     (BATCH, "return torch.randn(size, 5)", "must return (inputs, targets), got a value of type Tensor; return tensors"),

@@ -177,12 +177,12 @@ def test_the_time_left_can_be_read_back(elapsed: float, fraction: float) -> None
 
 
 def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
-    """In a run on a terminal: with its delays the first round ends after 3 s."""
+    """In a run on a terminal: with its delays a round takes a second."""
     project.experiment.write_text(project.experiment.read_text().replace("1024", "1024, delay_seconds=0.5"))
     project.environment.pop("CI", None)
     terminal = Terminal()
     os.set_blocking(terminal.screen, True)
-    process = project.start("perf", "--rounds", "2", "--color", "no", output=terminal.end)
+    process = project.start("perf", "--rounds", "4", "--color", "no", output=terminal.end)
     terminal.stream.close()
     written = ""
     with contextlib.suppress(OSError):  # how a terminal ends that nobody else has open
@@ -193,7 +193,7 @@ def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
     line = "world_size=2-1KiB-backend-eager: "
     drawn_lines = re.findall(r"\x1b7\x1b\[B\r\x1b\[K([^\x1b]*)\x1b8", written)
     shown = [text for text in drawn_lines if text.startswith(line)]
-    assert shown[0].startswith(f"{line}50%, 0:0"), written
+    assert re.match(rf"{line}(50|75)%, 0:0", shown[0]), written
     assert shown[-1] == f"{line}100%, 0:00 left", written
     assert f"{shown[-1]}\x1b8{CLEARED}." in written, "it is taken away before the test's dot"
     project.assert_nothing_left()

@@ -151,6 +151,14 @@ def test_data_parallel_is_one_process_with_the_whole_batch(strategy: Strategy, p
     assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
 
 
+@pytest.mark.parametrize(
+    ("changes", "processes"),
+    [({}, 4), ({"strategy": "data_parallel"}, 1), ({"input": "dataloader", "loader_workers": 2}, 12)],
+)
+def test_busy_processes_are_the_ranks_at_work_with_their_loaders(changes: dict[str, Any], processes: int) -> None:
+    assert EpochSpec(**TRAINING | changes).busy_processes == processes
+
+
 def test_an_epoch_is_not_its_step() -> None:
     assert to_json(EpochSpec(**TRAINING)) != to_json(TrainingSpec(**TRAINING))
     assert (TrainingSpec.repeats, EpochSpec.repeats, AllReduceSpec.repeats, SamplerSpec.repeats) == (True, False, True, True)

@@ -1,4 +1,4 @@
-"""The summary: durations with four significant digits, a row for every collected test, and why figures are doubtful."""
+"""The summary: a row for every collected test, and why figures are doubtful."""
 
 from __future__ import annotations
 
@@ -7,50 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from ddpperf.analysis.compare import Change, Comparison
-from ddpperf.report.summary import format_seconds, summary_lines
+from ddpperf.report.summary import summary_lines
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
-from tests.strategies import BOUNDED
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
 RISING = tuple(0.1 + 0.001 * number for number in range(10))
 Json = dict[str, Any]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (1.234, "1.234 s"), (0.1321, "132.1 ms"), (45.6e-6, "45.60 us"), (12.3456, "12.35 s"), (123.456, "123.5 s"),
-        (1234.4, "1234 s"), (1.0, "1.000 s"), (1e-3, "1.000 ms"), (1e-6, "1.000 us"), (9.994e-3, "9.994 ms"),
-    ],
-)  # fmt: skip
-def test_seconds_have_four_significant_digits_in_the_unit_that_suits(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-@BOUNDED
-@given(st.floats(1e-7, 1e5))
-def test_a_formatted_duration_can_be_read_back(seconds: float) -> None:
-    value, unit = format_seconds(seconds).split(" ")
-    assert float(value) * UNITS[unit] == pytest.approx(seconds, rel=5.01e-4, abs=5.01e-10)
-
-
-@BOUNDED
-@given(st.floats(1e-6, 9999))
-@example(9.99999)
-@example(0.9999999)
-def test_every_duration_has_four_significant_digits(seconds: float) -> None:
-    value, _ = format_seconds(seconds).split(" ")
-    assert len(value.replace(".", "")) == 4
-
-
-# --- the table
+FEW = "doubtful: fewer than 4 rounds of it, or of what it rests on: their spread is not known"
+ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 
 def stored(
@@ -64,6 +34,7 @@ def stored(
     sample = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
     return {
         **Measured(spec=spec, iterations=1, samples=(sample,)).to_json(),
+        "legs": {},
         "notes": list(notes),
         "metrics": {name: {"value": value, "unit": "J", "by_set": {"A1": value}} for name, value in (metrics or {}).items()},
     }
@@ -118,8 +89,7 @@ def test_a_run_in_which_no_rank_started_has_a_table_and_all_reasons() -> None:
 
 def test_the_spread_over_ranks_is_of_those_that_worked_together() -> None:
     """One device's leg has a time of every rank of the set, each alone: no spread of a test."""
-    alone = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
-    run = passed(test_a=stored((0.1, 0.2), spec=alone), test_b=stored((0.1, 0.2, 0.9)))
+    run = passed(test_a=stored((0.1, 0.2), spec=ALONE), test_b=stored((0.1, 0.2, 0.9)))
     assert row(summary_lines(run), "test_a")[1:4] == ["100.0 ms", "-", "-"]
     assert row(summary_lines(run), "test_b")[1:4] == ["200.0 ms", "-", "66.7%"]
 
@@ -145,7 +115,7 @@ def test_what_a_test_cost_besides_its_rounds_and_how_many_thresholds_were_applie
         ("epoch_seconds", 12.3456, "epoch 12.35 s"), ("loss_after_5_steps", 1.2346, "loss 1.235 after 5 steps"),
         ("communicated_bytes_per_epoch", 4.5678e9, "gradients 4.57 GB/epoch"), ("peak_memory_bytes", 1.234e9, "peak 1.23 GB"),
         ("algbw_bytes_per_second", 236.09e9, "algbw 236 GB/s"), ("busbw_bytes_per_second", 354.1e9, "busbw 354 GB/s"),
-        ("loading_share", 0.0456, "loading 4.6%"), ("loading_share_with_2_workers", 0.0456, "4.6% with 2"),
+        ("loading_share", 0.0456, "loading 4.6%"), ("loading_share_with_2_workers", 0.0456, "loading 4.6% with 2 workers"),
         ("enough_workers", 1.0, "loading stops limiting at 1 worker"),
         ("enough_workers", 4.0, "loading stops limiting at 4 workers"),
         ("missing_images", 3.0, "3 images missing"), ("repeated_images", 1.0, "1 repeated"),
@@ -195,8 +165,8 @@ def test_the_ratio_and_its_limit_are_shown_where_something_is_compared() -> None
     ("rounds", "spread", "doubts"),
     [
         ((0.1,) * 4, "0.0%", []),
-        ((0.1,), "-", []),
-        ((0.1, 0.2, 0.3), "-", []),  # too few to tell
+        ((0.1,), "-", [FEW]),
+        ((0.1, 0.2, 0.3), "-", [FEW]),
         ((0.1, 0.1, 0.125, 0.125), "22.2%", []),
         ((0.1, 0.1, 0.13, 0.13), "26.1%", ["doubtful: the rounds spread by more than 25% (IQR)"]),
         (RISING, "4.3%", ["doubtful: the rounds drift by +9% from the first to the last"]),
@@ -210,6 +180,20 @@ def test_rounds_that_spread_widely_or_drift_are_doubtful(rounds: tuple[float, ..
     assert row(lines, "test_a")[5] == ("passed, doubtful" if doubts else "passed")
 
 
+def test_a_leg_makes_the_figures_that_rest_on_it_doubtful() -> None:
+    """A t(1) from rounds that spread, or from a device that is slower than its like: both make a speedup look too good."""
+    each = stored(*(0.1,) * 4)
+    each["legs"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [
+        "doubtful: one_device's devices differ by more than 10%, the slowest counts: test_a",
+        "doubtful: one_device's rounds spread by more than 25% (IQR): test_a",
+    ]
+    each["legs"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [f"{FEW}: test_a"]
+    each["legs"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == []
+
+
 def test_the_largest_drift_of_several_sets_is_told() -> None:
     each = stored(*RISING)
     each["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
@@ -219,9 +203,9 @@ def test_the_largest_drift_of_several_sets_is_told() -> None:
 def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
     shared = "doubtful: 4 ranks share 2 cores"
     run = passed(
-        test_a=stored(0.1, notes=(shared,)),
-        test_b=stored(0.1, notes=(shared, "doubtful: loading the images limits")),
-        test_c=stored(0.1),
+        test_a=stored(*(0.1,) * 4, notes=(shared,)),
+        test_b=stored(*(0.1,) * 4, notes=(shared, "doubtful: loading the images limits")),
+        test_c=stored(*(0.1,) * 4),
     )
     for test, reason in {"test_d": "it needs a GPU", "test_e": "it needs a GPU", "test_f": "it needs two"}.items():
         run["ddpperf"]["outcomes"][FILE + test] = {"outcome": "skipped", "reason": reason}

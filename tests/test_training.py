@@ -44,7 +44,7 @@ def batch_of(step: TrainingStep) -> Batch:
 
 
 def early_loss(step: TrainingStep) -> float:
-    while step.steps < LOSS_STEPS:
+    while step.steps <= LOSS_STEPS:
         step.step()
     return step.finish()["loss_after_5_steps"]
 
@@ -133,9 +133,17 @@ def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
     assert many.loss.item() < early_loss(many) / 2
 
 
+def test_the_early_loss_is_what_five_updates_made_of_it() -> None:
+    step, losses = training_step(), []
+    for _ in range(LOSS_STEPS + 2):
+        step.step()
+        losses.append(step.loss.item())
+    assert step.finish()["loss_after_5_steps"] == losses[5], "the forward after the fifth update is the sixth"
+
+
 def test_there_is_no_early_loss_of_fewer_steps() -> None:
     step = training_step()
-    for _ in range(LOSS_STEPS - 1):
+    for _ in range(LOSS_STEPS):
         step.step()
     assert step.finish() == {}
     step.step()

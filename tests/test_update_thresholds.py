@@ -54,7 +54,7 @@ def commit(root: Path, metrics: Metrics, *, key: str = "h200x4", host: str = "a"
     path = folder / f"{len(list(folder.iterdir())) + 1:04}_run.json"
     benchmarks = []
     for (test, spec), values in metrics.items():
-        sample = Sample(set="A1", side="A", torch="2.11", seconds=((0.1,) * spec.world_size,))
+        sample = Sample(set="A1", side="A", torch="2.11", seconds=((0.1,) * spec.world_size,) * 4)
         ours = Measured(spec=spec, iterations=1, samples=(sample,)).to_json() | {
             "metrics": {name: {"value": value, "unit": "1", "by_set": {"A1": value}} for name, value in values.items()}
         }
@@ -92,7 +92,7 @@ def test_a_threshold_is_the_worst_of_the_runs_less_5_percent(script: ModuleType,
         ("test_weak", {"speedup": 3.68, "efficiency": 0.921}),  # 0.95 * 3.88 = 3.686, and 0.9215
         ("test_sum", {"busbw_bytes_per_second": 313e9}),  # 0.95 * 329.8e9 = 313.3e9
     ]
-    comments = [line for line in script.made(tmp_path).splitlines() if line.startswith("#")][2:]
+    comments = [line for line in script.made(tmp_path).splitlines() if line.startswith("#")][3:]
     assert comments == [
         "# cpu2-xeon-8581c: the worst of 5 runs on 1 machine, less 5%.",
         "# h200x4: the worst of 5 runs on 2 machines, less 5%.",
@@ -165,14 +165,17 @@ def test_where_names_what_tells_cells_apart_and_what_options_change(script: Modu
         ("test_sampler", SamplerSpec(world_size=2, epoch_images=100, drop_last=drop_last)) for drop_last in (True, False)
     ]
     commit_quiet(tmp_path, *cells, *sums, *weak, *samplers)
-    one_batch = {"model": "resnet18", "per_rank_batch_size": 32, "data": "synthetic"}
+    one_batch = {
+        **{"model": "resnet18", "per_rank_batch_size": 32, "data": "synthetic", "digest": "", "strategy": "single"},
+        **{"memory_format": "contiguous", "input": "fixed"},
+    }
     assert [one.where for one in written(script, tmp_path)] == [
         {"world_size": 1, **one_batch, "precision": "fp32"},
         {"world_size": 1, **one_batch, "precision": "bf16"},
         {"world_size": 2, "nbytes": 1024},
         {"world_size": 4, "nbytes": 1024},
         {"world_size": 1, **one_batch, "strategy": "single", "precision": "fp32"},
-        {"world_size": 2, **one_batch, "strategy": "ddp", "precision": "fp32"},
+        {"world_size": 2, **one_batch | {"strategy": "ddp"}, "precision": "fp32"},
         {"world_size": 2, "drop_last": True},
         {"world_size": 2, "drop_last": False},
     ]
@@ -230,3 +233,17 @@ def test_the_committed_thresholds_are_what_the_committed_runs_give(script: Modul
     committed = path.read_text() if path.exists() else ""
     assert read_thresholds(committed, name=path.name) == read_thresholds(text, name=path.name), "run docs/update_thresholds.py"
     assert committed in ("", text), "run docs/update_thresholds.py"
+
+
+def test_what_spreads_within_a_run_or_has_too_few_rounds_gets_no_threshold(script: ModuleType, tmp_path: Path) -> None:
+    quiet, launches, short = training(1), training(2), training(4)
+    for _ in range(5):
+        path = commit(
+            tmp_path, {("test_weak", spec): {"images_per_second": 100.0} for spec in (quiet, launches, short)}, gpus="a"
+        )
+        document = json.loads(path.read_text())
+        samples = [benchmark["extra_info"]["ddpperf"]["samples"][0] for benchmark in document["benchmarks"]]
+        samples[1]["seconds"] = [[0.1] * 2, [0.1] * 2, [0.104] * 2, [0.104] * 2]
+        samples[2]["seconds"] = [[0.1] * 4] * 3
+        path.write_text(json.dumps(document))
+    assert [one.where["world_size"] for one in written(script, tmp_path)] == [1]

@@ -153,3 +153,9 @@ def test_no_verdict_names_everything_that_was_not_seen() -> None:
 def test_only_skipped_tests_give_no_verdict() -> None:
     outcomes = {"a": Outcome(outcome="skipped", reason="world_size=8 needs 8 GPUs, found 4")}
     assert decide(outcomes, measured=(), comparison=None).status is Status.NO_VERDICT
+
+
+def test_a_pass_says_how_many_were_skipped() -> None:
+    outcomes = {"test_a": Outcome(outcome="passed"), "test_b": Outcome(outcome="skipped", reason="it needs a GPU")}
+    verdict = decide(outcomes, measured=["test_a"], comparison=None)
+    assert verdict.reasons == ("1 test measured, 1 skipped, not compared with a baseline: no --benchmark-compare was given",)

@@ -30,7 +30,8 @@ class Data:
     """The images to train on. name: synthetic, cifar10 or imagefolder.
 
     path: the cached tensors that ddpperf.decode describes, None for synthetic images. digest: the first 12 hex digits of the
-    sha256 of the images and labels themselves, the same on every machine; "" for synthetic images. image_size: height and width.
+    sha256 of the images and labels themselves, the same on every machine; "" for synthetic images. image_size:
+    height and width.
     """
 
     name: str

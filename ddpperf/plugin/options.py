@@ -187,7 +187,7 @@ def _data(config: pytest.Config, model: str, cuda: bool, most_ranks: int) -> tup
     data = prepare(config.getoption("data"), config.rootpath / ".ddpperf" / "data", lambda line: print(f"ddpperf: {line}"))
     if model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
         raise pytest.UsageError(
-            f"--model {model} has {CIFAR_CLASSES} outputs, the data set {data.name} has {data.classes} classes; pass --model resnet18"
+            f"--model {model} has {CIFAR_CLASSES} outputs, {data.name} {data.classes} classes; pass --model resnet18"
         )
     given = config.getoption("epoch_images")
     if given is None:

@@ -98,13 +98,13 @@ def doubts_of(stored: dict[str, Any]) -> list[str]:
         ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
         if max(ranks) > DOUBTFUL_DEVICES:
             doubts.append(f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts")
-    return doubts
+    return list(dict.fromkeys(doubts))
 
 
 def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
     seconds = measured.all_step_seconds()
     if len(seconds) < FEWEST_ROUNDS:
-        return [f"doubtful: {whose} rounds are fewer than {FEWEST_ROUNDS}, so that their spread is not known"]
+        return [f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"]
     doubts = []
     if relative_iqr(seconds) > DOUBTFUL_IQR:
         doubts.append(f"doubtful: {whose} rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")

@@ -1,0 +1,39 @@
+"""Durations as the summary prints them: four significant digits in the unit that suits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddpperf.report.summary import format_seconds
+from tests.strategies import BOUNDED
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1.234, "1.234 s"), (0.1321, "132.1 ms"), (45.6e-6, "45.60 us"), (12.3456, "12.35 s"), (123.456, "123.5 s"),
+        (1234.4, "1234 s"), (1.0, "1.000 s"), (1e-3, "1.000 ms"), (1e-6, "1.000 us"), (9.994e-3, "9.994 ms"),
+    ],
+)  # fmt: skip
+def test_seconds_have_four_significant_digits_in_the_unit_that_suits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@BOUNDED
+@given(st.floats(1e-7, 1e5))
+def test_a_formatted_duration_can_be_read_back(seconds: float) -> None:
+    value, unit = format_seconds(seconds).split(" ")
+    assert float(value) * UNITS[unit] == pytest.approx(seconds, rel=5.01e-4, abs=5.01e-10)
+
+
+@BOUNDED
+@given(st.floats(1e-6, 9999))
+@example(9.99999)
+@example(0.9999999)
+def test_every_duration_has_four_significant_digits(seconds: float) -> None:
+    value, _ = format_seconds(seconds).split(" ")
+    assert len(value.replace(".", "")) == 4

@@ -1,0 +1,51 @@
+"""What a run remembers between its tests: why a measurement was doubtful, for all that use it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ddpperf.plugin import hardware
+from ddpperf.plugin.session import Session
+from ddpperf.results import Measured, Sample
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+
+STEP = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+
+
+class Watch:
+    """A disturbance that is told once, as the driver's is."""
+
+    def __init__(self, *doubts: str) -> None:
+        self._doubts = list(doubts)
+
+    def doubts(self) -> list[str]:
+        told, self._doubts = self._doubts, []
+        return told
+
+
+def session(tmp_path: Path) -> Session:
+    options: Any = SimpleNamespace(device="cpu")
+    return Session(options, [], tmp_path, None)
+
+
+def measured(spec: Spec, name: str = "A1") -> Measured:
+    return Measured(spec=spec, iterations=1, samples=(Sample(set=name, side="A", torch="2.11", seconds=((0.1,),)),))
+
+
+def test_a_disturbance_is_told_to_every_test_that_uses_the_measurement(tmp_path: Path) -> None:
+    run: Any = session(tmp_path)
+    run._watch = Watch("doubtful: GPU 0 was throttled")
+    assert run.doubts(measured(STEP), True) == ["doubtful: GPU 0 was throttled"]
+    assert run.doubts(measured(STEP), False) == ["doubtful: GPU 0 was throttled"]
+    assert run.doubts(measured(STEP, "A2"), True) == [], "another set measured it undisturbed"
+    assert run.doubts(measured(dataclasses.replace(STEP, precision="bf16")), True) == []
+
+
+def test_more_processes_than_cores_are_doubtful_with_the_loaders_among_them(tmp_path: Path) -> None:
+    cores = hardware.core_count()
+    epoch = EpochSpec(**{**dataclasses.asdict(STEP), "input": "dataloader", "loader_workers": cores})
+    assert session(tmp_path).doubts(measured(epoch), True) == [f"doubtful: {cores + 1} processes share {cores} cores"]
+    assert session(tmp_path).doubts(measured(dataclasses.replace(epoch, loader_workers=cores - 1)), True) == []
