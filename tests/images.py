@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -34,14 +31,3 @@ def truncate(path: Path) -> None:
 
 def silent(line: str) -> None:
     pass
-
-
-@contextlib.contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process, and of those that it starts, can have more than 4 KiB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

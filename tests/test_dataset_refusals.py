@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpperf.plugin.dataset import prepare
-from tests.images import full_disk, images_in, silent
+from tests.images import images_in, silent
+from tests.project import full_disk
 
 
 def refused(text: str, folder: Path, sentence: str) -> None:

@@ -10,7 +10,8 @@ from PIL import Image
 
 from ddpperf import decode
 from ddpperf.decode import Refused, decode_folder, room_for, save
-from tests.images import CLASSES, full_disk, images_in, picture, silent, truncate
+from tests.images import CLASSES, images_in, picture, silent, truncate
+from tests.project import full_disk
 
 
 @pytest.fixture

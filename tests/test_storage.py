@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from ddpperf.plugin.storage import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, to_json
+from tests.project import full_disk
 from tests.strategies import BOUNDED, measurements
 
 KEY = "h200x4"
@@ -103,17 +102,6 @@ def test_nothing_is_ever_overwritten(storage: Storage) -> None:
     assert files_below(storage.root) == sorted(path.name for path, _ in written)
 
 
-@contextmanager
-def small_files() -> Iterator[None]:
-    """The kernel refuses every file above 4 KiB, as a full disk would; pytest's own too, so for no longer than needed."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 WRITES: list[Callable[[Storage, dict[str, Any]], Path]] = [
     lambda storage, document: storage.save_run(document, "abc"),
     lambda storage, document: storage.promote(document, "main"),
@@ -125,7 +113,7 @@ WRITES: list[Callable[[Storage, dict[str, Any]], Path]] = [
 def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(storage, run_of() | {"mean": math.nan})
-    with small_files(), pytest.raises(OSError, match="File too large"):
+    with full_disk(), pytest.raises(OSError, match="File too large"):
         write(storage, run_of() | {"long": "x" * 100_000})
     assert files_below(storage.root) == []
     path = write(storage, run_of())
