@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
@@ -65,6 +67,17 @@ class Marked:
         for process in self.processes():
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look up their own annotations
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, script
 
 
 @pytest.fixture(scope="module")
 def update_readme() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("update_readme", REPOSITORY / "docs" / "update_readme.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("update_readme")
 
 
 def test_the_readmes_tables_are_what_their_runs_give(update_readme: ModuleType) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -18,7 +16,7 @@ from ddpperf.analysis.thresholds import Threshold, read_thresholds
 from ddpperf.plugin.storage import SCHEMA, NoBaseline
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, Precision, SamplerSpec, Spec, TrainingSpec
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, script
 from tests.strategies import BOUNDED
 
 Metrics = Mapping[tuple[str, Spec], Mapping[str, float]]
@@ -26,15 +24,9 @@ QUIET = (1.0, 1.02, 0.97, 1.01, 0.99)  # what a metric is in run after run, rela
 SUM = AllReduceSpec(world_size=2, nbytes=1024)
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("update_thresholds", REPOSITORY / "docs" / "update_thresholds.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look up their own annotations
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", name="script")
+def update_thresholds() -> ModuleType:
+    return script("update_thresholds")
 
 
 def training(world_size: int = 1, batch: int = 32, delay_seconds: float = 0.0, precision: Precision = "fp32") -> TrainingSpec:
