@@ -30,6 +30,10 @@ class BackendAllReduce:
         self.first_sum = pattern * world_size + world_size * (world_size - 1) / 2 * scale
         self.buffer = torch.empty_like(self.start)
 
+    def warm_up(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
     def start_round(self) -> None:
         self.buffer.copy_(self.start)
 

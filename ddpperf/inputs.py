@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,24 +27,47 @@ def normalized(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
     return ((pixels - mean) / std).contiguous(memory_format=memory_format)
 
 
+class Input(Protocol):
+    """Where a training's batches come from: `begin` an epoch, then for each step `load` and `take`."""
+
+    def begin(self, number: int) -> None:
+        """Start epoch `number`."""
+
+    def prepare(self, number: int) -> None:
+        """Do what epoch `number` needs of the CPU, while the device is busy with the one before."""
+
+    def load(self) -> None:
+        """What the CPU does for the next batch."""
+
+    def take(self) -> Batch:
+        """The next batch: the device's part alone, so that a graph can repeat it."""
+
+
 class FixedInput:
-    """The same batch, as often as an epoch has steps."""
+    """The same batch again and again."""
 
-    def __init__(self, batch: Batch, steps: int) -> None:
+    def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.steps = steps
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        del number  # all are the same
-        for _ in range(self.steps):
-            yield self.batch
+    def begin(self, number: int) -> None:
+        """All epochs are the same."""
+
+    def prepare(self, number: int) -> None:
+        """There is nothing to prepare."""
+
+    def load(self) -> None:
+        """The batch is there."""
+
+    def take(self) -> Batch:
+        return self.batch
 
 
 class DeviceInput:
     """The data set as uint8 on the device, with its random crops and flips made there, a batch at a time.
 
     As torchvision's RandomCrop(padding=4) and RandomHorizontalFlip do, each image gets an offset and a flip of its own.
-    An epoch's offsets are drawn at its start; a batch is then one gather and its normalization.
+    An epoch's order and offsets lie on the device from its start, and a counter of its batches: taking one is the same work
+    every time, at the same addresses.
     """
 
     def __init__(self, images: Images, batches: EpochBatches, device: torch.device, memory_format: torch.memory_format) -> None:
@@ -52,32 +76,56 @@ class DeviceInput:
         self.batches = batches
         self.device = device
         self.memory_format = memory_format
-        self.generator = torch.Generator(device)
         self.rank = batches.sampler.rank
         channels = {"device": device, "dtype": torch.float32}
         self.mean = torch.tensor(MEAN, **channels) * 255  # type: ignore[arg-type]
         self.inverse_std = 1 / (torch.tensor(STD, **channels) * 255)  # type: ignore[arg-type]
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        self.batches.set_epoch(number)
-        indices = [index for batch in self.batches for index in batch]
-        order = torch.tensor(indices, device=self.device)
-        rows, columns = self._offsets(len(indices), seed=2**20 * self.rank + number)
-        size = self.batches.batch_size
-        for index, row, column in zip(order.split(size), rows.split(size), columns.split(size), strict=True):
-            pixels = self.padded[index[:, None, None], row[:, :, None], column[:, None, :]]  # [batch, H, W, 3]
-            images = pixels.sub(self.mean).mul_(self.inverse_std).permute(0, 3, 1, 2)
-            yield images.contiguous(memory_format=self.memory_format), self.labels[index]
-
-    def _offsets(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        """For each image the rows [count, H] and the columns [count, W] of the padded image that it takes."""
-        self.generator.manual_seed(seed)
-        draw = {"generator": self.generator, "device": self.device}
         height, width = (size - 2 * PADDING for size in self.padded.shape[1:3])
-        top, left = torch.randint(2 * PADDING + 1, (2, count, 1), **draw)  # type: ignore[call-overload]
-        flipped = torch.randint(2, (count, 1), **draw).bool()  # type: ignore[call-overload]
-        across = torch.arange(width, device=self.device)
-        return top + torch.arange(height, device=self.device), left + torch.where(flipped, across.flip(0), across)
+        self.down, self.across = torch.arange(height, device=device), torch.arange(width, device=device)
+        self.mirrored = self.across.flip(0)
+        self.places = self.next_places = torch.arange(
+            batches.batch_size, device=device
+        )  # in a batch; an epoch's last is smaller
+        self.first = torch.zeros((), dtype=torch.int64, device=device)  # the place in the epoch where the next batch begins
+        self.prepared: tuple[int, Tensor] | None = None
+        self.plan = torch.zeros(0)
+        self.left = 0
+
+    def prepare(self, number: int) -> None:
+        """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip."""
+        self.batches.set_epoch(number)
+        order = torch.tensor([index for batch in self.batches for index in batch])
+        generator = torch.Generator().manual_seed(2**20 * self.rank + number)
+        offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
+        flips = torch.randint(2, (1, len(order)), generator=generator)
+        plan = torch.cat([order[None], offsets, flips])
+        self.prepared = number, plan.pin_memory() if self.device.type == "cuda" else plan
+
+    def begin(self, number: int) -> None:
+        if self.prepared is None or self.prepared[0] != number:
+            self.prepare(number)
+        assert self.prepared is not None
+        plan = self.prepared[1]
+        if self.plan.shape != plan.shape:
+            self.plan = plan.to(self.device)
+        else:
+            self.plan.copy_(plan, non_blocking=True)  # in place: a graph reads it there
+        self.first.zero_()
+        self.left = plan.shape[1]
+
+    def load(self) -> None:
+        size = min(len(self.places), self.left)
+        self.next_places = self.places[:size]
+        self.left -= size
+
+    def take(self) -> Batch:
+        index, top, left, flipped = self.plan[:, self.first + self.next_places]
+        self.first.add_(len(self.next_places))
+        rows = top[:, None] + self.down
+        columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.across)
+        pixels = self.padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # [batch, H, W, 3]
+        images = pixels.sub(self.mean).mul_(self.inverse_std).permute(0, 3, 1, 2)
+        return images.contiguous(memory_format=self.memory_format), self.labels[index]
 
 
 class LoaderInput:
@@ -106,12 +154,27 @@ class LoaderInput:
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
         )
+        self.loaded: Iterator[Batch] = iter(())
+        self.batch: Batch = torch.empty(0), torch.empty(0)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def begin(self, number: int) -> None:
         self.batches.set_epoch(number)
-        for images, labels in self.loader:
+        self.loaded = iter(self.loader)
+
+    def prepare(self, number: int) -> None:
+        """The workers start with an epoch when it begins, as in any training."""
+
+    def load(self) -> None:
+        images, labels = next(self.loaded)
+        if self.batch[0].shape != images.shape:
             on_device = images.to(self.device, non_blocking=True, memory_format=self.memory_format)
-            yield on_device, labels.to(self.device, non_blocking=True)
+            self.batch = on_device, labels.to(self.device, non_blocking=True)
+        else:  # in place: a graph reads it there
+            self.batch[0].copy_(images, non_blocking=True)
+            self.batch[1].copy_(labels, non_blocking=True)
+
+    def take(self) -> Batch:
+        return self.batch
 
 
 class TransformedImages(torch.utils.data.Dataset[Batch]):

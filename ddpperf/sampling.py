@@ -29,6 +29,10 @@ class Sampling:
         self.epoch = 0
         self.shard: list[list[int]] = []
 
+    def warm_up(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
     def start_round(self) -> None:
         """Nothing to prepare: each round samples on."""
 

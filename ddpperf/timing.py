@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
+import torch.distributed as dist
+
+PROBES = 5
+LAUNCH_SECONDS = 1e-3  # more than a launch takes that is late
 
 
 def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
@@ -58,6 +63,31 @@ def _cycles_per_second(device: torch.device) -> float:
     cycles = 10**8
     torch.cuda._sleep(cycles)  # the first call loads the kernel
     return cycles / seconds_of(lambda: torch.cuda._sleep(cycles), 1, device)
+
+
+def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool) -> tuple[float, float]:
+    """What a step costs a GPU's process in CPU seconds, and the device in seconds when it need not wait for that process.
+
+    The first is read around a step that is given to an idle device: then no full queue makes the CPU wait. For the second the
+    device spins until all of a step lies in its queue (of about a thousand operations; of a longer step a part is waited for).
+    grouped: the ranks' devices wait for each other after that, so that no rank's wait for another counts.
+    """
+    cpu_seconds, wall_seconds, device_seconds = [], [], []
+    meeting = torch.zeros(1, device=device)
+    for _ in range(PROBES):
+        synchronize(device)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        step()
+        cpu_seconds.append(time.process_time() - cpu_began)
+        wall_seconds.append(time.perf_counter() - began)
+    cycles = int((2 * median(wall_seconds) + LAUNCH_SECONDS) * _cycles_per_second(device))
+    for _ in range(PROBES):
+        synchronize(device)
+        torch.cuda._sleep(cycles)
+        if grouped:
+            dist.all_reduce(meeting)
+        device_seconds.append(seconds_of(step, 1, device))
+    return median(cpu_seconds), median(device_seconds)
 
 
 def synchronize(device: torch.device) -> None:

@@ -2,82 +2,152 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import time
 from collections.abc import Callable
-from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ddpperf.data import EpochBatches, Images, load_images
-from ddpperf.inputs import Batch, DeviceInput, FixedInput, LoaderInput, normalized
-from ddpperf.models import build
-from ddpperf.own_model import WrongModel, own_model
-from ddpperf.specs import DATA_VARIABLE, TrainingSpec, is_own_model
+from ddpperf import timing
+from ddpperf.forms import capture, compiled
+from ddpperf.inputs import DeviceInput, FixedInput
+from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates
+from ddpperf.parallel import parallelize, sgd, synchronization
+from ddpperf.specs import TrainingSpec, gpu_reason
+from ddpperf.specs.strategy import DDP_STRATEGIES
+from ddpperf.task import task
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 LOSS_STEPS = 5  # while the loss on the one batch still falls; after 20 it is near 0 in any precision
+CAPTURE_WARMUP = 11  # steps before a capture, in which DDP still arranges its buckets
 REPORT_SECONDS = 1.0
+SENT_SHARE = {"none": 1.0, "avg": 1.0, "symmetric_memory": 1.0, "bf16": 0.5, "fp16": 0.5}  # of fp32 gradients, by hook
 
 
 class TrainingStep:
     """Model, optimizer and input of `rank`, on `device`; `step` trains on the next batch.
 
     Every rank starts from the same parameters and has batches of its own, so that equal parameters afterwards show
-    that the gradients were synchronized.
+    that the gradients were synchronized. Raises ValueError for what the spec asks of a device that cannot do it.
     """
 
     max_iterations = 1000
 
     def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
+        if device.type == "cpu" and (reason := gpu_reason(spec)):
+            raise ValueError(reason)
         allow_tf32(spec.precision == "tf32")
-        self.autocast_dtype = AUTOCAST_DTYPES.get(spec.precision)
+        self.spec = spec
         self.device = device
-        self.model, self.input, self.loss_of = _task(spec, rank, device)
-        self.gradient_bytes = sum(each.numel() * each.element_size() for each in self.model.parameters() if each.requires_grad)
-        self.synchronized = spec.strategy == "ddp"
-        if self.synchronized:
-            self.model = DistributedDataParallel(self.model, device_ids=[device] if device.type == "cuda" else None)
-        elif spec.strategy == "data_parallel":
-            self.model = DataParallel(self.model, device_ids=list(range(spec.world_size)))
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=device.type == "cuda"
-        )
+        self.autocast_dtype = AUTOCAST_DTYPES.get(spec.precision)
+        self.stream = torch.cuda.Stream(device) if spec.captured else None  # a graph is captured where all was built
+        with torch.cuda.stream(self.stream):
+            self.model, self.input, self.loss_of = task(spec, rank, device)
+            parameters = list(self.model.parameters())
+            self.gradient_bytes = sum(each.numel() * each.element_size() for each in parameters if each.requires_grad)
+            self.model = parallelize(self.model, spec, device)
+            rates = cosine_rates(PEAK_RATE, spec.steps_per_epoch)
+            self.optimizer = sgd(self.model, spec, device, rates[0])
+            self.schedule = EpochSchedule(self.optimizer, rates, device, captured=spec.captured)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
-        self.batches = itertools.chain.from_iterable(map(self.input.epoch, itertools.count()))
+        self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
+        self.take = self.input.take
+        if spec.compiled:
+            self.forward = compiled(self.loss_on, spec.inductor)
+            self.take = compiled(self.input.take, spec.inductor) if isinstance(self.input, DeviceInput) else self.take
+        self.run: Callable[[], None] = self.first_train if spec.compiled else self.train
+        self.startup_seconds: dict[str, float] = {}
+        self.captured_bytes = 0
         self.loss = torch.empty((), device=device)
         self.early_loss = self.loss
-        self.steps = 0
+        self.steps = self.epoch = self.place = 0
+        self.cpu_began = 0.0
+        self.cpu_seconds: list[float] = []  # of a step, by round
 
-    def start_round(self) -> None:
-        """Nothing to prepare: each round trains on."""
+    # --- a step
 
     def step(self) -> None:
-        self.train(next(self.batches))
+        self.advance()
 
-    def train(self, batch: Batch) -> None:
-        """One optimizer step on inputs and targets."""
-        inputs, targets = batch
+    def advance(self) -> None:
+        """Train on the next batch; after an epoch's last one begins the next epoch."""
+        if self.place == 0:
+            self.begin_epoch()
+        self.input.load()
+        self.run()
+        self.place = (self.place + 1) % self.spec.steps_per_epoch
+
+    def begin_epoch(self) -> None:
+        self.input.begin(self.epoch)
+        self.schedule.begin()
+        self.epoch += 1
+
+    def train(self) -> None:
+        """One optimizer step on the input's next batch: all that a graph holds."""
+        inputs, targets = self.take()
+        self.schedule.step()
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            self.loss = self.loss_of(self.model(inputs), targets)
-        self.scaler.scale(self.loss).backward()
+        parts = self.spec.accumulation_steps
+        losses = []
+        for number, part in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
+            with synchronization(self.model, last=number == parts - 1):
+                loss = self.forward(*part) if parts == 1 else self.forward(*part) / parts
+                self.scaler.scale(loss).backward()
+            losses.append(loss.detach())
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.loss = losses[0] if parts == 1 else torch.stack(losses).sum()
         if self.steps == LOSS_STEPS:
-            self.early_loss = self.loss.detach()
+            self.early_loss = self.loss
         self.steps += 1
+
+    def loss_on(self, inputs: Any, targets: Tensor) -> Tensor:
+        """The mean loss on a batch."""
+        # without a cache of casted weights: a graph would keep those of the step that filled it
+        cache = not self.spec.captured
+        with torch.autocast(self.device.type, self.autocast_dtype, self.autocast_dtype is not None, cache_enabled=cache):
+            return self.loss_of(self.model(inputs), targets)
+
+    # --- starting
+
+    def first_train(self) -> None:
+        """The first step of a compiled form, which compiles."""
+        began = time.perf_counter()
+        self.train()
+        timing.synchronize(self.device)
+        self.startup_seconds["compile_seconds"] = time.perf_counter() - began
+        self.run = self.train
+
+    def warm_up(self, steps: int) -> None:
+        """Train `steps` steps, or as many as a capture needs, and capture the step that is to be replayed."""
+        with torch.cuda.stream(self.stream):
+            for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
+                self.advance()
+        if self.stream is not None:
+            torch.cuda.reset_peak_memory_stats(self.device)  # the first steps hold DDP's buckets twice
+            began = time.perf_counter()
+            with torch.cuda.stream(self.stream):
+                self.input.begin(self.epoch)
+                self.input.load()
+                self.optimizer.zero_grad()
+            self.run = capture(self.train, self.stream, self.spec.form).replay
+            self.startup_seconds["capture_seconds"] = time.perf_counter() - began
+            self.captured_bytes = torch.cuda.max_memory_allocated(self.device)  # a replay allocates nothing
+        self.place = 0  # an epoch begins with what is measured
+
+    # --- rounds
+
+    def start_round(self) -> None:
+        """Each round trains on; the CPU's seconds in it are counted."""
+        self.cpu_began = time.process_time()
 
     def end_round(self, steps: int) -> None:
         """Raise FloatingPointError unless the loss is a finite number: NaN computes at another speed."""
+        self.cpu_seconds.append((time.process_time() - self.cpu_began) / steps)
         loss = self.loss.item()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
@@ -86,15 +156,24 @@ class TrainingStep:
         """Counters of this rank; raises RuntimeError if its parameters are not the other ranks'.
 
         loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. gradient_bytes:
-        what a step gives to all_reduce. peak_memory_bytes: of tensors on this rank's device; absent on the CPU.
+        what a step gives to DDP's all_reduce. cpu_seconds: what a step costs this process. device_seconds: what it costs the
+        device when that need not wait for the CPU. peak_memory_bytes: of tensors on this rank's device. Absent on the CPU: the
+        last two. compile_seconds, capture_seconds: of the form; the first step's, with what this run has compiled before in
+        the compiler's cache.
         """
         counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps > LOSS_STEPS else {}
-        if self.synchronized:
+        if self.spec.strategy in DDP_STRATEGIES:
             require_equal_parameters(self.model)
-            counters["gradient_bytes"] = float(self.gradient_bytes)
-        if self.device.type == "cuda":
-            counters["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
-        return counters
+            if (share := SENT_SHARE.get(self.spec.comm_hook)) is not None:
+                counters["gradient_bytes"] = share * self.gradient_bytes
+        counters |= self.startup_seconds
+        if self.device.type == "cpu":
+            return counters | {"cpu_seconds": median(self.cpu_seconds)}
+        counters["peak_memory_bytes"] = float(max(self.captured_bytes, torch.cuda.max_memory_allocated(self.device)))
+        cpu_seconds, device_seconds = timing.launch_cost(self.advance, self.device, grouped=self.spec.grouped)
+        if self.spec.input == "dataloader" or self.spec.comm_hook == "powersgd":
+            return counters | {"cpu_seconds": cpu_seconds}  # these wait for something else than launches in every step
+        return counters | {"cpu_seconds": cpu_seconds, "device_seconds": device_seconds}
 
 
 class TrainingEpoch(TrainingStep):
@@ -105,76 +184,26 @@ class TrainingEpoch(TrainingStep):
         super().__init__(spec, rank=rank, device=device)
         self.after_step: Callable[[], None] = lambda: None
         self.report: Callable[[float], None] = lambda fraction: None
-        self.steps_per_epoch = spec.steps_per_epoch
-        self.epoch = 0
 
     def warm_up(self, steps: int) -> None:
         """The first epoch; of one batch again and again a few steps are as good, at most an epoch."""
-        if isinstance(self.input, FixedInput):
-            for batch in itertools.islice(self.input.epoch(0), steps):
-                self.train(batch)
-        else:
+        if isinstance(self.input, FixedInput) or self.spec.captured:
+            super().warm_up(min(steps, self.spec.steps_per_epoch))
+        if not isinstance(self.input, FixedInput):
             self.step()
 
     def step(self) -> None:
         reported = time.monotonic()
-        for number, batch in enumerate(self.input.epoch(self.epoch)):
-            self.train(batch)
+        for number in range(self.spec.steps_per_epoch):
+            self.advance()
             self.after_step()
             if (now := time.monotonic()) - reported > REPORT_SECONDS:
-                self.report((number + 1) / self.steps_per_epoch)
+                self.report((number + 1) / self.spec.steps_per_epoch)
                 reported = now
-        self.epoch += 1
+        self.input.prepare(self.epoch)  # while the device still trains
 
-
-def _task(
-    spec: TrainingSpec, rank: int, device: torch.device
-) -> tuple[nn.Module, FixedInput | DeviceInput | LoaderInput, Callable[[Any, Tensor], Tensor]]:
-    """The module on its device, its input and its loss: the user's own, or a classifier of images."""
-    torch.manual_seed(0)
-    memory_format = MEMORY_FORMATS[spec.memory_format]
-    if is_own_model(spec.model):
-        own = own_model(spec.model)
-        torch.manual_seed(1 + rank)
-        inputs, targets = own.batch(spec.process_batch_size)
-        fixed = FixedInput((inputs.to(device), targets.to(device)), spec.steps_per_epoch)
-        return own.module.to(device), fixed, own.loss
-    model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    images = partial(load_images, os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None, spec.epoch_images)
-    require_classifier(spec.model, model, images(), device)
-    torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
-    return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
-
-
-def _image_input(
-    spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device, memory_format: torch.memory_format
-) -> FixedInput | DeviceInput | LoaderInput:
-    batches = EpochBatches(
-        spec.epoch_images,
-        world_size=spec.processes,
-        rank=rank if spec.grouped else 0,
-        batch_size=spec.process_batch_size,
-        drop_last=spec.drop_last,
-    )
-    if spec.input == "dataloader":
-        return LoaderInput(load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format)
-    if spec.input == "device":
-        return DeviceInput(load(), batches, device, memory_format)
-    images, indices = load(), next(iter(batches))
-    pixels = normalized(images.pixels[indices].to(device), memory_format)
-    return FixedInput((pixels, images.labels[indices].to(device)), spec.steps_per_epoch)
-
-
-def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
-    """Raise WrongModel unless the model has an output for each of the images' classes: on a GPU a label beyond them
-    ends the process."""
-    classes = int(images.labels.max()) + 1
-    model.eval()
-    with torch.no_grad():
-        outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
-    model.train()
-    if outputs.shape[-1] < classes:
-        raise WrongModel(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")
+    def end_round(self, steps: int) -> None:
+        super().end_round(steps * self.spec.steps_per_epoch)
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -23,6 +23,9 @@ PICTURE = ROOT / "docs" / "overview.png"
 BLOCK = re.compile(r"<!-- made by docs/update_readme.py from (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 VERSUS = re.compile(r"<!-- made by docs/update_readme.py from (\S+) and (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
+RUNS = re.compile(r"<!-- made by docs/update_readme.py from all runs in (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
+
 
 def block(run: str) -> str:
     """The README's table of the stored run at `run`, a path below the root."""
@@ -41,7 +44,32 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
         run = runs.get(folder_of(found[1]), found[1])
         return f"<!-- made by docs/update_readme.py from {run} and {found[2]} -->\n{versus(run, found[2])}<!-- end -->"
 
-    return VERSUS.sub(compared, BLOCK.sub(made, readme))
+    def together(found: re.Match[str]) -> str:
+        return f"<!-- made by docs/update_readme.py from all runs in {found[1]} -->\n{over_runs(found[1])}<!-- end -->"
+
+    return RUNS.sub(together, VERSUS.sub(compared, BLOCK.sub(made, readme)))
+
+
+def over_runs(folder: str) -> str:
+    """A table of the captured cells of TOGETHER: their median over all runs in `folder`, each a process set of its own."""
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((ROOT / folder).glob("*.json"), reverse=True):  # in the order of the newest
+        for benchmark in json.loads(path.read_text())["benchmarks"]:
+            stored = benchmark["extra_info"]["ddpperf"]
+            if benchmark["name"].startswith(TOGETHER) and "graph" in stored["spec"].get("form", ""):
+                cells.setdefault(benchmark["name"], []).append(stored)
+    rows = ["| cell | median | least to most | runs | efficiency | CPU a step |", "|---|---|---|---|---|---|"]
+    for name, runs in cells.items():
+        seconds = [median(Measured.from_json(stored).all_step_seconds()) for stored in runs]
+        spread = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
+        values = {
+            key: [run["metrics"][key]["value"] for run in runs if key in run["metrics"]]
+            for key in ("efficiency", "cpu_seconds")
+        }
+        efficiency = f"{median(values['efficiency']):.1%}" if values["efficiency"] else "-"
+        cpu = format_seconds(median(values["cpu_seconds"])) if values["cpu_seconds"] else "-"
+        rows.append(f"| {name} | {format_seconds(median(seconds))} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
+    return "\n".join([*rows, ""])
 
 
 def versus(run: str, folder: str) -> str:
@@ -85,8 +113,8 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         if benchmark["name"].startswith("test_weak_scaling[")
         and benchmark["extra_info"]["ddpperf"]["spec"]["strategy"] != "data_parallel"
     ]
-    model = training[0]["spec"]["model"]
-    training = [each for each in training if each["spec"]["model"] == model]
+    model, form = training[0]["spec"]["model"], training[0]["spec"]["form"]
+    training = [each for each in training if (each["spec"]["model"], each["spec"]["form"]) == (model, form)]
     sizes = sorted({each["spec"]["world_size"] for each in training})
     left.plot(sizes, sizes, color="0.7", linestyle="--", label="linear")
     for batch_size in sorted({each["spec"]["per_rank_batch_size"] for each in training}):
@@ -96,7 +124,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
             if each["spec"]["per_rank_batch_size"] == batch_size
         )
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
-    left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, eager")
+    left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, {form}")
     left.legend()
     reducing = [each for each in ours if each["spec"]["measurement"] == "all_reduce"]
     for world_size in sorted({each["spec"]["world_size"] for each in reducing}):

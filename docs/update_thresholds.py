@@ -1,7 +1,7 @@
 """Make perf/thresholds.toml from the committed runs in perf/baselines: python docs/update_thresholds.py
 
-A threshold is the worst value of a metric over all runs on that hardware, less 5 %. tests/test_update_thresholds.py checks
-that the file is what this makes of the runs.
+A threshold is the worst value of a metric over all runs on that hardware, less 5 %; for a cell that the CPU's launches bound,
+the worst of its CPU seconds, plus 25 %. tests/test_update_thresholds.py checks that the file is what this makes of the runs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+from ddpperf.analysis.compare import LAUNCH_BOUND
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, Value
+from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
 from ddpperf.plugin.storage import Storage
 from ddpperf.specs import Spec
+from ddpperf.specs.strategy import DDP_OPTIONS, DDP_STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
+CPU_MARGIN = Decimal("0.25")
 FEWEST_RUNS = 5
 
 # Between runs, cells bound by the GPUs move by up to 3 %, and cells bound by the CPU's launches by 10 % to a factor of two. A
@@ -32,11 +35,15 @@ FEWEST_RUNS = 5
 MOST_SPREAD = 0.10
 # Of a cell's own rounds in any run. What spreads more is quiet between runs by chance: on GPUs it is bound by launches.
 MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
+# Of CPU seconds between runs; within a run they are one number. A further run must leave the range seen by its whole width to
+# be above the margin.
+MOST_CPU_SPREAD = 0.25
 
 # Fields in which a run with other options differs from the committed ones, though all cells of a run may have the same.
 ALWAYS_NAMED = (
     *("world_size", "model", "per_rank_batch_size", "strategy", "precision", "memory_format", "input", "data", "digest"),
-    "nbytes",
+    *("form", "inductor", "accumulation_steps", "sync_batch_norm", *DDP_OPTIONS),
+    *("nbytes", "epoch_images"),
 )
 
 Cell = tuple[str, Spec]  # the test function's name, and what it measures
@@ -56,6 +63,8 @@ def made(root: Path) -> str:
         f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
         f"# measured in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most\n"
         f"# {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
+        f"# What launches bind (launch_bound above {LAUNCH_BOUND}) and is not captured has a greatest cpu_seconds instead,\n"
+        f"# the worst plus {CPU_MARGIN:.0%}, if measured in every run and spread by at most {MOST_CPU_SPREAD:.0%} over them.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -86,7 +95,8 @@ def read(path: Path, storage: Storage) -> Run | None:
         steady = spread(measured[benchmark["fullname"]].all_step_seconds()) <= (
             MOST_IQR if environment["gpus"] else MOST_IQR_ON_CPU
         )
-        metrics[cell] = {name: ours[name]["value"] for name in METRICS if name in ours and steady}
+        usable = ("launch_bound", *GREATEST, *(METRICS if steady else ()))
+        metrics[cell] = {name: ours[name]["value"] for name in usable if name in ours}
     machine = frozenset(gpu["uuid"] for gpu in environment["gpus"]) or frozenset([environment["hostname"]])
     return Run(machine=machine, metrics=metrics)
 
@@ -110,18 +120,28 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
     cells = list(dict.fromkeys(cell for run in runs for cell in run.metrics))
     found: list[Threshold] = []
     for test, spec in cells:
-        by_run = [run.metrics.get((test, spec), {}) for run in runs]
-        minimum = {
-            metric: float(lowered(min(values)))
-            for metric in METRICS
-            if is_quiet(values := [metrics[metric] for metrics in by_run if metric in metrics]) and len(values) == len(runs)
-        }
+        minimum, maximum = bounds([run.metrics.get((test, spec), {}) for run in runs], captured=spec.captured)
         named = where(spec, [other for name, other in cells if name == test])
-        threshold = Threshold(hardware=hardware, test=test, where=named, minimum=minimum, number=len(found) + 1)
+        threshold = Threshold(
+            hardware=hardware, test=test, where=named, minimum=minimum, maximum=maximum, number=len(found) + 1
+        )
         alone = sum(threshold.applies(hardware=hardware, test=name, spec=other) for name, other in cells) == 1
-        if minimum and alone:
+        if (minimum or maximum) and alone:
             found.append(threshold)
     return found
+
+
+def bounds(by_run: Sequence[Mapping[str, float]], *, captured: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """A cell's minimum and maximum by metric, either of them empty; by_run: its metrics in each run."""
+    if not captured and median(metrics.get("launch_bound", 0.0) for metrics in by_run) > LAUNCH_BOUND:
+        return {}, {name: float(raised(max(values))) for name, values in agreed(by_run, GREATEST, MOST_CPU_SPREAD).items()}
+    return {name: float(lowered(min(values))) for name, values in agreed(by_run, METRICS, MOST_SPREAD).items()}, {}
+
+
+def agreed(by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float) -> dict[str, list[float]]:
+    """The values over runs of those metrics of `names` that every run has, and that spread by at most the fraction `most`."""
+    values = {name: [metrics[name] for metrics in by_run if name in metrics] for name in names}
+    return {name: each for name, each in values.items() if len(each) == len(by_run) and is_quiet(each, most)}
 
 
 def where(spec: Spec, cells: Sequence[Spec]) -> dict[str, Value]:
@@ -133,27 +153,37 @@ def where(spec: Spec, cells: Sequence[Spec]) -> dict[str, Value]:
     for name in (field.name for field in dataclasses.fields(spec) if field.name not in NEVER_NAMED):
         value = getattr(spec, name)
         differs = any(getattr(other, name, None) != value for other in cells)
+        if name in DDP_OPTIONS and spec.strategy not in DDP_STRATEGIES:
+            continue  # nothing else is possible
         if (differs or name in ALWAYS_NAMED) and isinstance(value, get_args(Value)):
             named[name] = value
     return named
 
 
-def is_quiet(values: Sequence[float]) -> bool:
-    """Whether a metric's values over runs agree well enough for a threshold to mean something."""
-    return bool(values) and min(values) > 0 and max(values) - min(values) <= MOST_SPREAD * median(values)
+def is_quiet(values: Sequence[float], most: float) -> bool:
+    """Whether a metric's values over runs spread by at most the fraction `most`, so that a threshold means something."""
+    return min(values) > 0 and max(values) - min(values) <= most * median(values)
 
 
 def lowered(worst: float) -> Decimal:
     """`worst` less the margin, rounded down to 3 significant digits."""
-    least = Decimal(repr(worst)) * (1 - MARGIN)
-    return least.quantize(Decimal(1).scaleb(least.adjusted() - 2), rounding=ROUND_FLOOR)
+    return _three_digits(Decimal(repr(worst)) * (1 - MARGIN), ROUND_FLOOR)
+
+
+def raised(worst: float) -> Decimal:
+    """`worst` plus the margin of CPU seconds, rounded up to 3 significant digits."""
+    return _three_digits(Decimal(repr(worst)) * (1 + CPU_MARGIN), ROUND_CEILING)
+
+
+def _three_digits(value: Decimal, rounding: str) -> Decimal:
+    return value.quantize(Decimal(1).scaleb(value.adjusted() - 2), rounding=rounding)
 
 
 def entry(threshold: Threshold) -> str:
     """A threshold as TOML."""
     cell = ", ".join(f"{name} = {_toml(value)}" for name, value in threshold.where.items())
     lines = [f"hardware = {_toml(threshold.hardware)}", f"test = {_toml(threshold.test)}", f"where = {{ {cell} }}"]
-    lines += [f"{metric} = {_toml(least)}" for metric, least in threshold.minimum.items()]
+    lines += [f"{metric} = {_toml(bound)}" for metric, bound in {**threshold.minimum, **threshold.maximum}.items()]
     return "\n".join(["[[threshold]]", *lines, ""])
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from ddpperf.analysis.compare import is_launch_bound
 from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec
 
+COUNTED = {
+    "peak_memory_bytes": "B",
+    "cpu_seconds": "s",
+    "launch_bound": "1",
+    "communicator_seconds": "s",
+    "compile_seconds": "s",
+    "capture_seconds": "s",
+}
+
 
 def training_metrics(measure: Measure, step: Measured) -> None:
-    """Images per second, seconds of a step and of an epoch, and what the ranks counted of memory and gradients."""
+    """Images per second, seconds of a step and of an epoch, and what the ranks counted: memory, gradients, the CPU's part,
+    and the seconds before the first step that counts."""
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
     seconds = step.median_step_seconds()
@@ -22,5 +33,8 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     if gradients := step.counter("gradient_bytes"):
         communicated = {name: spec.steps_per_epoch * nbytes for name, nbytes in gradients.items()}
         measure.metric("communicated_bytes_per_epoch", "B", communicated)
-    if memory := step.counter("peak_memory_bytes"):
-        measure.metric("peak_memory_bytes", "B", memory)
+    for name, unit in COUNTED.items():
+        if by_set := step.counter(name):
+            measure.metric(name, unit, by_set)
+    if is_launch_bound(step):
+        measure.doubt("the CPU's launches bound it, not the GPU")

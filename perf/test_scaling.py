@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
-from ddpperf.plugin.cells import Cell, skipped, without_torchvision
+from ddpperf.plugin.cells import Cell, possible, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
-from ddpperf.specs import Model, TrainingSpec
+from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
 from perf.metrics import training_metrics
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
 
 
+# Of what can be captured the fastest: the backend's own average, and gradients that lie in their buckets from the start.
+FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
+
+
 def weak_scaling(options: Options) -> Iterator[Cell]:
+    """In every form; what must be compiled for each batch size and world size, for the largest batch only."""
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
-            yield from strategies(options, world_size, batch_size)
+            for form in options.forms:
+                if form in (options.forms[0], "eager", "graph") or batch_size == max(options.batch_sizes):
+                    yield possible(step(options, world_size, batch_size, form), options.device)
+            yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
             yield heavy(options, world_size)
@@ -31,22 +39,41 @@ def strong_scaling(options: Options) -> Iterator[Cell]:
     for global_batch_size in options.global_batch_sizes:
         for world_size in options.world_sizes:
             if global_batch_size % world_size == 0:
-                yield from strategies(options, world_size, global_batch_size // world_size)
+                batch_size = global_batch_size // world_size
+                yield possible(step(options, world_size, batch_size, options.forms[0]), options.device)
+                yield from one_process(options, world_size, batch_size)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
                 yield skipped(f"world_size={world_size}-global_batch={global_batch_size}", reason)
 
 
-def strategies(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
-    yield options.step(world_size=world_size, per_rank_batch_size=batch_size)
+def epochs(options: Options) -> Iterator[Cell]:
+    """Of the largest batch, in the fastest form."""
+    if not is_own_model(options.model):
+        for world_size in options.world_sizes:
+            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form)
+            yield possible(options.epoch(**fields | {"input": "device"}), options.device)
+
+
+def step(options: Options, world_size: int, batch_size: int, form: Form) -> TrainingSpec:
+    return options.step(**training(options, world_size, batch_size, form))
+
+
+def training(options: Options, world_size: int, batch_size: int, form: Form) -> dict[str, Any]:
+    """A training's fields: alone or by DDP, which is as fast as it can be where it is captured, else as it is by default."""
+    fields = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
+    return fields | (FASTEST_DDP if world_size > 1 and form in ("graph", "compile-graph") else {})
+
+
+def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
     if world_size > 1:
-        one_process = options.step(world_size=world_size, per_rank_batch_size=batch_size, strategy="data_parallel")
-        reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
-        yield one_process if options.device == "cuda" else skipped(one_process.id, reason)
+        fields = training(options, world_size, batch_size, "eager")
+        yield possible(options.step(**fields | {"strategy": "data_parallel"}), options.device)
 
 
 def heavy(options: Options, world_size: int) -> Cell:
-    spec = options.step(world_size=world_size, per_rank_batch_size=128, model=HEAVY)
+    fields = training(options, world_size, 128, options.forms[0])
+    spec = options.step(**fields | {"model": HEAVY})
     if options.data.image_size != (32, 32):
         return skipped(spec.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller")
     return without_torchvision(spec, f"model {HEAVY}")
@@ -63,6 +90,14 @@ def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The global batch stays the same: N devices share the work of one step."""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
+
+
+@pytest.mark.specs(cells=epochs)
+def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
+    """The same images, shared by N devices: T(1) / T(N) by image, since a little more is dropped at the end of N shards."""
+    one_device = spec.one_device()
+    images = spec.images_per_epoch / one_device.images_per_epoch
+    scaling_metrics(measure, spec, one_device, lambda t1, tN, world_size: strong_speedup(t1 * images, tN, world_size))
 
 
 def scaling_metrics(

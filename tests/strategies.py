@@ -13,10 +13,12 @@ from ddpperf.results import Measured, Sample
 from ddpperf.specs import (
     FLOAT32_BYTES,
     AllReduceSpec,
+    CommHook,
     EpochSpec,
     Fault,
     FaultCommand,
     FaultKind,
+    Form,
     Input,
     MemoryFormat,
     Model,
@@ -28,6 +30,7 @@ from ddpperf.specs import (
     is_own_model,
 )
 from ddpperf.specs.base import MOST_DELAY_SECONDS
+from ddpperf.specs.strategy import DDP_STRATEGIES, GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB, NOT_CAPTURED, SHARDED_STRATEGIES
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
 
@@ -54,29 +57,60 @@ delays = st.just(0.0) | st.floats(0, MOST_DELAY_SECONDS)
 models = st.sampled_from((*get_args(Model), "torchvision:mobilenet_v3_small", "my.models:small"))
 
 
+inductors = st.sampled_from(("", "combo_kernels", "max_autotune+epilogue_fusion"))
+
+
+@st.composite
+def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
+    """A strategy with its options and a form that go together, of which any may differ from its default."""
+    strategy: Strategy = draw(st.sampled_from(get_args(Strategy)))
+    by_ddp, accumulation = strategy in DDP_STRATEGIES, draw(st.integers(1, 4))
+    hook: CommHook = draw(st.sampled_from(get_args(CommHook))) if by_ddp else "none"
+    forms = [form for form in get_args(Form) if "graph" not in form or not {strategy, hook} & NOT_CAPTURED.keys()]
+    form: Form = "eager" if strategy in ("data_parallel", "fsdp") else draw(st.sampled_from(forms))
+    unscaled = strategy == "fsdp" or (strategy == "zero1" and "graph" in form)
+    precisions = [each for each in get_args(Precision) if not (unscaled and each == "fp16")]
+    return {
+        "strategy": strategy,
+        "precision": draw(st.sampled_from(precisions)),
+        "form": form,
+        "inductor": draw(inductors) if "compile" in form else "",
+        "comm_hook": hook,
+        "bucket_cap_mb": draw(st.integers(1, MOST_BUCKET_CAP_MB)) if by_ddp else 25,
+        "gradient_as_bucket_view": by_ddp and draw(st.booleans()),
+        "static_graph": by_ddp and accumulation == 1 and draw(st.booleans()),
+        "buffer_sync": not by_ddp or draw(st.booleans()),
+        "sync_batch_norm": strategy in GROUPED_STRATEGIES and draw(st.booleans()),
+        "accumulation_steps": accumulation,
+    }
+
+
 @st.composite
 def training_fields(draw: st.DrawFn, kinds: tuple[Input, ...]) -> dict[str, Any]:
     """A training's fields, of which any may differ from its default, with an input of one of these kinds."""
-    strategy = draw(st.sampled_from(get_args(Strategy)))
-    world_size = 1 if strategy == "single" else draw(st.integers(1 if strategy == "ddp" else 2, 1024))
-    batch = draw(st.integers(2, 4096))
-    model = draw(models)
-    # a resnet18's batches are all whole, since a last one of a single image is refused
-    images = world_size * batch * draw(st.integers(1, 50)) if model == "resnet18" else draw(st.integers(world_size, 10**6))
+    by = draw(strategy_fields())
+    strategy, parts, model, drop_last = by["strategy"], by["accumulation_steps"], draw(models), draw(st.booleans())
+    world_size = 1 if strategy == "single" else draw(st.integers(2 if strategy == "data_parallel" else 1, 1024))
+    batch = parts * draw(st.integers(2, 1024))
+    if drop_last:
+        unit = 1
+    elif model == "resnet18" or "graph" in by["form"]:
+        unit = world_size * batch  # an epoch's last batch is whole: one of a single image, or of another size, is refused
+    else:
+        unit = world_size * parts if parts > 1 else 1
     kind = "fixed" if is_own_model(model) else draw(st.sampled_from(kinds))
-    return {
+    any_format = not is_own_model(model) and strategy not in SHARDED_STRATEGIES
+    return by | {
         "model": model,
         "world_size": world_size,
         "per_rank_batch_size": batch,
-        "strategy": strategy,
-        "precision": draw(st.sampled_from(get_args(Precision))),
-        "memory_format": "contiguous" if is_own_model(model) else draw(st.sampled_from(get_args(MemoryFormat))),
+        "memory_format": draw(st.sampled_from(get_args(MemoryFormat))) if any_format else "contiguous",
         "input": kind,
         "loader_workers": draw(st.integers(0, 8)) if kind == "dataloader" else 0,
         "data": draw(st.sampled_from(("synthetic", "cifar10"))),
         "digest": draw(st.text("0123456789abcdef", max_size=4)),
-        "epoch_images": images,
-        "drop_last": draw(st.booleans()),
+        "epoch_images": unit * draw(st.integers(-(-world_size // unit), 10**6)),
+        "drop_last": drop_last,
         "delay_seconds": draw(delays),
         "fault": draw(st.none() | faults),
     }

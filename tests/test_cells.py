@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from ddpperf.plugin.cells import skipped
+from ddpperf.plugin.cells import Cell, possible, skipped
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from tests.project import Project
 
 TEST = "perf/test_it.py::test_it"
@@ -29,6 +34,55 @@ def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
     cell = skipped("world_size=8", "it needs 8 GPUs, found 4")
     assert cell.id == "world_size=8"
     assert [(mark.name, mark.kwargs) for mark in cell.marks] == [("skip", {"reason": "it needs 8 GPUs, found 4"})]
+
+
+TRAINING: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy": "ddp"}
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Leaves only these programs on the path."""
+
+    def leave(*programs: str) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in programs else None)
+
+    return leave
+
+
+def reason_of(cell: Cell) -> str:
+    """Why a cell is skipped; empty if it is not."""
+    return "" if isinstance(cell, Spec) else str(next(iter(cell.marks)).kwargs["reason"])
+
+
+@pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
+@pytest.mark.parametrize("fields", [{"form": "graph"}, {"comm_hook": "avg"}, {"strategy": "data_parallel"}])
+def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(kind: type[TrainingSpec], fields: dict[str, Any]) -> None:
+    spec = kind(**TRAINING | fields)
+    cell = possible(spec, "cpu")
+    assert cell.id == spec.id
+    assert reason_of(cell).endswith("; this runs on the CPU")
+    assert possible(spec, "cuda") is spec
+    plain = kind(**TRAINING)
+    assert possible(plain, "cpu") is plain
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_compiled_is_skipped_where_no_compiler_is_found(
+    device: str, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, plain = TrainingSpec(**TRAINING, form="compile"), TrainingSpec(**TRAINING)
+    for compiler in ("g++", "clang++", "gcc", "clang", "cc"):
+        without(compiler)
+        assert possible(compiled, device) is compiled
+    monkeypatch.setenv("CXX", "mine")
+    assert "needs a C++ compiler, found no mine; install g++" in reason_of(possible(compiled, device))
+    without("mine")
+    monkeypatch.setenv("CXX", "mine")
+    assert possible(compiled, device) is compiled
+    without("rustc")
+    assert "needs a C++ compiler, found none; install g++" in reason_of(possible(compiled, device))
+    assert possible(plain, device) is plain, "which needs none"
 
 
 def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:

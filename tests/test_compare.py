@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.compare import NOISY_LIMIT, QUIET_LIMIT, Change, Comparison, compare
+from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, NOISY_LIMIT, QUIET_LIMIT, Change, Comparison, compare
+from ddpperf.analysis.verdict import Outcome, Status, decide
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+Counters = dict[str, tuple[float, ...]]
 
 
 def measured(*step_seconds: float, spec: Spec = SPEC, iterations: int = 1) -> Measured:
@@ -148,3 +151,90 @@ def test_a_test_has_the_narrow_limit_only_if_both_sides_are_quiet(
     sides = {"t": measured(*now)}, {"t": measured(*then)}
     assert compare(*sides, expected={"t"}, baseline="x", limit=None).changes["t"].limit == limit
     assert compare(*sides, expected={"t"}, baseline="x", limit=1.5).changes["t"].limit == 1.5
+
+
+# --- bound by launches
+
+
+def counted(launch_bound: float | None, cpu_seconds: float | None, step_seconds: float = 0.1) -> Measured:
+    """A set of two ranks, of which the second counted more; None for a counter that nobody has."""
+    counters = {"launch_bound": launch_bound, "cpu_seconds": cpu_seconds}
+    return with_counters(
+        measured(step_seconds), {name: (value / 2, value) for name, value in counters.items() if value is not None}
+    )
+
+
+def with_counters(one: Measured, *by_set: Counters) -> Measured:
+    """The same with as many sets as there are `by_set`, and these counters."""
+    sets = (dataclasses.replace(one.samples[0], set=f"A{number}", counters=each) for number, each in enumerate(by_set, 1))
+    return dataclasses.replace(one, samples=tuple(sets))
+
+
+@pytest.mark.parametrize(("then", "now"), [(1.06, 3.6), (1.06, 1.0), (1.06, None)])
+def test_what_launches_bound_in_the_baseline_is_compared_by_its_cpu_seconds(then: float | None, now: float | None) -> None:
+    """By the rank that needed most, whatever the times did, and whatever limit was set on them."""
+    comparison = compared({"t": counted(now, 0.006, step_seconds=9.0)}, {"t": counted(then, 0.005)})
+    assert comparison.changes == {"t": Change(then_seconds=0.005, now_seconds=0.006, limit=CPU_LIMIT, quantity="CPU seconds")}
+    assert not comparison.holes
+    assert not comparison.slower
+
+
+@pytest.mark.parametrize(("then", "now"), [(LAUNCH_BOUND, LAUNCH_BOUND), (None, 1.0), (1.0, None), (1.0, 3.6)])
+def test_what_launches_did_not_bound_is_compared_by_its_times(then: float | None, now: float | None) -> None:
+    comparison = compared({"t": counted(now, 0.006, step_seconds=0.12)}, {"t": counted(then, None)})
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.12, limit=1.5)}
+
+
+def test_what_is_captured_is_compared_by_its_times_whatever_bound_it() -> None:
+    """A captured step that waits is what has to be noticed, and its CPU seconds are few and move."""
+    step = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", form="graph")
+    then = dataclasses.replace(counted(2.0, 0.005), spec=step)
+    comparison = compared({"t": dataclasses.replace(counted(9.0, 0.005, step_seconds=0.3), spec=step)}, {"t": then})
+    assert comparison.slower == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
+
+
+@pytest.mark.parametrize(("cpu_seconds", "slower"), [(0.005, False), (0.0051, True), (0.001, False)])
+@pytest.mark.parametrize("limit", [None, 1.01, 9.0])
+def test_cpu_seconds_have_their_own_limit(cpu_seconds: float, slower: bool, limit: float | None) -> None:
+    sides = {"t": counted(2.0, cpu_seconds)}, {"t": counted(2.0, 0.004)}
+    comparison = compare(*sides, expected={"t"}, baseline="x", limit=limit)
+    assert (comparison.changes["t"].limit, "t" in comparison.slower) == (CPU_LIMIT, slower)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "side"),
+    [
+        (None, 0.005, "0001_x.json"),
+        (0.005, None, "this run"),
+        (None, None, "0001_x.json"),
+        (0.0, 0.005, "0001_x.json"),
+        (0.005, 0.0, "this run"),
+        (0.005, math.nan, "this run"),
+        (math.inf, 0.005, "0001_x.json"),
+    ],
+)
+def test_bound_by_launches_without_cpu_seconds_is_a_hole(then: float | None, now: float | None, side: str) -> None:
+    comparison = compared({"t": counted(None, now)}, {"t": counted(2.0, then)})
+    assert comparison.changes == {}
+    assert comparison.holes == {"t": f"is bound by launches, and {side} has no CPU seconds of it to compare"}
+
+
+def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
+    outcomes, then = {"t": Outcome(outcome="passed")}, {"t": counted(2.0, 0.004)}
+    more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
+    reasons = decide(outcomes, measured=outcomes, comparison=more).reasons
+    assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
+    verdict = decide(outcomes, measured=outcomes, comparison=none)
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons == ("t is bound by launches, and this run has no CPU seconds of it to compare",)
+
+
+def test_of_several_sets_the_median_counts() -> None:
+    bound: list[Counters] = [
+        {"launch_bound": (value,), "cpu_seconds": (cpu,)} for value, cpu in ((1.0, 0.004), (1.1, 0.006), (1.2, 0.009))
+    ]
+    free: list[Counters] = [{"launch_bound": (value,), "cpu_seconds": (0.009,)} for value in (1.0, 1.0, 9.0)]
+    now = with_counters(measured(0.1), *free)
+    assert compared({"t": now}, {"t": now}).changes["t"].quantity == "step"
+    change = compared({"t": now}, {"t": with_counters(measured(0.1), *bound)}).changes["t"]
+    assert (change.quantity, change.then_seconds, change.now_seconds) == ("CPU seconds", 0.006, 0.009)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from ddpperf import training
 from ddpperf.models import MODELS
+from ddpperf.optim import PEAK_RATE, cosine_rates
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
 from ddpperf.training import TrainingEpoch
 from tests.strategies import one_thread
@@ -114,6 +117,34 @@ def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int)
     assert len({tuple(batch) for batch in watched.labels}) == 1
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("input", ["fixed", "device"])
+def test_a_timed_epoch_has_the_whole_schedule_whatever_warmed_it_up(input: str) -> None:
+    epoch, rates = epoch_of(input=input), list[float]()
+    epoch.warm_up(2)
+    epoch.optimizer.register_step_pre_hook(lambda *_: rates.append(epoch.optimizer.param_groups[0]["lr"]))
+    epoch.step()
+    epoch.step()
+    assert rates == cosine_rates(PEAK_RATE, 6) * 2
+
+
+@pytest.mark.usefixtures("small")
+def test_the_next_epoch_is_prepared_at_an_epochs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one once, before it begins."""
+    epoch, done = epoch_of(), list[str]()
+    for name in ("prepare", "begin"):
+        called = getattr(epoch.input, name)
+        monkeypatch.setattr(epoch.input, name, partial(noted, done, name, called))
+    epoch.step()
+    epoch.step()
+    assert done == ["begin 0", "prepare 0", "prepare 1", "begin 1", "prepare 2"]
+
+
+def noted(done: list[str], name: str, called: Callable[[int], None], number: int) -> None:
+    done.append(f"{name} {number}")
+    called(number)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A clock that goes on by what was last asked for whenever it is read."""
@@ -123,7 +154,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         state["now"] += state["by"]
         return state["now"]
 
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=monotonic))
+    clocks = {"perf_counter": time.perf_counter, "process_time": time.process_time}
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=monotonic, **clocks))
     return lambda by: state.update(by=by)
 
 
@@ -148,4 +180,4 @@ def test_the_loss_falls_over_a_few_epochs_of_crops() -> None:
         losses.append(epoch.loss.item())
     assert losses[0] < 7, "a thousand outputs start at 6.9"
     assert losses[2] < losses[0] - 1
-    assert epoch.finish().keys() == {"loss_after_5_steps"}
+    assert epoch.finish().keys() == {"loss_after_5_steps", "cpu_seconds"}

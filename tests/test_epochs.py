@@ -124,10 +124,11 @@ def test_one_devices_epoch_is_the_first_ranks_alone(pool: Pool) -> None:
     assert [len(ranks) for ranks in sample.seconds] == [1, 1]
 
 
-def test_data_parallel_is_the_first_rank_alone(pool: Pool) -> None:
+def test_data_parallel_is_the_first_rank_alone_and_wants_gpus(pool: Pool) -> None:
     spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="data_parallel")
-    (sample,) = measured_and_counted(pool, spec).samples
-    assert [len(ranks) for ranks in sample.seconds] == [1, 1]
+    assert spec.turns(2) == [[0]]
+    with pytest.raises(SetFailure, match=r"rank 0 .* several GPUs from one process; this runs on the CPU"):
+        pool.measure(spec)
 
 
 def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(pool: Pool, told: Told, marked: Marked) -> None:

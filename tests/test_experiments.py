@@ -1,44 +1,16 @@
-"""This repository's own experiments, run once at their smallest: every figure is what its definition makes of raw seconds."""
+"""This repository's own experiments, run once: every figure is what its definition makes of raw seconds."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import shutil
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.project import REPOSITORY, Project
+from tests.experiments import Run, measure, metric, seconds, slowest_device, steps_of
 
 PARAMETERS = 11_689_512  # of torchvision's ResNet-18
-IMAGES = 50  # an epoch's: no multiple of the batch, so that there is a rest to drop
-
-Stored = dict[str, Any]
-
-
-class Run:
-    """A run of perf/: its exit status, what it printed, and what it stored of each test, by the test's name with its cell."""
-
-    def __init__(self, root: Path) -> None:
-        self.status, self.output = json.loads((root / "finished.json").read_text())
-        (saved,) = root.glob(".ddpperf/runs/*/*.json")
-        document = json.loads(saved.read_text())
-        self.header = document["ddpperf"]
-        self.stored = {each["name"]: each["extra_info"]["ddpperf"] for each in document["benchmarks"]}
-
-    def of(self, test: str, part: str = "") -> list[Stored]:
-        """What was stored of a test's cells that have `part` in their ids; at least one."""
-        found = [each for name, each in self.stored.items() if name.startswith(f"{test}[") and part in name]
-        assert found, self.stored.keys()
-        return found
-
-    def one(self, test: str, part: str = "") -> Stored:
-        (found,) = self.of(test, part)
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -54,52 +26,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(root)
 
 
-def measure(root: Path) -> None:
-    project = Project(root)
-    project.experiment.unlink()
-    for path in (REPOSITORY / "perf").glob("*.py"):
-        shutil.copy(path, root / "perf")
-    sizes = ["--world-sizes", "1,2", "--batch-sizes", "8", "--global-batch-sizes", "16", "--epoch-images", str(IMAGES)]
-    try:
-        finished = project.run("perf", *sizes, "--rounds", "1")
-        (root / "finished.json").write_text(json.dumps([finished.status, finished.output]))
-    finally:
-        project.clean()
-
-
-def seconds(stored: Stored) -> float:
-    """The median over rounds of the slowest rank's seconds of a step, from the raw samples."""
-    rounds = [max(ranks[: stored["spec"]["world_size"]]) for ranks in stored["samples"][0]["seconds"]]
-    return float(median(rounds)) / int(stored["iterations"])
-
-
-def slowest_device(stored: Stored, devices: int) -> float:
-    """The greatest of the devices' own medians, of ranks that worked in turn."""
-    rounds = stored["samples"][0]["seconds"]
-    return max(float(median(ranks[device] for ranks in rounds)) for device in range(devices)) / int(stored["iterations"])
-
-
-def metric(stored: Stored, name: str) -> float:
-    value: float = stored["metrics"][name]["value"]
-    assert stored["metrics"][name]["by_set"] == {"A1": value}
-    return value
-
-
-def steps_of(stored: Stored) -> int:
-    """Steps of an epoch: whole batches of a rank's whole share of the images."""
-    share = IMAGES // stored["spec"]["world_size"]
-    return int(share // stored["spec"]["per_rank_batch_size"])
-
-
 def test_everything_is_measured_and_passes(run: Run) -> None:
     assert run.status == 0, run.output
     tests = {name.partition("[")[0] for name in run.stored}
     assert tests == {
         "test_all_reduce",
         "test_batch_size",
+        "test_epoch_scaling",
+        "test_forms",
         "test_loader_workers",
         "test_precision",
         "test_shards_are_disjoint_and_cover_the_data",
+        "test_strategies",
         "test_strong_scaling",
         "test_weak_scaling",
         "test_without_set_epoch_the_epochs_repeat",
@@ -107,13 +45,14 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
     assert f"PASS: {len(run.stored)} tests measured" in run.output
 
 
-def test_data_parallel_is_skipped_on_the_cpu_with_a_sentence(run: Run) -> None:
-    skipped = {test.rpartition("::")[2]: each for test, each in run.header["outcomes"].items() if each["outcome"] == "skipped"}
+def test_what_the_cpu_cannot_do_is_skipped_with_a_sentence(run: Run) -> None:
+    outcomes = {test.rpartition("::")[2]: each for test, each in run.header["outcomes"].items()}
+    skipped = {test: each["reason"] for test, each in outcomes.items() if each["outcome"] == "skipped"}
+    one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     cell = "world_size=2-batch=8-resnet18-data_parallel-fp32-eager-fixed"
-    assert set(skipped) == {f"test_weak_scaling[{cell}]", f"test_strong_scaling[{cell}]"}
-    reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
-    assert {each["reason"] for each in skipped.values()} == {reason}
-    assert f"skipped: {reason}: 2 tests" in run.output.splitlines()
+    assert skipped == {f"test_{scaling}_scaling[{cell}]": one_process for scaling in ("weak", "strong")}
+    assert [stored["spec"]["form"] for stored in run.of("test_forms")] == ["eager"], "the others are a GPU's, or take long"
+    assert f"skipped: {one_process}: 2 tests" in run.output.splitlines()
 
 
 def test_weak_speedup_is_n_times_one_devices_step_over_that_of_n(run: Run) -> None:
@@ -136,15 +75,44 @@ def test_strong_speedup_is_one_devices_step_of_the_global_batch_over_that_of_n(r
     assert run.one("test_strong_scaling", "single")["samples"] == one_device["samples"], "measured once, for both"
 
 
-@pytest.mark.parametrize("test", ["test_weak_scaling", "test_strong_scaling", "test_precision"])
+def test_the_speedup_of_an_epoch_is_its_seconds_on_one_device_over_those_on_n(run: Run) -> None:
+    two = run.one("test_epoch_scaling", "ddp")
+    one_device = two["legs"]["one_device"]
+    assert [stored["spec"]["measurement"] for stored in (two, one_device)] == ["training_epoch"] * 2
+    assert [stored["spec"]["world_size"] for stored in (two, one_device)] == [2, 1]
+    speedup = seconds(one_device) / seconds(two)
+    assert metric(two, "speedup") == pytest.approx(speedup)
+    assert metric(two, "efficiency") == pytest.approx(speedup / 2)
+    for stored, images in ((two, 48), (run.one("test_epoch_scaling", "single"), 48)):
+        assert metric(stored, "images_per_second") == pytest.approx(images / seconds(stored))
+        assert metric(stored, "step_seconds") == pytest.approx(seconds(stored) / steps_of(stored))
+
+
+def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
+    strategies = {stored["spec"]["strategy"] + stored["spec"]["comm_hook"]: stored for stored in run.of("test_strategies")}
+    assert set(strategies) == {"ddpnone", "ddpbf16", "zero1none", "fsdpnone"}
+    ddp = strategies.pop("ddpnone")
+    assert "speedup_over_ddp" not in ddp["metrics"]
+    for stored in strategies.values():
+        assert stored["legs"]["ddp"]["samples"] == ddp["samples"], "measured once, for all"
+        assert metric(stored, "speedup_over_ddp") == pytest.approx(seconds(ddp) / seconds(stored))
+
+
+@pytest.mark.parametrize(
+    "test", ["test_weak_scaling", "test_strong_scaling", "test_precision", "test_forms", "test_strategies"]
+)
 def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
     for stored in run.of(test):
         steps, batch = steps_of(stored), stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
         assert metric(stored, "epoch_seconds") == pytest.approx(steps * seconds(stored))
         assert metric(stored, "images_per_second") == pytest.approx(batch / seconds(stored))
-        assert ("communicated_bytes_per_epoch" in stored["metrics"]) is (stored["spec"]["world_size"] > 1)
-        if stored["spec"]["world_size"] > 1:
-            assert metric(stored, "communicated_bytes_per_epoch") == 4 * PARAMETERS * steps
+        by_ddp = stored["spec"]["strategy"] in ("ddp", "zero1")
+        assert ("communicated_bytes_per_epoch" in stored["metrics"]) is by_ddp
+        if by_ddp:
+            nbytes = 2 if stored["spec"]["comm_hook"] == "bf16" else 4
+            assert metric(stored, "communicated_bytes_per_epoch") == nbytes * PARAMETERS * steps
+        assert ("communicator_seconds" in stored["metrics"]) is (stored["spec"]["world_size"] > 1)
+        assert 0 < metric(stored, "cpu_seconds") < 3 * seconds(stored), "of one thread, beside what it must wait for"
 
 
 def test_each_precision_learns(run: Run) -> None:

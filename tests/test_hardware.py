@@ -17,7 +17,7 @@ from tests.strategies import BOUNDED
 
 
 def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
-    return Gpu(name=name, uuid=uuid, memory_bytes=None, power_limit_watts=None, nvlinks=None, driver=None)
+    return Gpu(name=name, uuid=uuid, memory_bytes=None, power_limit_watts=None, nvlinks=None, driver=None, numa_node=None)
 
 
 GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]

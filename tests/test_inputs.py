@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddpperf.data import EpochBatches, Images, load_images
-from ddpperf.inputs import MEAN, STD, Batch, DeviceInput, FixedInput, LoaderInput, normalized, transform
+from ddpperf.inputs import MEAN, STD, Batch, DeviceInput, FixedInput, Input, LoaderInput, normalized, transform
 from tests.project import wait_until
 from tests.strategies import one_thread
 
@@ -53,6 +53,24 @@ def ways() -> Tensor:
     return made
 
 
+def epoch_of(source: DeviceInput | LoaderInput, number: int) -> list[Batch]:
+    """An epoch's batches, as a training takes them; copies, for a loader's next one takes the last one's place."""
+    source.begin(number)
+    return [next_of(source) for _ in source.batches]
+
+
+def next_of(source: Input) -> Batch:
+    source.load()
+    images, labels = source.take()
+    return images.clone(), labels.clone()
+
+
+def equal(some: list[Batch], others: list[Batch]) -> bool:
+    """Whether these are the same batches, bit for bit."""
+    pairs = [pair for batches in zip(some, others, strict=True) for pair in zip(*batches, strict=True)]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
 def ways_taken(batch: Batch, ways: Tensor) -> list[int]:
     """The one way in which each image of a batch was made from the original that its label names."""
     taken = []
@@ -65,7 +83,7 @@ def ways_taken(batch: Batch, ways: Tensor) -> list[int]:
 def test_every_image_is_a_crop_of_its_original_in_one_of_all_ways(ways: Tensor) -> None:
     images, seen = device_input(), []
     for epoch in range(120):
-        for batch in images.epoch(epoch):
+        for batch in epoch_of(images, epoch):
             seen += ways_taken(batch, ways)
     assert set(seen) == set(range(WAYS))
     assert sum(way % 2 for way in seen) / len(seen) == pytest.approx(0.5, abs=0.05)
@@ -74,7 +92,7 @@ def test_every_image_is_a_crop_of_its_original_in_one_of_all_ways(ways: Tensor) 
 
 def test_each_rank_and_epoch_has_ways_of_its_own(ways: Tensor) -> None:
     taken = {
-        (rank, epoch): tuple(way for batch in device_input(rank, 2).epoch(epoch) for way in ways_taken(batch, ways))
+        (rank, epoch): tuple(way for batch in epoch_of(device_input(rank, 2), epoch) for way in ways_taken(batch, ways))
         for rank in range(2)
         for epoch in range(3)
     }
@@ -84,25 +102,23 @@ def test_each_rank_and_epoch_has_ways_of_its_own(ways: Tensor) -> None:
 
 def test_an_epoch_made_again_is_the_same() -> None:
     before = torch.get_rng_state()
-    again, other = list(device_input().epoch(1)), device_input()
-    for _ in other.epoch(7):
-        pass
-    for first, second in zip(again, other.epoch(1), strict=True):
-        assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    again, other = epoch_of(device_input(), 1), device_input()
+    epoch_of(other, 7)
+    assert equal(again, epoch_of(other, 1))
     assert torch.equal(torch.get_rng_state(), before), "the model's own random numbers are left alone"
 
 
 def test_each_rank_has_the_images_of_its_shard() -> None:
-    shards = [[label for _, labels in device_input(rank, 2).epoch(2) for label in labels.tolist()] for rank in range(2)]
+    shards = [[label for _, labels in epoch_of(device_input(rank, 2), 2) for label in labels.tolist()] for rank in range(2)]
     assert sorted(label for shard in shards for label in shard) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_batch_has_the_memory_format_asked_for(memory_format: torch.memory_format) -> None:
-    batches = list(device_input(memory_format=memory_format).epoch(0))
+    batches = epoch_of(device_input(memory_format=memory_format), 0)
     assert [len(images) for images, _ in batches] == [5, 5, 2]
     assert all(images.is_contiguous(memory_format=memory_format) and images.dtype == torch.float32 for images, _ in batches)
-    assert all(torch.equal(one, two) for (one, _), (two, _) in zip(batches, device_input().epoch(0), strict=True))
+    assert equal(batches, epoch_of(device_input(), 0))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -115,13 +131,38 @@ def test_normalizing_is_torchvisions(memory_format: torch.memory_format) -> None
     )
 
 
-def test_a_fixed_input_is_the_same_batch_as_often_as_an_epoch_has_steps() -> None:
+def test_a_fixed_input_is_the_same_batch_in_each_step_and_epoch() -> None:
     batch = torch.zeros(2, 3), torch.ones(2)
-    fixed = FixedInput(batch, steps=3)
+    fixed = FixedInput(batch)
     for epoch in range(2):
-        batches = list(fixed.epoch(epoch))
-        assert len(batches) == 3
-        assert all(each is batch for each in batches)
+        fixed.begin(epoch)
+        for _ in range(3):
+            fixed.load()
+            assert fixed.take() is batch
+        fixed.prepare(epoch + 1)
+
+
+def test_an_epoch_prepared_ahead_leaves_the_one_under_way_as_it_is() -> None:
+    images, undisturbed = device_input(), epoch_of(device_input(), 3)
+    images.begin(3)
+    first = next_of(images)
+    images.prepare(4)
+    assert equal([first, next_of(images), next_of(images)], undisturbed)
+    assert equal(epoch_of(images, 4), epoch_of(device_input(), 4))
+    images.prepare(5)
+    assert equal(epoch_of(images, 3), undisturbed), "whatever was prepared"
+
+
+def test_taking_alone_goes_on_to_the_next_batch_of_the_same_addresses() -> None:
+    """A graph repeats what it takes, and nothing of what this process does between; the epoch's plan is read where it was."""
+    images, beside = (DeviceInput(IMAGES, epoch_batches(batch_size=4), CPU, torch.contiguous_format) for _ in range(2))
+    places: list[int] = []
+    for number in (0, 1):
+        images.begin(number)
+        images.load()
+        assert equal([images.take() for _ in range(3)], epoch_of(beside, number))
+        places.append(images.plan.data_ptr())
+    assert places[0] == places[1]
 
 
 # --- torch's DataLoader
@@ -156,8 +197,8 @@ def test_a_dataloader_gives_each_batch_the_same_images_and_ends_its_processes(
     taken: dict[int, list[int]] = {}
     processes: list[int] = []
     for epoch in (0, 1, 5):
-        made = list(loader.epoch(epoch))
-        assert [labels.tolist() for _, labels in made] == [labels.tolist() for _, labels in expected.epoch(epoch)]
+        made = epoch_of(loader, epoch)
+        assert [labels.tolist() for _, labels in made] == [labels.tolist() for _, labels in epoch_of(expected, epoch)]
         assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in made)
         taken[epoch] = [way for batch in made for way in ways_taken(batch, ways)]
         processes.append(len(multiprocessing.active_children()))
@@ -168,6 +209,26 @@ def test_a_dataloader_gives_each_batch_the_same_images_and_ends_its_processes(
     del loader
     gc.collect()
     wait_until(lambda: not any(Path("/proc", str(each)).exists() for each in ids), 2, lambda: f"left running: {ids}")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_dataloaders_batches_of_one_size_lie_in_one_place(
+    load: Callable[[], Images], memory_format: torch.memory_format
+) -> None:
+    """Where a graph reads them; an epoch's last and smaller one lies elsewhere."""
+    pytest.importorskip("torchvision")
+    loader = LoaderInput(load, epoch_batches(batch_size=5), workers=0, device=CPU, memory_format=memory_format)
+    loader.begin(0)
+    places, taken = [], []
+    for _ in range(3):
+        loader.load()
+        images, labels = loader.take()
+        assert images.is_contiguous(memory_format=memory_format)
+        places.append((images.data_ptr(), labels.data_ptr()))
+        taken.append(labels.tolist())
+    assert places[0] == places[1]
+    assert [len(each) for each in taken] == [5, 5, 2]
+    assert len({label for each in taken for label in each}) == COUNT
 
 
 def parent_of(process: int) -> int:

@@ -198,6 +198,6 @@ def test_an_own_model_is_measured_as_ours_are(project: Project) -> None:
     together = stored[f"test_step[world_size=2-{cell}-ddp-fp32-eager-fixed]"]
     epoch = stored[f"test_epoch[world_size=1-{cell}-single-fp32-eager-fixed]"]
     assert {each["spec"]["model"] for each in (alone, together, epoch)} == {"own_models:frozen_in_part"}
-    assert list(alone["samples"][0]["counters"]) == ["loss_after_5_steps"]
+    assert list(alone["samples"][0]["counters"]) == ["loss_after_5_steps", "cpu_seconds"]
     assert together["samples"][0]["counters"]["gradient_bytes"] == [40.0, 40.0], "of the 10 parameters that are trained"
     assert epoch["spec"]["measurement"] == "training_epoch"

@@ -70,7 +70,7 @@ def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]
     alone = TrainingSpec(world_size=1, strategy="single", memory_format="contiguous", **fields)
     assert cpu.step(world_size=1, per_rank_batch_size=8) == alone
     cuda = read("--model", "resnet50_cifar", "--precision", "fp16", "--epoch-images", "100", gpus=2)
-    epoch = cuda.epoch(world_size=2, per_rank_batch_size=8, strategy="data_parallel", precision="bf16")
+    epoch = cuda.epoch(world_size=2, per_rank_batch_size=8, strategy="data_parallel", precision="bf16", form="eager")
     assert epoch == EpochSpec(world_size=2, strategy="data_parallel", memory_format="channels_last", **fields)
 
 

@@ -66,7 +66,7 @@ def test_its_step_is_on_its_own_batch_with_its_own_loss(named: Name) -> None:
     name = named(SOURCE)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single")
     steps = [TrainingStep(spec, rank=rank, device=torch.device("cpu")) for rank in (0, 0, 1)]
-    batches = [next(step.batches) for step in steps]
+    batches = [step.input.take() for step in steps]
     assert batches[0][0].shape == (3, 5)
     assert torch.equal(batches[0][0], batches[1][0])
     assert not torch.equal(batches[0][0], batches[2][0]), "each rank has a batch of its own"

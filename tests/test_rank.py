@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import time
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,9 +25,13 @@ class Recorder:
     """A measurement that writes down what is asked of it."""
 
     max_iterations = 7
+    counters: ClassVar = {"loss": 0.5}
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.calls: list[str] = []
+
+    def warm_up(self, steps: int) -> None:
+        self.calls.append(f"warm up {steps}")
 
     def start_round(self) -> None:
         self.calls.append("start")
@@ -39,7 +44,7 @@ class Recorder:
 
     def finish(self) -> dict[str, float]:
         self.calls.append("finish")
-        return {"loss": 0.5}
+        return dict(self.counters)
 
 
 @pytest.fixture
@@ -53,9 +58,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
 class EpochRecorder(Recorder, TrainingEpoch):
     """An epoch that writes down what is asked of it, and says that half of it is done."""
 
-    def warm_up(self, steps: int) -> None:
-        self.calls.append(f"warm up {steps}")
-
     def step(self) -> None:
         super().step()
         self.report(0.5)
@@ -67,7 +69,7 @@ def recorder_of(mine: Rank) -> Recorder:
 
 
 def test_opening_warms_up(opened: Rank) -> None:
-    assert recorder_of(opened).calls == ["start", *["step"] * rank.WARMUP_ITERATIONS["cpu"]]
+    assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
 def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,7 @@ def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, mo
     assert recorder.calls == ["start", "step", "timed 3", "end 4"]
 
 
-def test_an_epoch_is_warmed_up_its_own_way_and_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first epoch that is not timed would take as long as the one that is."""
     monkeypatch.setitem(rank.MEASUREMENTS, EPOCH.measurement, EpochRecorder)
     reported: list[float] = []
@@ -102,13 +104,13 @@ def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
     mine.open(specs.to_json(spec))
     assert isinstance(mine.measurement, TrainingEpoch)
     began: list[float] = []
-    train = mine.measurement.train
+    train = mine.measurement.run
 
-    def noted(batch: Any) -> None:
+    def noted() -> None:
         began.append(time.monotonic())
-        train(batch)
+        train()
 
-    mine.measurement.train = noted  # type: ignore[method-assign]
+    mine.measurement.run = noted
     assert mine.sample(1)["seconds"] >= 0.3
     assert len(began) == 3
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
@@ -138,3 +140,37 @@ def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
     assert opened.close() == {"counters": {"loss": 0.5}}
     assert recorder.calls[-1] == "finish"
     assert opened.measurement is None, "its memory is given back"
+
+
+@pytest.mark.parametrize(("spec", "recorder", "bound"), [(SINGLE, Recorder, 2.0), (EPOCH, EpochRecorder, 2 / 3)])
+def test_a_step_is_bound_by_launches_as_much_as_it_is_longer_than_the_devices_part(
+    spec: TrainingSpec, recorder: type[Recorder], bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the median round, and of an epoch by one of its three steps; where the device's part is not known nothing is said."""
+    monkeypatch.setitem(rank.MEASUREMENTS, spec.measurement, recorder)
+    monkeypatch.setattr(recorder, "counters", {"device_seconds": 0.5})
+    mine = Rank(0)
+    for first in (9.0, 2.0):  # the second is opened anew: what the first one took is not in it
+        mine.open(specs.to_json(spec))
+        for seconds in (first, 4.0, 0.5):
+            monkeypatch.setattr(rank, "seconds_of", lambda *_, seconds=seconds: seconds)
+            mine.sample(2)
+        counters = mine.close()["counters"]
+    assert counters == {"device_seconds": 0.5, "launch_bound": pytest.approx(bound)}
+
+
+def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    mine = Rank(0)
+    port = mine.setup("cpu", None)["port"]
+    gc.unfreeze()
+    began = time.perf_counter()
+    mine.join(port, "one", 1, 10)
+    took = time.perf_counter() - began
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, strategy="ddp")))
+    counters = mine.close()["counters"]
+    assert counters.keys() == {"loss", "communicator_seconds"}
+    assert took / 2 < counters["communicator_seconds"] <= took
+    mine.open(specs.to_json(SINGLE))
+    assert mine.close() == {"counters": {"loss": 0.5}}, "one alone has none"
+    mine.exit()

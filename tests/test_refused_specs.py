@@ -35,9 +35,7 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
             None,
         )
     ),
-    (TrainingSpec, TRAINING, {"strategy": "fsdp"}, "strategy must be one of single, ddp, data_parallel, got 'fsdp'"),
     (TrainingSpec, TRAINING, {"precision": "fp8"}, "precision must be one of fp32, tf32, bf16, fp16, got 'fp8'"),
-    (TrainingSpec, TRAINING, {"form": "graph"}, "form must be one of eager, got 'graph'"),
     (TrainingSpec, TRAINING, {"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
     (TrainingSpec, TRAINING, {"world_size": 2.0}, "world_size must be a whole number of at least 1, got 2.0"),
     (TrainingSpec, TRAINING, {"world_size": "2"}, "world_size must be a whole number of at least 1, got '2'"),

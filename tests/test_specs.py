@@ -26,6 +26,7 @@ from ddpperf.specs import (
     from_json,
     to_json,
 )
+from ddpperf.specs.strategy import DDP_OPTIONS
 from tests.strategies import BOUNDED, epoch_specs, specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
@@ -122,8 +123,8 @@ def test_every_cell_has_an_id_of_its_own() -> None:
 @given(training_specs() | epoch_specs())
 def test_one_device_is_the_same_work_alone_and_without_what_slows_it(spec: TrainingSpec) -> None:
     alone = spec.one_device()
-    changed = {"world_size": 1, "strategy": "single", "delay_seconds": 0.0, "fault": None}
-    assert to_json(alone) == to_json(spec) | changed
+    changed = {"world_size": 1, "strategy": "single", "sync_batch_norm": False, "delay_seconds": 0.0, "fault": None}
+    assert to_json(alone) == to_json(spec) | DDP_OPTIONS | changed
     assert type(alone) is type(spec)
     assert alone.one_device() == alone
 

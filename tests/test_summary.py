@@ -112,6 +112,9 @@ def test_what_a_test_cost_besides_its_rounds_and_how_many_thresholds_were_applie
     [
         ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
         ("images_per_second", 12345.6, "12,346 images/s"), ("step_seconds", 0.0123, "step 12.30 ms"),
+        ("cpu_seconds", 0.00421, "CPU 4.210 ms"), ("launch_bound", 3.6, "launch bound 3.60x"),
+        ("launch_bound", 1.024, "launch bound 1.02x"), ("communicator_seconds", 0.521, "communicator 0.52 s"),
+        ("compile_seconds", 8.13, "compilation 8.1 s"), ("capture_seconds", 0.123, "capture 0.12 s"),
         ("epoch_seconds", 12.3456, "epoch 12.35 s"), ("loss_after_5_steps", 1.2346, "loss 1.235 after 5 steps"),
         ("communicated_bytes_per_epoch", 4.5678e9, "gradients 4.57 GB/epoch"), ("peak_memory_bytes", 1.234e9, "peak 1.23 GB"),
         ("algbw_bytes_per_second", 236.09e9, "algbw 236 GB/s"), ("busbw_bytes_per_second", 354.1e9, "busbw 354 GB/s"),
@@ -155,7 +158,18 @@ def test_the_ratio_and_its_limit_are_shown_where_something_is_compared() -> None
     assert row(lines, "test_a")[4:6] == ["2.000", "1.5"]
     assert row(lines, "test_b")[4:6] == ["-", "-"]
     assert "ratio: step time over that in 0001_x.json; above its limit it is slower" in lines
-    assert not starting(summary_lines(run), "ratio:")
+    assert not starting(lines, "ratio with cpu")
+    assert not starting(summary_lines(run), "ratio")
+
+
+def test_a_ratio_of_cpu_seconds_is_marked() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1))
+    time = Change(then_seconds=0.1, now_seconds=0.1, limit=1.5)
+    cpu = Change(then_seconds=0.004, now_seconds=0.00412, limit=1.25, quantity="CPU seconds")
+    lines = summary_lines(run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": cpu, f"{FILE}test_b": time}))
+    assert row(lines, "test_a")[4:6] == ["1.030 cpu", "1.25"]
+    assert row(lines, "test_b")[4:6] == ["1.000", "1.5"]
+    assert "ratio with cpu: CPU seconds over those in 0001_x.json, for launches bound the step's time" in lines
 
 
 # --- what follows it

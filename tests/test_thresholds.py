@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.thresholds import METRICS, NEVER_NAMED, Threshold, read_thresholds
+from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, read_thresholds
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
 from tests.strategies import BOUNDED
 
@@ -22,6 +22,7 @@ where = { world_size = 4, per_rank_batch_size = 512 }
 speedup = 3.6
 efficiency = 0.9
 """
+KNOWN = ", ".join(METRICS + GREATEST)
 CELL = TrainingSpec(world_size=4, per_rank_batch_size=512, strategy="ddp")
 SPECS: tuple[Spec, ...] = (
     CELL,
@@ -53,9 +54,16 @@ def test_entries_are_read_in_the_files_order() -> None:
         test="test_weak_scaling",
         where={"world_size": 4, "per_rank_batch_size": 512},
         minimum={"speedup": 3.6, "efficiency": 0.9},
+        maximum={},
         number=1,
     )
     assert (second.test, second.where, second.number) == ("test_x", {}, 2)
+
+
+def test_cpu_seconds_are_a_maximum() -> None:
+    one = threshold(minimum="speedup = 2\ncpu_seconds = 0.005")
+    assert (one.minimum, one.maximum) == ({"speedup": 2}, {"cpu_seconds": 0.005})
+    assert threshold(minimum="cpu_seconds = 1").minimum == {}
 
 
 def test_where_may_be_absent_and_a_file_empty() -> None:
@@ -92,8 +100,9 @@ def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None
             "has test = 'test_x[world_size=4]'; write only the function's name, and the cell's fields in where",
         ),
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
-        (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {', '.join(METRICS)}"),
-        (entry(minimum=""), f"has no minimum, so it could never fail; add one of {', '.join(METRICS)}"),
+        (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {KNOWN}"),
+        (entry(minimum="cpu_second = 2"), "has the unknown key 'cpu_second'; write cpu_seconds"),
+        (entry(minimum=""), f"has no minimum and no maximum, so it could never fail; add one of {KNOWN}"),
         (entry(where="4"), "has where = 4; write a table, such as where = { world_size = 4 }"),
         (entry("{ worldsize = 4 }"), "names 'worldsize' in where, a field that no spec has; write world_size"),
         (entry("{ measurement = 'all_reduce' }"), "names 'measurement' in where, a field that no spec has; "),
@@ -118,17 +127,20 @@ def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> 
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "0.0", "nan", "inf", "true", "'2'", "[2]", "{}", "2026-11-20", "1" + "0" * 400])
-def test_a_minimum_that_is_no_positive_finite_number_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match=r"^threshold 1 of t.toml has efficiency = .*; write a positive finite number$"):
-        threshold(minimum=f"speedup = 2\nefficiency = {value}")
+@pytest.mark.parametrize("metric", ["efficiency", "cpu_seconds"])
+def test_a_bound_that_is_no_positive_finite_number_is_refused(metric: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"^threshold 1 of t.toml has {metric} = .*; write a positive finite number$"):
+        threshold(minimum=f"speedup = 2\n{metric} = {value}")
 
 
-def test_a_minimum_given_twice_is_refused() -> None:
+def test_a_bound_given_twice_is_refused() -> None:
     other = entry("{ world_size = 2 }") + entry(hardware="h200x2") + entry(test="test_y") + entry(minimum="efficiency = 0.5")
     read_thresholds(entry() + other, name="t.toml")
     sentence = "threshold 6 of t.toml gives the same cell's speedup as threshold 1; delete one of them"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read_thresholds(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"), name="t.toml")
+    with pytest.raises(ValueError, match=r"^threshold 2 of t\.toml gives the same cell's cpu_seconds as threshold 1"):
+        read_thresholds(entry(minimum="speedup = 2\ncpu_seconds = 1") + entry(minimum="cpu_seconds = 2"), name="t.toml")
 
 
 def test_the_order_of_fields_does_not_make_another_cell() -> None:
@@ -173,7 +185,8 @@ def test_a_spec_without_the_field_is_not_meant() -> None:
 def test_fields_are_equal_in_type_too(name: str, value: float) -> None:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
     assert getattr(spec, name) == value
-    assert not applies(Threshold(hardware="h200x4", test="test_x", where={name: value}, minimum={}, number=1), spec)
+    one = Threshold(hardware="h200x4", test="test_x", where={name: value}, minimum={}, maximum={}, number=1)
+    assert not applies(one, spec)
 
 
 def test_a_slowed_step_is_held_to_the_threshold_of_the_step() -> None:
@@ -194,20 +207,35 @@ def test_each_minimum_that_is_not_reached_is_a_sentence() -> None:
     ]
 
 
+def test_each_maximum_that_is_exceeded_is_a_sentence() -> None:
+    one = threshold("{ world_size = 4 }", "speedup = 2\ncpu_seconds = 0.005")
+    cell = "threshold 1 (test_x on h200x4, world_size=4)"
+    assert one.violations({"speedup": 9.0, "cpu_seconds": 0.005}) == []
+    assert one.violations({"speedup": 1.0, "cpu_seconds": 0.0052}) == [
+        f"speedup 1 is below 2, the least that {cell} allows",
+        f"cpu_seconds 0.0052 is above 0.005, the greatest that {cell} allows",
+    ]
+
+
+@pytest.mark.parametrize(("name", "asked"), [("speedup", "2"), ("cpu_seconds", "at most 2")])
 @pytest.mark.parametrize(
-    ("metrics", "sentence"),
+    ("metrics", "found"),
     [
-        ({}, "speedup was not given, threshold 1 (test_x on h200x4) asks for 2"),
-        ({"speedup": math.nan}, "speedup is nan, which is no finite number, threshold 1 (test_x on h200x4) asks for 2"),
-        ({"speedup": math.inf}, "speedup is inf, which is no finite number, threshold 1 (test_x on h200x4) asks for 2"),
+        ({}, "was not given"),
+        ({"speedup": math.nan, "cpu_seconds": math.nan}, "is nan, which is no finite number"),
+        ({"speedup": math.inf, "cpu_seconds": math.inf}, "is inf, which is no finite number"),
+        ({"speedup": -math.inf, "cpu_seconds": -math.inf}, "is -inf, which is no finite number"),
     ],
 )
-def test_a_metric_that_is_no_number_violates(metrics: dict[str, float], sentence: str) -> None:
-    assert threshold().violations(metrics) == [sentence]
+def test_a_metric_that_is_no_number_violates(metrics: dict[str, float], found: str, name: str, asked: str) -> None:
+    sentence = f"{name} {found}, threshold 1 (test_x on h200x4) asks for {asked}"
+    assert threshold(minimum=f"{name} = 2").violations(metrics) == [sentence]
 
 
 @BOUNDED
 @given(st.floats(min_value=1e-6, max_value=1e15), st.floats(allow_nan=True, allow_infinity=True) | st.none())
-def test_only_a_finite_value_of_at_least_the_minimum_passes(least: float, value: float | None) -> None:
-    sentences = threshold(minimum=f"speedup = {least!r}").violations({} if value is None else {"speedup": value})
-    assert (sentences == []) == (value is not None and least <= value < math.inf)
+def test_only_a_finite_value_on_the_right_side_of_the_bound_passes(bound: float, value: float | None) -> None:
+    one = threshold(minimum=f"speedup = {bound!r}").violations({} if value is None else {"speedup": value})
+    assert (one == []) == (value is not None and bound <= value < math.inf)
+    one = threshold(minimum=f"cpu_seconds = {bound!r}").violations({} if value is None else {"cpu_seconds": value})
+    assert (one == []) == (value is not None and -math.inf < value <= bound)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from ddpperf.timing import delayed, seconds_of
+from ddpperf import timing
+from ddpperf.timing import delayed, launch_cost, seconds_of
 
 CPU = torch.device("cpu")
 
@@ -79,3 +83,37 @@ def test_on_a_gpu_the_time_is_the_devices_and_not_that_of_its_launches() -> None
     done = time.perf_counter() - start
     assert launched < 0.5 * done, "the launches are over long before the work"
     assert seconds_of(step, 20, device) == pytest.approx(done, rel=0.2)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_steps_cost_is_read_on_an_idle_device_and_then_behind_one_that_spins(
+    grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the CPU's seconds and of the device's the medians; it spins for twice what giving it the step takes, and some more.
+    Ranks meet after that, and what they wait for each other is outside of what is read."""
+    clock = SimpleNamespace(cpu=0.0, wall=0.0)
+    costs, on_device = iter((5.0, 1.0, 2.0, 9.0, 3.0) * 2), iter((50.0, 10.0, 20.0, 90.0, 30.0))
+    done: list[str] = []
+
+    def step() -> None:
+        cost = next(costs)
+        clock.cpu += cost
+        clock.wall += 2 * cost
+        done.append("step")
+
+    def read(step: Callable[[], None], iterations: int, _: torch.device) -> float:
+        assert iterations == 1
+        done.append("read")
+        step()
+        return next(on_device)
+
+    clocks = SimpleNamespace(process_time=lambda: clock.cpu, perf_counter=lambda: clock.wall)
+    monkeypatch.setattr(timing, "time", clocks)
+    monkeypatch.setattr(timing, "seconds_of", read)
+    monkeypatch.setattr(timing, "synchronize", lambda _: done.append("wait"))
+    monkeypatch.setattr(timing, "_cycles_per_second", lambda _: 1000.0)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append(f"spin {cycles}"))
+    monkeypatch.setattr(dist, "all_reduce", lambda _: done.append("meet"))
+    assert launch_cost(step, CPU, grouped=grouped) == (3.0, 30.0)
+    before = ["wait", "spin 12001", "meet"] if grouped else ["wait", "spin 12001"]
+    assert done == ["wait", "step"] * 5 + [*before, "read", "step"] * 5

@@ -1,4 +1,5 @@
-"""What training checks: equal parameters on all ranks, bit for bit, and an output for each class of the data set."""
+"""What training checks and counts: equal parameters on all ranks, bit for bit, a finite loss, an output for each class of
+the data set, and what a step costs the CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from torch import Tensor, nn
 
 from ddpperf.data import Images, synthetic_images
 from ddpperf.models import MODELS
-from ddpperf.specs import DATA_VARIABLE, TrainingSpec
-from ddpperf.training import TrainingStep, require_classifier, require_equal_parameters
+from ddpperf.specs import DATA_VARIABLE, EpochSpec, Strategy, TrainingSpec
+from ddpperf.task import require_classifier
+from ddpperf.training import TrainingEpoch, TrainingStep, require_equal_parameters
 
 CPU = torch.device("cpu")
 
@@ -111,3 +114,71 @@ def test_looking_at_a_models_outputs_leaves_it_as_it_was() -> None:
     require_classifier("small", model, Images(pixels=synthetic_images(8).pixels, labels=torch.tensor([9])), CPU)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
+
+
+# --- a round
+
+
+def step_by(strategy: Strategy) -> TrainingStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32)
+    return TrainingStep(spec, rank=0, device=CPU)
+
+
+@pytest.mark.usefixtures("group")
+def test_ddp_takes_part_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a DDP measurement asks the other ranks; that of a single one has nobody to ask."""
+    asked: list[int] = []
+    real = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        asked.append(tensor.numel())
+        real(tensor, op)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    alone, in_group = step_by("single"), step_by("ddp")
+    for step in (alone, in_group):
+        step.cpu_seconds = [0.5]
+    assert alone.finish() == {"cpu_seconds": 0.5}
+    assert asked == []
+    assert in_group.finish() == {"cpu_seconds": 0.5, "gradient_bytes": 4 * 11_689_512}
+    assert sum(asked) == 2 * 4 * 11_689_512, "the least and the greatest of each byte"
+
+
+@pytest.mark.parametrize("pixel", [math.nan, math.inf])
+def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
+    step = step_by("single")
+    step.step()
+    step.end_round(1)
+    step.input.take()[0][0, 0, 0, 0] = pixel
+    step.step()
+    with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps"):
+        step.end_round(7)
+
+
+def test_a_loss_that_is_infinite_is_refused() -> None:
+    step = step_by("single")
+    step.loss = torch.tensor(math.inf)
+    with pytest.raises(FloatingPointError, match="the loss is inf after a round of 1 steps"):
+        step.end_round(1)
+
+
+def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_by("single")
+    step.loss = torch.tensor(1.0)
+    now = iter((10.0, 14.0, 20.0, 21.0, 50.0, 52.0))
+    monkeypatch.setattr("ddpperf.training.time", SimpleNamespace(process_time=lambda: next(now)))
+    for steps in (2, 4, 4):
+        step.start_round()
+        step.end_round(steps)
+    assert step.finish() == {"cpu_seconds": 0.5}, "of 2, 0.25 and 0.5"
+
+
+def test_an_epochs_cpu_seconds_are_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
+    epoch = TrainingEpoch(spec, rank=0, device=CPU)
+    epoch.loss = torch.tensor(1.0)
+    now = iter((10.0, 14.0))
+    monkeypatch.setattr("ddpperf.training.time", SimpleNamespace(process_time=lambda: next(now)))
+    epoch.start_round()
+    epoch.end_round(1)
+    assert epoch.finish() == {"cpu_seconds": 0.5}, "of 8 steps"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Literal
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results import Measured
@@ -16,14 +18,20 @@ QUIET_IQR = 0.01
 QUIET_LIMIT = 1.1
 NOISY_LIMIT = 2.5
 
+# Above this, the step's time over the GPU's own for it, a step waits for the CPU's launches; unless it is captured, its time
+# then moves from run to run, and is for information.
+LAUNCH_BOUND = 1.05
+CPU_LIMIT = 1.25  # instead, how many times the CPU seconds of a step are too many
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Median seconds of a step, then and now; a ratio above `limit` is slower."""
+    """Seconds of a step, then and now: its median time, or its CPU seconds; a ratio above `limit` is slower."""
 
     then_seconds: float
     now_seconds: float
     limit: float
+    quantity: Literal["step", "CPU seconds"] = "step"
 
     @property
     def ratio(self) -> float:
@@ -52,10 +60,10 @@ def compare(
     baseline: str,
     limit: float | None,
 ) -> Comparison:
-    """Compare test by test; comparable means equal test id and equal spec.
+    """Compare test by test, times or, of what launches bound already then, CPU seconds; comparable means equal id and spec.
 
-    expected: the ids of the tests that this run had to compare. baseline: what to call the other run. limit: the ratio above
-    which a step is slower; None for each test's own, by how much its rounds spread.
+    expected: the ids of the tests that this run had to compare. baseline: what to call the other run. limit: the ratio of times
+    above which a step is slower; None for each test's own, by how much its rounds spread. CPU seconds have `CPU_LIMIT`.
     """
     changes, holes = {}, {}
     for test in sorted(expected):
@@ -66,6 +74,13 @@ def compare(
             holes[test] = f"is in {baseline} but was not measured"
         elif now[test].spec != then[test].spec:
             holes[test] = f"measures another spec than in {baseline}"
+        elif is_launch_bound(then[test]) and not then[test].spec.captured:
+            cpu_then, cpu_now = _cpu_seconds(then[test]), _cpu_seconds(now[test])
+            if cpu_then is None or cpu_now is None:
+                side = baseline if cpu_then is None else "this run"
+                holes[test] = f"is bound by launches, and {side} has no CPU seconds of it to compare"
+            else:
+                changes[test] = Change(then_seconds=cpu_then, now_seconds=cpu_now, limit=CPU_LIMIT, quantity="CPU seconds")
         else:
             sides = then[test].all_step_seconds(), now[test].all_step_seconds()
             changes[test] = Change(
@@ -74,6 +89,19 @@ def compare(
                 limit=limit or (QUIET_LIMIT if all(map(is_quiet, sides)) else NOISY_LIMIT),
             )
     return Comparison(baseline=baseline, changes=changes, holes=holes)
+
+
+def is_launch_bound(measured: Measured) -> bool:
+    """Whether a step waited for launches in the median set; not so where nothing was counted, as on a CPU."""
+    by_set = measured.counter("launch_bound")
+    return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
+
+
+def _cpu_seconds(measured: Measured) -> float | None:
+    """What a step took of the CPU in the median set, of the rank that needed most; None unless that is a positive number."""
+    by_set = measured.counter("cpu_seconds")
+    seconds = median(by_set.values()) if by_set else 0.0
+    return seconds if 0 < seconds < math.inf else None
 
 
 def is_quiet(seconds: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Least values that a test's metrics must reach on a hardware: perf/thresholds.toml read, checked and applied.
+"""What a test's metrics must reach, or must not exceed, on a hardware: perf/thresholds.toml read, checked and applied.
 
 What could never fail is refused: a misspelt name, a field that no spec has, a value that no spec can hold.
 """
@@ -17,11 +17,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ddpperf.specs import Spec
 
-METRICS = ("speedup", "efficiency", "images_per_second", "busbw_bytes_per_second")
+METRICS = ("speedup", "efficiency", "images_per_second", "busbw_bytes_per_second")  # with a least value
+GREATEST = ("cpu_seconds",)  # with a greatest value
 NEVER_NAMED = ("delay_seconds", "fault")  # a slowed step must fall below the threshold of the same step without that
 
 Value = str | int | float | bool
-_KEYS = ("hardware", "test", "where", *METRICS)
+_KEYS = ("hardware", "test", "where", *METRICS, *GREATEST)
 _ABSENT = object()
 
 
@@ -30,13 +31,14 @@ class Threshold:
     """One entry of the file.
 
     test: the name of the test's function. where: fields of the spec, each equal in value and type; empty for every spec.
-    minimum: by metric, in the metric's own unit. number: the entry's place in the file, from 1.
+    minimum, maximum: by metric, in the metric's own unit; no metric has both. number: the entry's place in the file, from 1.
     """
 
     hardware: str
     test: str
     where: Mapping[str, Value]
     minimum: Mapping[str, float]
+    maximum: Mapping[str, float]
     number: int
 
     def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
@@ -45,16 +47,19 @@ class Threshold:
         return (hardware, test) == (self.hardware, self.test) and all(_same(found, wanted) for found, wanted in named)
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """A sentence for each minimum that is not reached; a metric that is absent, or no finite number, reaches none."""
+        """A sentence for each bound that is not kept; a metric that is absent, or no finite number, keeps none."""
         sentences = []
-        for name, least in self.minimum.items():
+        for name, bound in {**self.minimum, **self.maximum}.items():
             value = metrics.get(name)
+            asked = f"{self} asks for {'at most ' if name in self.maximum else ''}{bound:.6g}"
             if value is None:
-                sentences.append(f"{name} was not given, {self} asks for {least:.6g}")
+                sentences.append(f"{name} was not given, {asked}")
             elif not math.isfinite(value):
-                sentences.append(f"{name} is {value}, which is no finite number, {self} asks for {least:.6g}")
-            elif value < least:
-                sentences.append(f"{name} {value:.6g} is below {least:.6g}, the least that {self} allows")
+                sentences.append(f"{name} is {value}, which is no finite number, {asked}")
+            elif name in self.minimum and value < bound:
+                sentences.append(f"{name} {value:.6g} is below {bound:.6g}, the least that {self} allows")
+            elif name in self.maximum and value > bound:
+                sentences.append(f"{name} {value:.6g} is above {bound:.6g}, the greatest that {self} allows")
         return sentences
 
     def __str__(self) -> str:
@@ -95,12 +100,16 @@ def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:
     where = entry.get("where", {})
     _require_occurs(where, place)
     minimum = {metric: entry[metric] for metric in METRICS if metric in entry}
-    if not minimum:
-        raise ValueError(f"{place} has no minimum, so it could never fail; add one of {', '.join(METRICS)}")
-    for metric, least in minimum.items():
-        if type(least) not in (int, float) or not 0 < least <= sys.float_info.max:  # nor is a NaN
-            raise ValueError(f"{place} has {metric} = {least!r}; write a positive finite number")
-    return Threshold(hardware=entry["hardware"], test=entry["test"], where=where, minimum=minimum, number=number)
+    maximum = {metric: entry[metric] for metric in GREATEST if metric in entry}
+    if not minimum and not maximum:
+        metrics = ", ".join(METRICS + GREATEST)
+        raise ValueError(f"{place} has no minimum and no maximum, so it could never fail; add one of {metrics}")
+    for metric, bound in (minimum | maximum).items():
+        if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # nor is a NaN
+            raise ValueError(f"{place} has {metric} = {bound!r}; write a positive finite number")
+    return Threshold(
+        hardware=entry["hardware"], test=entry["test"], where=where, minimum=minimum, maximum=maximum, number=number
+    )
 
 
 def _require_occurs(where: Any, place: str) -> None:
@@ -124,7 +133,7 @@ def _require_occurs(where: Any, place: str) -> None:
 def _require_distinct(thresholds: Sequence[Threshold], name: str) -> None:
     first: dict[tuple[object, ...], int] = {}
     for threshold in thresholds:
-        for metric in threshold.minimum:
+        for metric in (*threshold.minimum, *threshold.maximum):
             key = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
             if key in first:
                 raise ValueError(

@@ -46,7 +46,7 @@ def decide(
     failed = [f"{test} failed: {outcome.reason}" for test, outcome in outcomes.items() if outcome.outcome == "failed"]
     if comparison is not None:
         failed += [
-            f"{test} is slower: {change.ratio:.2f} times its step in {comparison.baseline}, limit {change.limit:g}"
+            f"{test} is slower: {change.ratio:.2f} times its {change.quantity} in {comparison.baseline}, limit {change.limit:g}"
             for test, change in comparison.slower.items()
         ]
     if failed:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, TrainingSpec, gpu_reason
 
 Cell = Spec | ParameterSet
 
@@ -21,3 +23,19 @@ def without_torchvision(spec: Spec, what: str) -> Cell:
 def skipped(identity: str, reason: str) -> ParameterSet:
     """A cell that cannot be measured here: its test is collected, and skipped with the reason."""
     return pytest.param(None, id=identity, marks=pytest.mark.skip(reason=reason))
+
+
+def possible(spec: TrainingSpec, device: str) -> Cell:
+    """The spec, or a skipped cell where `device`, or this machine, cannot do what it asks."""
+    reason = (gpu_reason(spec) if device == "cpu" else "") or (compiler_reason() if spec.compiled else "")
+    return skipped(spec.id, reason) if reason else spec
+
+
+def compiler_reason() -> str:
+    """Why nothing can be compiled here; empty if it can be: torch.compile writes C++."""
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else any(map(shutil.which, ("g++", "clang++", "gcc", "clang", "cc")))
+    if found:
+        return ""
+    missing = f"no {named}" if named else "none"
+    return f"torch.compile needs a C++ compiler, found {missing}; install g++, or leave compiled forms out"

@@ -27,6 +27,7 @@ class Gpu:
     power_limit_watts: float | None
     nvlinks: int | None
     driver: str | None
+    numa_node: int | None
 
 
 def visible_gpus() -> list[Gpu]:
@@ -79,7 +80,20 @@ def _describe(pynvml: Any, handle: Any) -> Gpu:
         power_limit_watts=None if limit is None else limit / 1e3,
         nvlinks=nvlinks(),
         driver=known(pynvml.nvmlSystemGetDriverVersion),
+        numa_node=_numa_node(known(lambda: str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
     )
+
+
+def _numa_node(address: str | None) -> int | None:
+    """The NUMA node that a device's slot is in, by its PCI address; None if the kernel, or a virtual machine's, does not tell.
+
+    The driver's own answer (nvmlDeviceGetNumaNodeId) is another: the node that a GPU's memory is, where that is one.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        domain, _, slot = (address or "").lower().partition(":")
+        node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{slot}/numa_node").read_text())
+        return node if node >= 0 else None
+    return None
 
 
 def cpu_model() -> str:

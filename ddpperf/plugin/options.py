@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,11 +21,14 @@ from ddpperf.plugin.option_values import (
     slower_ratio,
     whole_number,
 )
-from ddpperf.specs import EpochSpec, Precision, TrainingSpec, is_own_model, require_model
+from ddpperf.plugin.spec_options import Value, check_training, fitting, read_forms, read_spec_fields
+from ddpperf.specs import EpochSpec, Form, Input, Precision, TrainingSpec, is_own_model, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
+from ddpperf.specs.strategy import SHARDED_STRATEGIES
 
 GPU_PRECISIONS = ("tf32", "fp16")  # which the CPU has not
 CPU_EPOCH_IMAGES = 1024
+GPU_INDUCTOR = "combo_kernels"  # what is small is launched together: 8 % of a step of 32 images
 CIFAR_CLASSES = 10
 
 
@@ -32,8 +36,9 @@ CIFAR_CLASSES = 10
 class Options:
     """What to measure and how, every default resolved for this machine.
 
-    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. delay_seconds: put into
-    every step.
+    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. forms: the first one is
+    every experiment's, the others stand beside it. spec_fields: what --spec sets in every cell that has it. delay_seconds: put
+    into every step.
     """
 
     device: str
@@ -43,6 +48,8 @@ class Options:
     global_batch_sizes: tuple[int, ...]
     model: str
     precision: Precision
+    forms: tuple[Form, ...]
+    spec_fields: Mapping[str, Value]
     data: Data
     epoch_images: int
     delay_seconds: float
@@ -51,24 +58,42 @@ class Options:
     worker_logs: Path | None
     slower_ratio: float | None
 
+    @property
+    def input(self) -> Input:
+        """Where a step's batches come from: on GPUs from the data set on the device, augmented there, in every form."""
+        return "device" if self.device == "cuda" and not is_own_model(self.model) else "fixed"
+
+    @property
+    def fastest_form(self) -> Form:
+        return "compile-graph" if "compile-graph" in self.forms else self.forms[0]
+
     def step(self, **fields: Any) -> TrainingSpec:
-        """A step with these fields, the others as the options say; without a strategy, "single" for one rank, else "ddp"."""
-        return TrainingSpec(**self._common(fields) | fields)
+        """A step with these fields, the others as the options say, where --spec outdoes both; world_size must be among them.
+
+        Without a strategy it is "single" for one rank, else "ddp", or what --spec names.
+        """
+        return TrainingSpec(**self._fields(fields))
 
     def epoch(self, **fields: Any) -> EpochSpec:
         """An epoch of such steps."""
-        return EpochSpec(**self._common(fields) | fields)
+        return EpochSpec(**self._fields(fields))
 
-    def _common(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {
+    def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        alone = fields["world_size"] == 1
+        strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
+        fields = {"strategy": strategy, "form": self.forms[0], **fields}
+        channels_last = self.device == "cuda" and fields["strategy"] not in SHARDED_STRATEGIES and not is_own_model(self.model)
+        common: dict[str, Any] = {
             "model": self.model,
             "precision": self.precision,
-            "memory_format": "channels_last" if self.device == "cuda" and not is_own_model(self.model) else "contiguous",
-            "strategy": "single" if fields["world_size"] == 1 else "ddp",
+            "memory_format": "channels_last" if channels_last else "contiguous",
             "data": self.data.name,
             "digest": self.data.digest,
             "epoch_images": self.epoch_images,
-        }
+        } | fields
+        if self.device == "cuda" and fields["form"] == "compile-graph":
+            common = {"inductor": GPU_INDUCTOR} | common
+        return common | fitting(self.spec_fields, fields["strategy"], fields["form"])
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -81,6 +106,8 @@ def add_options(parser: pytest.Parser) -> None:
         ("--model", None, "NAME", "resnet18 (default on the CPU), resnet18_cifar (on GPUs), resnet50_cifar, torchvision:NAME, "
          "or your own by package.module:function"),
         ("--precision", None, "NAME", f"{', '.join(get_args(Precision))} (default: fp32 on the CPU, bf16 on GPUs)"),
+        ("--forms", None, "NAME,NAME", "eager, compile, graph, compile-graph: the first for all experiments, others beside it "
+         "(default: eager on the CPU; graph,compile-graph,eager on GPUs)"),
         ("--data", "synthetic", "NAME", "synthetic (default), cifar10[:DIR], or imagefolder:DIR with train/ and test/"),
         ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
         ("--slow-down", None, "SECONDS", "put a delay into every step, to see what notices it"),
@@ -89,6 +116,8 @@ def add_options(parser: pytest.Parser) -> None:
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
     ):  # fmt: skip
         group.addoption(name, default=default, metavar=metavar, help=text)
+    group.addoption("--spec", action="append", default=[], metavar="FIELD=VALUE", help="set a field of every training's spec "
+                    "that has it, such as comm_hook=bf16, bucket_cap_mb=10 or accumulation_steps=2")  # fmt: skip
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
@@ -114,17 +143,25 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     delay_seconds = seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay is not None else 0.0
     worker_logs = folder("--worker-logs", logs) if logs else None
     limit = slower_ratio(config)
-    model = _model_name(config, cuda)  # from here on it takes a while
+    batch_sweep = batch_sizes or (32, 128, 512, 2048)
+    batch_sizes = batch_sizes or ((32, 128, 512) if cuda else (32,))
+    model = _model_name(config, cuda)
+    spec_fields = read_spec_fields(config.getoption("spec"))
+    base = {"model": model, "precision": precision, "world_size": max(world_sizes)}
+    check_training(base, batch_sizes, spec_fields, config.getoption("forms"), device)
+    # from here on it takes a while
     data, epoch_images = _data(config, model, cuda, max(world_sizes))
     check_model(model)
     return Options(
         device=device,
         world_sizes=world_sizes,
-        batch_sizes=batch_sizes or ((32, 128, 512) if cuda else (32,)),
-        batch_sweep=batch_sizes or (32, 128, 512, 2048),
+        batch_sizes=batch_sizes,
+        batch_sweep=batch_sweep,
         global_batch_sizes=global_batch_sizes or ((128, 512) if cuda else (64,)),
         model=model,
         precision=precision,
+        forms=read_forms(config.getoption("forms"), device),
+        spec_fields=spec_fields,
         data=data,
         epoch_images=epoch_images,
         delay_seconds=delay_seconds,

@@ -16,6 +16,7 @@ from ddpperf.analysis.compare import Comparison, compare
 from ddpperf.analysis.thresholds import Threshold, read_thresholds
 from ddpperf.analysis.verdict import Outcome, Verdict, decide
 from ddpperf.plugin import hardware
+from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
 from ddpperf.plugin.gpu_watch import GpuWatch
 from ddpperf.plugin.measure import Measure
@@ -55,6 +56,7 @@ class Session:
         self.applied: set[int] = set()  # the numbers of those that a test was held to
         self.begun = time.monotonic()
         self.test_seconds: dict[str, float] = {}
+        self._pinning = Pinning()
         self._watch: GpuWatch | None = None
         self._doubts: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
         self._pool: Pool | None = None
@@ -109,6 +111,7 @@ class Session:
     def pool(self) -> Pool:
         """The process sets, made at the first measurement."""
         if self._pool is None:
+            self._pinning.plan(max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ())
             self._pool = Pool(
                 size=max(self.options.world_sizes),
                 device=self.options.device,
@@ -116,13 +119,15 @@ class Session:
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
                 sides=[Side(environment=self._variables())],
+                cores=self._pinning.ranks,
                 progress=self.progress,
                 look=self._look,
             )
         return self._pool
 
     def _look(self, processes: list[int], done: int) -> None:
-        """See what disturbs the GPUs; what did before the first round is of no interest."""
+        """Keep off the ranks' cores; see what disturbs the GPUs; what did before the first round is of no interest."""
+        self._pinning.hold()
         if self._watch is not None:
             self._watch.look(processes)
             if not done:
@@ -137,9 +142,7 @@ class Session:
         """What made a measurement doubtful, seen from outside; of one that was not taken now, what did then."""
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
-            cores, processes = hardware.core_count(), measured.spec.busy_processes
-            crowded = [f"doubtful: {processes} processes share {cores} cores"] if processes > cores else []
-            self._doubts[key] = crowded + (self._watch.doubts() if self._watch is not None else [])
+            self._doubts[key] = self._pinning.doubts(measured.spec) + (self._watch.doubts() if self._watch is not None else [])
         return self._doubts.get(key, [])
 
     def finish(self) -> None:
@@ -147,9 +150,10 @@ class Session:
         self.progress.close()
         try:
             if self._pool is not None:
-                self.environment |= self._pool.environment()
+                self.environment |= self._pool.environment() | self._pinning.environment()
                 self._pool.close()
         finally:
+            self._pinning.release()
             self.lock.release()
 
     def collect(self, tests: Sequence[str]) -> None:

@@ -7,14 +7,21 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpperf.analysis.compare import Comparison
+from ddpperf.analysis.compare import Change, Comparison
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
 from ddpperf.results import Measured
 
 _METRIC_FORMATS = {
     "speedup": lambda value: f"speedup {value:.2f}x",
     "efficiency": lambda value: f"efficiency {value:.1%}",
+    "speedup_over_eager": lambda value: f"{value:.2f}x eager",
+    "speedup_over_ddp": lambda value: f"{value:.2f}x plain DDP",
     "images_per_second": lambda value: f"{value:,.0f} images/s",
+    "cpu_seconds": lambda value: f"CPU {format_seconds(value)}",
+    "launch_bound": lambda value: f"launch bound {value:.2f}x",
+    "communicator_seconds": lambda value: f"communicator {value:.2f} s",
+    "compile_seconds": lambda value: f"compilation {value:.1f} s",
+    "capture_seconds": lambda value: f"capture {value:.2f} s",
     "step_seconds": lambda value: f"step {format_seconds(value)}",
     "epoch_seconds": lambda value: f"epoch {format_seconds(value)}",
     "loss_after_5_steps": lambda value: f"loss {value:.3f} after 5 steps",
@@ -30,6 +37,7 @@ _METRIC_FORMATS = {
 }
 
 DOUBTFUL_IQR = 0.25
+SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
 DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
 
 
@@ -41,6 +49,8 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     lines = [_title(header, stored), "", *_aligned(_table(header, stored, doubts, comparison)), ""]
     if comparison is not None:
         lines.append(f"ratio: step time over that in {comparison.baseline}; above its limit it is slower")
+        if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
+            lines.append(f"ratio with cpu: CPU seconds over those in {comparison.baseline}, for launches bound the step's time")
     lines += _by_reason({test: reasons for test, reasons in doubts.items() if reasons})
     skipped = {
         test: [f"skipped: {outcome['reason']}"]
@@ -64,12 +74,18 @@ def _table(
     overhead = header.get("timing", {}).get("overhead_seconds", {})
     for test, outcome in header["outcomes"].items():
         change = comparison.changes.get(test) if comparison is not None else None
-        ratio = (f"{change.ratio:.3f}", f"{change.limit:g}") if change is not None else ("-",) * len(compared)
+        ratio = _ratio(change) if change is not None else ("-",) * len(compared)
         cost = f"{overhead[test]:.1f} s" if test in overhead else "-"
         ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
         metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
         rows.append((_short(test), *_time(stored.get(test)), *ratio, cost, ended, metrics))
     return rows
+
+
+def _ratio(change: Change) -> tuple[str, str]:
+    """The ratio, marked where it is not of times, and its limit."""
+    mark = " cpu" if change.quantity == "CPU seconds" else ""
+    return f"{change.ratio:.3f}{mark}", f"{change.limit:g}"
 
 
 def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
@@ -80,6 +96,7 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
         f"ddpperf on {header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment else "",
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
+        "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
         f"{data['name']} images" if data["name"] != "synthetic" else "",
@@ -96,7 +113,7 @@ def doubts_of(stored: dict[str, Any]) -> list[str]:
         measured = Measured.from_json(leg)
         doubts += _doubts_of_rounds(measured, f"{name}'s")
         ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
-        if max(ranks) > DOUBTFUL_DEVICES:
+        if name == SLOWEST_COUNTS and max(ranks) > DOUBTFUL_DEVICES:
             doubts.append(f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts")
     return list(dict.fromkeys(doubts))
 

@@ -11,16 +11,15 @@ from typing import Any
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
 from ddpperf.specs.collective import FLOAT32_BYTES, Algorithm, AllReduceSpec, format_bytes
 from ddpperf.specs.sampling import SamplerSpec
+from ddpperf.specs.strategy import CommHook, Form, Strategy, gpu_reason
 from ddpperf.specs.training import (
     DATA_VARIABLE,
     MODEL_VARIABLE,
     EpochSpec,
-    Form,
     Input,
     MemoryFormat,
     Model,
     Precision,
-    Strategy,
     TrainingSpec,
     is_own_model,
     require_model,
@@ -32,6 +31,7 @@ __all__ = [
     "MODEL_VARIABLE",
     "Algorithm",
     "AllReduceSpec",
+    "CommHook",
     "EpochSpec",
     "Fault",
     "FaultCommand",
@@ -47,6 +47,7 @@ __all__ = [
     "TrainingSpec",
     "format_bytes",
     "from_json",
+    "gpu_reason",
     "is_own_model",
     "require_model",
     "to_json",

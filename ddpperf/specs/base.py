@@ -53,6 +53,11 @@ class Work:
         return True
 
     @property
+    def captured(self) -> bool:
+        """Whether the work is replayed from a graph, so that the CPU has hardly a part in it."""
+        return False
+
+    @property
     def busy_processes(self) -> int:
         """How many processes compute at the same time."""
         return max(map(len, self.turns(self.world_size)))

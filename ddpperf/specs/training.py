@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from ddpperf.specs.base import Work, require_at_least, require_one_of
+from ddpperf.specs.strategy import (
+    DDP_OPTIONS,
+    DEFAULT_BUCKET_CAP_MB,
+    GROUPED_STRATEGIES,
+    CommHook,
+    Form,
+    Strategy,
+    form_id,
+    require_strategy,
+    strategy_id,
+)
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar"]
-Strategy = Literal["single", "ddp", "data_parallel"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-Form = Literal["eager"]
 Input = Literal["fixed", "device", "dataloader"]
 # Variables of a rank's environment that say what a spec's names mean on its machine: no message can name a file or a module.
 DATA_VARIABLE = "DDPPERF_DATA"  # the cached tensor file of the data set, unless that is synthetic
@@ -28,7 +37,12 @@ class TrainingSpec(Work):
     tf32 with it (a GPU's), or bf16 and fp16 autocast over fp32 parameters, fp16 with a gradient scaler. Weak scaling
     holds `per_rank_batch_size`; the global batch is `world_size` times as large.
     strategy: "single" has no process group: each rank of the set does the same step alone, one rank at a time.
-    "data_parallel" is one process, rank 0, that drives `world_size` GPUs.
+    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients, "zero1" shards the
+    optimizer's state besides, "fsdp" the parameters, too. comm_hook, bucket_cap_mb (MiB), gradient_as_bucket_view,
+    static_graph, buffer_sync: DistributedDataParallel's own. sync_batch_norm: statistics over all ranks.
+    accumulation_steps: parts of a batch whose gradients are added up before they are synchronized.
+    form: how a step is run: operation by operation, compiled, captured in a graph, or both. inductor: the compiler's options
+    to switch on, joined by +.
     input: "fixed" trains on one batch again and again; "device" crops and flips batches of a data set that lies on the
     device; "dataloader" loads them by `loader_workers` processes. data: the name of the data set, digest: of its images.
     epoch_images: how many of its images an epoch has. drop_last: leave out an epoch's last, smaller batch.
@@ -43,6 +57,14 @@ class TrainingSpec(Work):
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     form: Form = "eager"
+    inductor: str = ""
+    comm_hook: CommHook = "none"
+    bucket_cap_mb: int = DEFAULT_BUCKET_CAP_MB
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    buffer_sync: bool = True
+    sync_batch_norm: bool = False
+    accumulation_steps: int = 1
     input: Input = "fixed"
     loader_workers: int = 0
     data: str = "synthetic"
@@ -53,10 +75,8 @@ class TrainingSpec(Work):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_model(self.model)
-        require_one_of("strategy", self.strategy, get_args(Strategy))
         require_one_of("precision", self.precision, get_args(Precision))
         require_one_of("memory_format", self.memory_format, get_args(MemoryFormat))
-        require_one_of("form", self.form, get_args(Form))
         require_one_of("input", self.input, get_args(Input))
         require_at_least("world_size", self.world_size, 2 if self.strategy == "data_parallel" else 1)
         require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
@@ -66,13 +86,21 @@ class TrainingSpec(Work):
             raise ValueError(
                 f"data and digest must be words and drop_last a bool, got {self.data!r}, {self.digest!r}, {self.drop_last!r}"
             )
+        require_strategy(self)
         self._require_consistent()
 
     def _require_consistent(self) -> None:
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp")
-        if self.model == "resnet18" and self._least_batch_size < 2:
+        for size in {self.process_batch_size, self._last_batch_size}:
+            if size % self.accumulation_steps:
+                raise ValueError(
+                    f"accumulation_steps={self.accumulation_steps} does not divide a batch of {size} images; use a divisor"
+                )
+        if self.model == "resnet18" and self._least_batch_size < 2 * self.accumulation_steps:
             raise ValueError("resnet18 normalizes one value an image in its last stage: use batches of at least 2")
+        if self.captured and self._last_batch_size != self.process_batch_size:
+            raise ValueError(f"form {self.form} repeats one batch size, an epoch ends with a smaller one; use drop_last")
         if is_own_model(self.model) and self.memory_format != "contiguous":
             raise ValueError(f"{self.model} has its own memory format, got {self.memory_format}; use contiguous")
         if is_own_model(self.model) and self.input != "fixed":
@@ -84,7 +112,15 @@ class TrainingSpec(Work):
 
     @property
     def grouped(self) -> bool:
-        return self.strategy == "ddp"
+        return self.strategy in GROUPED_STRATEGIES
+
+    @property
+    def compiled(self) -> bool:
+        return self.form in ("compile", "compile-graph")
+
+    @property
+    def captured(self) -> bool:
+        return self.form in ("graph", "compile-graph")
 
     def turns(self, size: int) -> list[list[int]]:
         if self.strategy == "single":
@@ -103,7 +139,7 @@ class TrainingSpec(Work):
     @property
     def processes(self) -> int:
         """How many processes share an epoch's images."""
-        return self.world_size if self.strategy == "ddp" else 1
+        return self.world_size if self.grouped else 1
 
     @property
     def process_batch_size(self) -> int:
@@ -143,11 +179,20 @@ class TrainingSpec(Work):
         """The cell's part of a test id, which is a stored key: every part, always in this order."""
         work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
         workers = self.loader_workers if self.input == "dataloader" else ""
-        return f"{work}-{self.strategy}-{self.precision}-{self.form}-{self.input}{workers}"
+        return f"{work}-{strategy_id(self)}-{self.precision}-{form_id(self)}-{self.input}{workers}"
+
+    def ddp(self) -> TrainingSpec:
+        """The same step by DDP as it is without any option."""
+        return dataclasses.replace(self, **DDP_OPTIONS, strategy="ddp", sync_batch_norm=False, accumulation_steps=1)  # type: ignore[arg-type]
 
     def one_device(self) -> TrainingSpec:
         """The same step on one device without communication: the t(1) of a speedup."""
-        return dataclasses.replace(self, world_size=1, strategy="single", delay_seconds=0.0, fault=None)
+        alone = {**DDP_OPTIONS, "sync_batch_norm": False, "delay_seconds": 0.0, "fault": None}
+        return dataclasses.replace(self, world_size=1, strategy="single", **alone)  # type: ignore[arg-type]
+
+    def eager(self) -> TrainingSpec:
+        """The same step, operation by operation."""
+        return dataclasses.replace(self, form="eager", inductor="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +203,7 @@ class EpochSpec(TrainingSpec):
     repeats: ClassVar[bool] = False
 
     def turns(self, size: int) -> list[list[int]]:
-        """As of a step, but on one device an epoch is rank 0's alone: it takes long, and no speedup starts from it."""
+        """As of a step, but on one device an epoch, which takes long, is rank 0's alone: that is its T(1)."""
         return [[0]] if self.strategy == "single" else super().turns(size)
 
 

@@ -26,8 +26,9 @@ class Pool:
 
     The sets are alive side by side and their rounds interleave; only one samples at a time. A set that fails is dead at
     once and is replaced, under a new name, before the next measurement. log_folder: where each rank's output stays; by
-    default in a private folder that goes with the pool. progress: told of the spec that is measured and how much of that
-    is done. look: called with the process ids of all ranks and the number of rounds done, before the first and after each.
+    default in a private folder that goes with the pool. cores: by rank, those it is kept on in each set. progress: told of
+    the spec that is measured and how much of that is done. look: called with the process ids of all ranks and the number
+    of rounds done, before the first and after each.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Pool:
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
         log_folder: Path | None = None,
+        cores: Sequence[Sequence[int]] | None = None,
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
         look: Callable[[list[int], int], None] = lambda processes, done: None,
     ) -> None:
@@ -52,6 +54,7 @@ class Pool:
         self._sets_made = 0
         self._folder: Path | None = None
         self._log_folder = log_folder
+        self._cores = cores
         self._progress = progress
         self._look = look
         self.counted_seconds = 0.0  # spent in rounds that count, so far
@@ -95,6 +98,7 @@ class Pool:
             folder=self._folder,
             log_folder=self._log_folder or self._folder,
             deadline_seconds=self.deadline_seconds,
+            cores=self._cores,
         )
 
     def measure(self, spec: Spec) -> Measured:
@@ -178,9 +182,8 @@ def _open(process_set: ProcessSet, spec: Spec) -> int:
         process_set.join(spec.world_size)
     else:
         process_set.leave()
-    answers: list[Message] = []
-    for ranks in spec.turns(process_set.size):
-        answers += process_set.request("open", ranks=ranks, spec=specs.to_json(spec)).values()
+    ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]  # at once: nothing is timed yet
+    answers = process_set.request("open", ranks=ranks, spec=specs.to_json(spec)).values()
     return min(int(answer["max_iterations"]) for answer in answers)
 
 

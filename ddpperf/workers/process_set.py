@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +24,7 @@ class ProcessSet:
 
     folder: a private folder for the socket and the ranks' temporary files. log_folder: where each rank's output goes, one
     file a rank. deadline_seconds: how long a rank may take over one command, or be silent in one that reports its progress.
-    progress: whom to tell how much of such a command is done.
+    cores: by rank, those it is kept on. progress: whom to tell how much of such a command is done.
     """
 
     def __init__(
@@ -37,12 +37,14 @@ class ProcessSet:
         folder: Path,
         log_folder: Path,
         deadline_seconds: float,
+        cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.name = name
         self.side = side
         self.size = size
         self.device = device
         self.deadline_seconds = deadline_seconds
+        self.cores = cores
         self.progress: Callable[[float], None] = lambda fraction: None
         self.environment: Message = {}
         self.alive = True
@@ -73,7 +75,7 @@ class ProcessSet:
     def wait_ready(self) -> None:
         try:
             self._accept_all(time.monotonic() + START_SECONDS)
-            answers = self.request("setup", deadline_seconds=START_SECONDS, device=self.device)
+            answers = self.request("setup", deadline_seconds=START_SECONDS, device=self.device, cores=self.cores)
             self._store_port = answers[0]["port"]
             self.environment = answers[0]["environment"]
         except BaseException:

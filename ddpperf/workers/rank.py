@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
+from ddpperf.forms import forget_compiled
 from ddpperf.sampling import Sampling
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.timing import delayed, seconds_of, synchronize
@@ -31,6 +33,9 @@ class Measurement(Protocol):
     """What can be repeated and timed; made from a spec, a rank and a device."""
 
     max_iterations: int
+
+    def warm_up(self, steps: int) -> None:
+        """Do what must be done before a step is like all others: `steps` steps, or what they need."""
 
     def start_round(self) -> None:
         """Prepare a round, untimed."""
@@ -64,6 +69,8 @@ class Rank:
         self.spec: specs.Spec | None = None
         self.measurement: Measurement | None = None
         self.step: Callable[[], None] = lambda: None
+        self.step_seconds: list[float] = []  # by round
+        self.communicator_seconds = 0.0
         self.commands: dict[str, Callable[..., Message]] = {
             "setup": self.setup,
             "ping": self.ping,
@@ -75,8 +82,10 @@ class Rank:
             "exit": self.exit,
         }
 
-    def setup(self, device: str) -> Message:
-        """Take the device; rank 0 also starts the store at which groups meet."""
+    def setup(self, device: str, cores: list[list[int]] | None) -> Message:
+        """Take the device, and the own ones of all ranks' cores; rank 0 also starts the store at which groups meet."""
+        if cores is not None:
+            os.sched_setaffinity(0, cores[self.rank])  # first of all: only threads that start later inherit it
         torch.set_num_threads(1)  # the same at every world size, or scaling would measure the thread pool
         self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
@@ -98,6 +107,7 @@ class Rank:
 
     def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
         """Form the process group `name` with ranks 0..world_size-1; a name is never used twice."""
+        began = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
         dist.init_process_group(
@@ -108,6 +118,9 @@ class Rank:
             timeout=timedelta(seconds=timeout_seconds),
             device_id=self.device if self.device.type == "cuda" else None,
         )
+        dist.barrier()  # a communicator is ready when it was used
+        synchronize(self.device)
+        self.communicator_seconds = time.perf_counter() - began
         return {}
 
     def leave(self) -> Message:
@@ -122,6 +135,7 @@ class Rank:
         """Build the spec's measurement, and warm it up."""
         self._drop_measurement()
         self.spec = specs.from_json(spec)
+        self.step_seconds = []
         inject(self.spec.fault, self.rank, "open")
         measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
         self.measurement = measurement
@@ -130,11 +144,9 @@ class Rank:
             self.step = measurement.step
             measurement.after_step = delayed(lambda: None, self.spec.delay_seconds, self.device)
             measurement.report = self.report
-            measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         else:
             self.step = delayed(measurement.step, self.spec.delay_seconds, self.device)
-            for _ in range(WARMUP_ITERATIONS[self.device.type]):
-                self.step()
+        measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         synchronize(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # DDP's first steps hold its buckets twice
@@ -154,6 +166,7 @@ class Rank:
         seconds = seconds_of(self.step, iterations, self.device)
         self.measurement.end_round(self.spec.repeats + iterations)
         record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
+        self.step_seconds.append(seconds / iterations)
         print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
 
@@ -163,6 +176,12 @@ class Rank:
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "close")
         counters = self.measurement.finish()
+        if self.spec.grouped:
+            counters["communicator_seconds"] = self.communicator_seconds
+        if "device_seconds" in counters:
+            steps = self.spec.steps_per_epoch if isinstance(self.spec, EpochSpec) else 1
+            device_seconds = steps * (counters["device_seconds"] + self.spec.delay_seconds)
+            counters["launch_bound"] = median(self.step_seconds) / device_seconds
         self._drop_measurement()
         return {"counters": counters}
 
@@ -176,6 +195,7 @@ class Rank:
             return
         self.spec = self.measurement = None
         self.step = lambda: None
+        forget_compiled()
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,0 +1,54 @@
+"""What a training changes from step to step: its learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+PEAK_RATE = 0.01
+
+
+def cosine_rates(peak: float, steps: int) -> list[float]:
+    """The learning rate of each of an epoch's steps: half a cosine from `peak` towards 0 (SGDR, Loshchilov and Hutter 2017,
+    equation 5, restarting every epoch)."""
+    return [peak / 2 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
+
+
+class EpochSchedule:
+    """Gives the optimizer the rate of each step of an epoch, and again in the next one.
+
+    captured: the rates lie on the device with a counter of the steps, and the optimizer's rate is a tensor, so that a graph
+    moves them, too: a plain number would stay what it was when the graph was captured.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: list[float], device: torch.device, *, captured: bool) -> None:
+        self.optimizer = optimizer
+        self.rates = rates
+        self.steps = 0
+        self.rate: Tensor | None = None
+        if captured:
+            self.rates_on_device = torch.tensor(rates, device=device)
+            self.step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
+            self.rate = torch.tensor(rates[0], device=device)
+            self._set(self.rate)
+
+    def _set(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def begin(self) -> None:
+        """Start an epoch."""
+        self.steps = 0
+        if self.rate is not None:
+            self.step_on_device.zero_()
+
+    def step(self) -> None:
+        """Set the next step's rate."""
+        if self.rate is None:
+            self._set(self.rates[self.steps])
+            self.steps += 1
+        else:
+            torch.index_select(self.rates_on_device, 0, self.step_on_device, out=self.rate.view(1))
+            self.step_on_device.add_(1)

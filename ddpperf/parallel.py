@@ -1,0 +1,94 @@
+"""How a model is trained by several devices: DDP and its options, FSDP, ZeRO's first stage, DataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ddpperf import comm_hooks
+from ddpperf.specs import TrainingSpec
+
+# its name before torch 2.13, and from then on
+_BUFFER_SYNC = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else ("broadcast_buffers")
+)
+
+
+def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
+    """`model` as the spec's strategy trains it; the process group, where one is needed, is the default one."""
+    if spec.sync_batch_norm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if spec.strategy in ("ddp", "zero1"):
+        return _ddp(model, spec, device)
+    if spec.strategy == "fsdp":
+        return _fsdp(model, spec, device)
+    if spec.strategy == "data_parallel":
+        return DataParallel(model, device_ids=list(range(spec.world_size)))
+    return model
+
+
+class _Whole(nn.Module):
+    """A Sequential as a module of its own: inside DDP torch.compile passes over torch's own modules."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return self.model(inputs)
+
+
+def _ddp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> DistributedDataParallel:
+    options: dict[str, Any] = {_BUFFER_SYNC: spec.buffer_sync}
+    ddp = DistributedDataParallel(
+        _Whole(model) if spec.compiled and isinstance(model, nn.Sequential) else model,
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=spec.bucket_cap_mb,
+        gradient_as_bucket_view=spec.gradient_as_bucket_view,
+        static_graph=spec.static_graph,
+        **options,
+    )
+    comm_hooks.register(ddp, spec.comm_hook, device)
+    return ddp
+
+
+def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
+    """Each of the model's children is gathered, used and freed as one, and what lies beside them with the whole model."""
+    from torch.distributed.device_mesh import init_device_mesh  # only here: every rank would wait for the import
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (spec.world_size,))
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # in place
+    return model
+
+
+def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Around forward and backward of one part of a batch: only the `last` part's gradients are synchronized."""
+    fsdp: Any = model
+    if hasattr(fsdp, "set_requires_gradient_sync"):
+        fsdp.set_requires_gradient_sync(last)
+    if isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device, rate: float) -> torch.optim.Optimizer:
+    """SGD with momentum; by zero1 each rank keeps the momentum of its share of the parameters, and updates those."""
+    fused = device.type == "cuda" and spec.strategy != "fsdp"  # torch 2.11 has no fused SGD of sharded parameters
+    settings: dict[str, Any] = {"lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
+    if spec.strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # only here: every rank would wait for the import
+
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, **settings)
+    return torch.optim.SGD(model.parameters(), **settings)

@@ -1,0 +1,101 @@
+"""What the command line says of a training's spec: its forms, and single fields by --spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from ddpperf.plugin.cells import compiler_reason
+from ddpperf.specs import Form, TrainingSpec, gpu_reason
+from ddpperf.specs.strategy import DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES
+
+Value = str | int | bool
+# The fields that --spec can set, each of the type that an example shows.
+FIELDS: dict[str, Value] = {**DDP_OPTIONS, "strategy": "ddp", "sync_batch_norm": False, "accumulation_steps": 1, "inductor": ""}
+CPU_FORMS: tuple[Form, ...] = ("eager",)  # compiling takes a minute there
+GPU_FORMS: tuple[Form, ...] = ("graph", "compile-graph", "eager")
+
+
+def read_forms(text: str | None, device: str) -> tuple[Form, ...]:
+    """The forms of --forms, by default those that suit the device."""
+    if text is None:
+        return GPU_FORMS if device == "cuda" else CPU_FORMS
+    forms: tuple[Any, ...] = tuple(word.strip() for word in text.split(","))
+    for form in forms:
+        if form not in get_args(Form):
+            raise pytest.UsageError(f"--forms takes {', '.join(get_args(Form))}, got {form!r}; pass for example --forms eager")
+    if len(set(forms)) != len(forms):
+        raise pytest.UsageError(f"--forms names a form twice, got {text!r}; name each once")
+    return forms
+
+
+def read_spec_fields(given: list[str]) -> dict[str, Value]:
+    """The fields of --spec FIELD=VALUE, each in its own type."""
+    fields: dict[str, Value] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if name not in FIELDS or not equals:
+            raise pytest.UsageError(
+                f"--spec takes FIELD=VALUE with a field of {', '.join(FIELDS)}, got {text[:60]!r}; "
+                "pass for example --spec comm_hook=bf16"
+            )
+        if name in fields:
+            raise pytest.UsageError(f"--spec sets {name} twice, got {fields[name]} and {value[:40]}; set it once")
+        fields[name] = _value(name, value)
+    return fields
+
+
+def _value(name: str, text: str) -> Value:
+    example = FIELDS[name]
+    if isinstance(example, bool):
+        if text.lower() not in ("true", "false"):
+            raise pytest.UsageError(f"--spec {name} takes true or false, got {text[:40]!r}; pass one of them")
+        return text.lower() == "true"
+    if isinstance(example, int):
+        if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+            raise pytest.UsageError(f"--spec {name} takes a whole number, got {text[:40]!r}; pass for example --spec {name}=2")
+        return int(text)
+    return text
+
+
+def fitting(given: Mapping[str, Value], strategy: str, form: str) -> dict[str, Value]:
+    """Those of the given fields that a cell of this strategy and form has: one device has no hook, eager no compiler."""
+    left_out = set() if strategy in DDP_STRATEGIES else set(DDP_OPTIONS)
+    left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
+    left_out |= set() if "compile" in form else {"inductor"}
+    return {name: value for name, value in given.items() if name not in left_out | {"strategy"}}
+
+
+def check_training(
+    base: Mapping[str, Any], batch_sizes: Sequence[int], given: Mapping[str, Value], forms: str | None, device: str
+) -> None:
+    """Raise pytest.UsageError if what was given does not go together in one of the forms, or cannot be done here.
+
+    base: what a training has from other options, of world sizes the greatest. given: the fields of --spec. forms: --forms.
+    """
+    world_size = base["world_size"]
+    used = read_forms(forms, device)
+    if given.get("inductor") and not any("compile" in form for form in used):
+        raise pytest.UsageError(
+            f"--spec inductor={given['inductor']} needs a compiled form, got {', '.join(used)}; pass --forms compile"
+        )
+    if (strategy := given.get("strategy", "ddp")) not in GROUPED_STRATEGIES:
+        raise pytest.UsageError(f"--spec strategy takes {', '.join(GROUPED_STRATEGIES)}, got {strategy}; pass one of them")
+    if "strategy" in given and world_size == 1:
+        raise pytest.UsageError(f"--spec strategy={given['strategy']} needs several ranks, got one; pass --world-sizes 1,2")
+    for form, batch_size in product(used, batch_sizes):
+        sizes = {"per_rank_batch_size": batch_size, "epoch_images": world_size * batch_size}
+        fields: dict[str, Any] = {"strategy": "single" if world_size == 1 else "ddp", **base, **sizes, **given, "form": form}
+        if "compile" not in form:
+            fields["inductor"] = ""
+        try:
+            spec = TrainingSpec(**fields)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        if reason := (gpu_reason(spec) if device == "cpu" else ""):
+            raise pytest.UsageError(f"{reason}; pass other --forms or another --spec")
+        if forms is not None and spec.compiled and (reason := compiler_reason()):
+            raise pytest.UsageError(reason)

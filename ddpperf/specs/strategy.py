@@ -1,0 +1,113 @@
+"""How a training is spread over devices and how its step is run: the names, what goes together, and how ids spell it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ddpperf.specs.base import require_at_least, require_one_of
+
+if TYPE_CHECKING:
+    from ddpperf.specs.training import TrainingSpec
+
+Strategy = Literal["single", "ddp", "data_parallel", "fsdp", "zero1"]
+Form = Literal["eager", "compile", "graph", "compile-graph"]
+CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
+
+DEFAULT_BUCKET_CAP_MB = 25  # torch's own
+MOST_BUCKET_CAP_MB = 2**20
+DDP_STRATEGIES = ("ddp", "zero1")  # those whose gradients DistributedDataParallel synchronizes
+SHARDED_STRATEGIES = ("zero1", "fsdp")  # those that keep tensors in flat buffers, whose memory format is lost there
+GROUPED_STRATEGIES = (*DDP_STRATEGIES, "fsdp")
+# What a graph cannot hold, and why.
+NOT_CAPTURED = {
+    "data_parallel": "which starts threads in every step",
+    "fsdp": "whose parameters come and go in every step",
+    "powersgd": "which waits for the device where it compresses",
+}
+DDP_OPTIONS: dict[str, str | int | bool] = {
+    "comm_hook": "none",
+    "bucket_cap_mb": DEFAULT_BUCKET_CAP_MB,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "buffer_sync": True,
+}
+
+
+def require_strategy(spec: TrainingSpec) -> None:
+    """Raise ValueError unless strategy, options and form are known and go together."""
+    require_one_of("strategy", spec.strategy, get_args(Strategy))
+    require_one_of("form", spec.form, get_args(Form))
+    require_one_of("comm_hook", spec.comm_hook, get_args(CommHook))
+    require_at_least("bucket_cap_mb", spec.bucket_cap_mb, 1)
+    require_at_least("accumulation_steps", spec.accumulation_steps, 1)
+    if spec.bucket_cap_mb > MOST_BUCKET_CAP_MB:
+        raise ValueError(f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {spec.bucket_cap_mb}")
+    for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
+        if not isinstance(getattr(spec, name), bool):
+            raise ValueError(f"{name} must be a bool, got {getattr(spec, name)!r}")
+    if not (isinstance(spec.inductor, str) and re.fullmatch(r"([a-z_]\w*(\+[a-z_]\w*)*)?", spec.inductor)):
+        raise ValueError(f"inductor must be names of torch's inductor options joined by +, got {spec.inductor!r}")
+    _require_options(spec)
+    _require_form(spec)
+
+
+def _require_options(spec: TrainingSpec) -> None:
+    for name, default in DDP_OPTIONS.items():
+        if (value := getattr(spec, name)) != default and spec.strategy not in DDP_STRATEGIES:
+            raise ValueError(
+                f"{name}={value} is an option of DDP, got strategy {spec.strategy}; use ddp or zero1, or leave it out"
+            )
+    if spec.sync_batch_norm and spec.strategy not in GROUPED_STRATEGIES:
+        raise ValueError(f"sync_batch_norm needs a process group, got strategy {spec.strategy}; use ddp, zero1 or fsdp")
+    if spec.strategy == "fsdp" and spec.precision == "fp16":
+        raise ValueError("fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision bf16")
+    if spec.strategy in SHARDED_STRATEGIES and spec.memory_format != "contiguous":
+        raise ValueError(f"{spec.strategy} lays parameters one after the other, got {spec.memory_format}; use contiguous")
+    if spec.static_graph and spec.accumulation_steps > 1:
+        raise ValueError("static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out")
+
+
+def _require_form(spec: TrainingSpec) -> None:
+    if spec.captured:
+        for part in (spec.strategy, spec.comm_hook):
+            if part in NOT_CAPTURED:
+                raise ValueError(f"form {spec.form} cannot capture {part}, {NOT_CAPTURED[part]}; use form eager")
+        if spec.strategy == "zero1" and spec.precision == "fp16":
+            raise ValueError(f"form {spec.form} cannot capture fp16's scaler beside zero1, which waits for it; use bf16")
+    if spec.compiled and spec.strategy in ("data_parallel", "fsdp"):
+        raise ValueError(f"form {spec.form} cannot compile strategy {spec.strategy}; use form eager")
+    if spec.inductor and not spec.compiled:
+        raise ValueError(f"inductor={spec.inductor} needs form compile or compile-graph, got {spec.form}")
+
+
+def gpu_reason(spec: TrainingSpec) -> str:
+    """What of `spec` the CPU cannot do, in a sentence; empty if it can do it all."""
+    for needed, what in (
+        (spec.captured, f"form {spec.form} is captured by a GPU's driver"),
+        (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),
+        (spec.comm_hook in ("avg", "powersgd"), f"comm_hook {spec.comm_hook} needs NCCL"),
+        (spec.comm_hook == "symmetric_memory", "comm_hook symmetric_memory maps the memory of GPUs"),
+        (spec.sync_batch_norm, "sync_batch_norm is there for GPUs alone"),
+    ):
+        if needed:
+            return f"{what}; this runs on the CPU"
+    return ""
+
+
+def strategy_id(spec: TrainingSpec) -> str:
+    """The strategy with what of its options is not the default: ddp+avg+bucket=4."""
+    named = (
+        (spec.comm_hook, spec.comm_hook != "none"),
+        (f"bucket={spec.bucket_cap_mb}", spec.bucket_cap_mb != DEFAULT_BUCKET_CAP_MB),
+        ("view", spec.gradient_as_bucket_view),
+        ("static", spec.static_graph),
+        ("no_buffer_sync", not spec.buffer_sync),
+        ("sync_batch_norm", spec.sync_batch_norm),
+        (f"accumulate={spec.accumulation_steps}", spec.accumulation_steps > 1),
+    )
+    return "+".join([spec.strategy, *(name for name, is_set in named if is_set)])
+
+
+def form_id(spec: TrainingSpec) -> str:
+    return "+".join(part for part in (spec.form, spec.inductor) if part)

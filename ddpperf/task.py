@@ -1,0 +1,68 @@
+"""What is trained: a model, the input of one rank, and the loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpperf.data import EpochBatches, Images, load_images
+from ddpperf.inputs import DeviceInput, FixedInput, Input, LoaderInput, normalized
+from ddpperf.models import build
+from ddpperf.own_model import WrongModel, own_model
+from ddpperf.specs import DATA_VARIABLE, TrainingSpec, is_own_model
+
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def task(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[nn.Module, Input, Callable[[Any, Tensor], Tensor]]:
+    """The module on its device, its input and its loss: the user's own, or a classifier of images."""
+    torch.manual_seed(0)
+    memory_format = MEMORY_FORMATS[spec.memory_format]
+    if is_own_model(spec.model):
+        own = own_model(spec.model)
+        torch.manual_seed(1 + rank)
+        inputs, targets = own.batch(spec.process_batch_size)
+        fixed = FixedInput((inputs.to(device), targets.to(device)))
+        return own.module.to(device), fixed, own.loss
+    model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
+    images = partial(load_images, os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None, spec.epoch_images)
+    require_classifier(spec.model, model, images(), device)
+    torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
+    return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
+
+
+def _image_input(
+    spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device, memory_format: torch.memory_format
+) -> Input:
+    batches = EpochBatches(
+        spec.epoch_images,
+        world_size=spec.processes,
+        rank=rank if spec.grouped else 0,
+        batch_size=spec.process_batch_size,
+        drop_last=spec.drop_last,
+    )
+    if spec.input == "dataloader":
+        return LoaderInput(load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format)
+    if spec.input == "device":
+        return DeviceInput(load(), batches, device, memory_format)
+    images, indices = load(), next(iter(batches))
+    pixels = normalized(images.pixels[indices].to(device), memory_format)
+    return FixedInput((pixels, images.labels[indices].to(device)))
+
+
+def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
+    """Raise WrongModel unless the model has an output for each of the images' classes: on a GPU a label beyond them
+    ends the process."""
+    classes = int(images.labels.max()) + 1
+    model.eval()
+    with torch.no_grad():
+        outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
+    model.train()
+    if outputs.shape[-1] < classes:
+        raise WrongModel(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")

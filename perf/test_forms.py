@@ -1,0 +1,33 @@
+"""Forms of a step: what does one device gain when its step is compiled, captured in a graph, or both?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpperf.plugin.cells import Cell, possible
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.specs import TrainingSpec
+from perf.metrics import training_metrics
+
+
+def forms(options: Options) -> Iterator[Cell]:
+    """What must be compiled for each batch size, for the least and the greatest only."""
+    extremes = (min(options.batch_sizes), max(options.batch_sizes))
+    for batch_size in options.batch_sizes:
+        for form in dict.fromkeys(("eager", *options.forms)):
+            step = options.step(world_size=1, per_rank_batch_size=batch_size, form=form, input=options.input)
+            if not step.compiled or batch_size in extremes:
+                yield possible(step, options.device)
+
+
+@pytest.mark.specs(cells=forms)
+def test_forms(measure: Measure, spec: TrainingSpec) -> None:
+    step = measure(spec)
+    if spec.form != "eager":
+        eager = measure.leg("eager", spec.eager()).median_step_seconds()
+        speedup = {name: eager[name] / seconds for name, seconds in step.median_step_seconds().items()}
+        measure.metric("speedup_over_eager", "1", speedup)
+    training_metrics(measure, step)

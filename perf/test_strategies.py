@@ -1,0 +1,60 @@
+"""Strategies: what do DDP's options, its communication hooks, ZeRO and FSDP make of the same step?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.cells import Cell, possible, skipped
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.specs import TrainingSpec
+from ddpperf.specs.strategy import NOT_CAPTURED
+from perf.metrics import training_metrics
+
+CPU_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"comm_hook": "bf16"}, {"strategy": "zero1"}, {"strategy": "fsdp"})
+GPU_VARIANTS: tuple[dict[str, Any], ...] = (
+    *CPU_VARIANTS,
+    {"comm_hook": "avg"},
+    {"comm_hook": "fp16"},
+    {"comm_hook": "powersgd"},
+    {"comm_hook": "symmetric_memory"},
+    {"comm_hook": "symmetric_memory", "bucket_cap_mb": 8},
+    {"bucket_cap_mb": 4},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"buffer_sync": False},
+    {"sync_batch_norm": True},
+    {"accumulation_steps": 2},
+)
+
+
+def variants(options: Options) -> Iterator[Cell]:
+    """At the most ranks and a middling batch; what cannot be captured is run eagerly."""
+    world_size = max(options.world_sizes)
+    batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
+    if world_size > 1 and options.spec_fields:
+        yield skipped("chosen", f"--spec has chosen {', '.join(options.spec_fields)}; leave it out to compare strategies")
+    elif world_size > 1:
+        for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
+            form = "eager" if NOT_CAPTURED.keys() & fields.values() else options.forms[0]
+            fields = {
+                "world_size": world_size,
+                "per_rank_batch_size": batch_size,
+                "form": form,
+                "input": options.input,
+            } | fields
+            yield possible(options.step(**fields), options.device)
+
+
+@pytest.mark.specs(cells=variants)
+def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
+    step = measure(spec)
+    ddp = spec.ddp()
+    if spec != ddp:
+        plain = measure.leg("ddp", ddp).median_step_seconds()
+        speedup = {name: plain[name] / seconds for name, seconds in step.median_step_seconds().items()}
+        measure.metric("speedup_over_ddp", "1", speedup)
+    training_metrics(measure, step)

@@ -1,0 +1,67 @@
+"""Every form of a step trains as the eager one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf import task
+from ddpperf.forms import compiled
+from ddpperf.plugin.cells import compiler_reason
+from ddpperf.specs import Form, TrainingSpec
+from ddpperf.training import TrainingStep
+from tests.strategies import one_thread
+
+one_thread = pytest.fixture(autouse=True)(one_thread)
+needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+
+
+def small_model(name: str) -> nn.Module:
+    """Quickly compiled, and without a batch's statistics."""
+    del name
+    convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    return nn.Sequential(convolution, nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
+
+
+def losses(form: Form, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of training in epochs of 4 steps, from images on the device, at a rate high enough that its moving shows."""
+    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr("ddpperf.training.PEAK_RATE", 0.5)
+    spec = TrainingSpec(
+        world_size=1,
+        per_rank_batch_size=16,
+        strategy="single",
+        form=form,
+        input="device",
+        epoch_images=64,
+        accumulation_steps=2,
+    )
+    training = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    trajectory = []
+    for _ in range(steps):
+        training.step()
+        trajectory.append(training.loss.item())
+    assert training.startup_seconds.keys() == ({"compile_seconds"} if spec.compiled else set())
+    return trajectory
+
+
+@needs_compiler
+def test_a_compiled_step_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = losses("eager", 10, monkeypatch)
+    assert losses("compile", 10, monkeypatch) == pytest.approx(eager, rel=1e-4)
+    assert max(eager) - min(eager) > 0.1  # it learns, so that a wrong step would show
+
+
+@needs_compiler
+def test_one_function_is_compiled_as_often_as_trainings_need_it() -> None:
+    """torch gives a function up after a few compilations, and runs it eagerly from then on."""
+
+    def doubled(numbers: Tensor, times: int) -> Tensor:
+        return numbers * times
+
+    for times in range(2 * torch._dynamo.config.recompile_limit):
+        compiled_frames = torch._dynamo.utils.counters["frames"]
+        compiled_frames.clear()
+        compiled(doubled, "")(torch.ones(times + 1), times)
+        assert compiled_frames["ok"] == 1

@@ -1,0 +1,109 @@
+"""Forms on a GPU: what is replayed trains as the eager step does; what cannot be captured says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf import task
+from ddpperf.inputs import DeviceInput
+from ddpperf.own_model import WrongModel
+from ddpperf.specs import Form, Input, Precision, TrainingSpec
+from ddpperf.training import CAPTURE_WARMUP, TrainingEpoch, TrainingStep
+from tests.test_forms import small_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda", 0)
+SPEC = TrainingSpec(world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=112)  # 7 steps
+STEPS = 16  # to be compared, beginning in the middle of nowhere after those before a capture
+
+
+@pytest.fixture(autouse=True)
+def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that shows every step's rate in its loss."""
+    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr("ddpperf.training.PEAK_RATE", 0.5)
+
+
+def losses(spec: TrainingSpec) -> list[float]:
+    training = TrainingStep(spec, rank=0, device=GPU)
+    training.warm_up(CAPTURE_WARMUP)
+    trajectory = []
+    for _ in range(STEPS):
+        training.step()
+        trajectory.append(training.loss.item())
+    return trajectory
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("form", ["compile", "graph", "compile-graph"])
+def test_every_form_trains_as_the_eager_one(form: Form, precision: Precision) -> None:
+    tolerance = 1e-3 if precision == "fp32" else 3e-2
+    eager = losses(replace(SPEC, precision=precision))
+    assert losses(replace(SPEC, precision=precision, form=form)) == pytest.approx(eager, rel=tolerance)
+    assert max(eager) - min(eager) > 0.1
+
+
+@pytest.mark.parametrize("input", ["fixed", "device"])
+def test_a_captured_step_accumulates(input: Input) -> None:
+    spec = replace(SPEC, accumulation_steps=4, input=input)
+    assert losses(replace(spec, form="graph")) == pytest.approx(losses(spec), rel=1e-3)
+
+
+def test_a_frozen_rate_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule moves the loss by more than the forms may differ."""
+    moving = losses(SPEC)
+    monkeypatch.setattr("ddpperf.training.cosine_rates", lambda peak, steps: [peak] * steps)
+    assert losses(SPEC) != pytest.approx(moving, rel=1e-2)
+
+
+def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
+    """After an epoch the counter on the device stands at its end, and what it counted through is each image once."""
+    for form in ("eager", "graph"):
+        epoch = TrainingEpoch(replace(SPEC, form=form), rank=0, device=GPU)
+        epoch.warm_up(CAPTURE_WARMUP)
+        for _ in range(2):
+            begun = epoch.epoch
+            epoch.step()
+            assert epoch.epoch == begun + 1
+            assert isinstance(epoch.input, DeviceInput)
+            assert int(epoch.input.first) == 112
+            epoch.input.begin(epoch.epoch - 1)
+            assert epoch.input.plan[0].sort().values.tolist() == list(range(112))
+
+
+def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
+    """A replay costs the CPU less than the operations that it replays, and the device is not kept waiting."""
+    counters = {}
+    for form in ("eager", "graph"):
+        training = TrainingStep(replace(SPEC, form=form), rank=0, device=GPU)
+        training.warm_up(10)
+        training.start_round()
+        training.step()
+        training.end_round(1)
+        counters[form] = training.finish()
+    assert "capture_seconds" not in counters["eager"]
+    assert 0 < counters["graph"]["capture_seconds"] < 60
+    assert counters["graph"]["cpu_seconds"] < counters["eager"]["cpu_seconds"] / 2
+    assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"] * 1.5
+
+
+def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hesitant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small_model("")
+
+        def forward(self, images: Tensor) -> Tensor:
+            outputs: Tensor = self.inner(images)
+            return outputs if outputs.sum().item() > 0 else outputs * 1.1
+
+    monkeypatch.setattr(task, "build", lambda name: Hesitant())
+    training = TrainingStep(replace(SPEC, form="graph"), rank=0, device=GPU)
+    with pytest.raises(WrongModel, match=r"form graph cannot capture this step .*control flow that depends on data .*eager"):
+        training.warm_up(10)
+    torch.cuda.synchronize()  # the device is still there

@@ -1,0 +1,113 @@
+"""Strategies on GPUs: captured they train as they do eagerly, and as one process does on the same global batch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpperf import task
+from ddpperf.specs import TrainingSpec
+from ddpperf.training import CAPTURE_WARMUP, TrainingStep, require_equal_parameters
+from tests.test_forms import small_model
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+STEPS = 7  # after those before a capture
+SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single", epoch_images=224)
+DDP = replace(SINGLE, world_size=2, per_rank_batch_size=16, strategy="ddp")
+CASES = {
+    "single": SINGLE,
+    "sync_batch_norm alone": replace(SINGLE, model="resnet18_cifar"),
+    "ddp": DDP,
+    "ddp graph": replace(DDP, form="graph"),
+    "avg graph": replace(DDP, form="graph", comm_hook="avg", gradient_as_bucket_view=True),
+    "static graph": replace(DDP, form="graph", static_graph=True, buffer_sync=False),
+    "symmetric_memory": replace(DDP, comm_hook="symmetric_memory"),
+    "symmetric_memory graph": replace(DDP, form="graph", comm_hook="symmetric_memory", bucket_cap_mb=1),
+    "accumulation graph": replace(DDP, form="graph", accumulation_steps=2),
+    "compile-graph": replace(DDP, form="compile-graph"),
+    "bf16 graph": replace(DDP, form="graph", comm_hook="bf16"),
+    "fp16 graph": replace(DDP, form="graph", comm_hook="fp16"),
+    "powersgd": replace(DDP, comm_hook="powersgd"),
+    "zero1 graph": replace(DDP, strategy="zero1", form="graph"),
+    "zero1": replace(DDP, strategy="zero1"),
+    "fsdp": replace(DDP, strategy="fsdp"),
+    "sync_batch_norm": replace(DDP, model="resnet18_cifar", sync_batch_norm=True),
+    "sync_batch_norm graph": replace(DDP, model="resnet18_cifar", sync_batch_norm=True, form="graph"),
+}
+EXACT = [name for name in CASES if not name.startswith(("bf16", "fp16", "powersgd", "single", "sync"))]
+
+
+def model(name: str) -> nn.Module:
+    if name != "resnet18_cifar":
+        return small_model(name)
+    convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    return nn.Sequential(convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
+
+
+def train(rank: int, folder: str) -> None:
+    """A process of two: trains every case, and rank 0 stores the parameters that it ends with."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "RANK": str(rank), "WORLD_SIZE": "2"}
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    vars(task)["build"] = model
+    stored: dict[str, list[Tensor] | str] = {}
+    for name, spec in CASES.items():
+        try:
+            stored[name] = parameters(spec, rank, device)
+        except Exception as error:
+            stored[name] = f"{type(error).__name__}: {error}"
+    if rank == 0:
+        torch.save(stored, Path(folder) / "stored")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tensor]:
+    training = TrainingStep(spec, rank=rank if spec.grouped else 0, device=device)
+    training.warm_up(CAPTURE_WARMUP)
+    for _ in range(STEPS):
+        training.step()
+    if spec.strategy in ("ddp", "zero1"):
+        require_equal_parameters(training.model)
+    values = [value.full_tensor() if hasattr(value, "full_tensor") else value for value in training.model.parameters()]
+    return [value.detach().cpu().clone() for value in values]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor] | str]:
+    folder = tmp_path_factory.mktemp("strategies")
+    torch.multiprocessing.spawn(train, args=(str(folder),), nprocs=2)
+    trained: dict[str, list[Tensor] | str] = torch.load(folder / "stored")
+    return trained
+
+
+def difference(stored: dict[str, list[Tensor] | str], one: str, other: str) -> float:
+    """The greatest difference between two cases' parameters, over the greatest parameter."""
+    first, second = stored[one], stored[other]
+    assert not isinstance(first, str), f"{one}: {first}"
+    assert not isinstance(second, str), f"{other}: {second}"
+    largest = max(value.abs().max().item() for value in first)
+    return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True)) / largest
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_it_trains_as_one_process_on_the_global_batch(stored: dict[str, list[Tensor] | str], name: str) -> None:
+    assert difference(stored, "single", name) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["bf16 graph", "fp16 graph", "powersgd"])
+def test_compressed_gradients_train_nearly_so(stored: dict[str, list[Tensor] | str], name: str) -> None:
+    assert 0 < difference(stored, "single", name) < 3e-2
+
+
+@pytest.mark.parametrize("name", ["sync_batch_norm", "sync_batch_norm graph"])
+def test_statistics_over_all_ranks_are_those_of_the_global_batch(stored: dict[str, list[Tensor] | str], name: str) -> None:
+    assert difference(stored, "sync_batch_norm alone", name) < 1e-4

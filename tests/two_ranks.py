@@ -1,0 +1,128 @@
+"""Two real ranks on gloo that train by every strategy, and what is to be seen of it: for tests that compare them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpperf import task, training
+from ddpperf.parallel import synchronization
+from ddpperf.specs import TrainingSpec
+from ddpperf.training import TrainingStep
+
+RANKS = 2
+STEPS = 6  # past an epoch of 4 steps, after which the learning rate begins anew
+Trained = dict[str, Any]
+Ranks = tuple[dict[str, Trained], dict[str, Trained]]  # what one rank trained, by GroupNorm and by BatchNorm
+
+# By what their ids say.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp+view": {"gradient_as_bucket_view": True},
+    "ddp+static": {"static_graph": True},
+    "ddp+bucket=1": {"bucket_cap_mb": 1},
+    "ddp+accumulate=2": {"accumulation_steps": 2},
+    "ddp+bucket=1+view+accumulate=2": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "accumulation_steps": 2},
+    "zero1": {"strategy": "zero1"},
+    "zero1+accumulate=2": {"strategy": "zero1", "accumulation_steps": 2},
+    "fsdp": {"strategy": "fsdp"},
+    "fsdp+accumulate=2": {"strategy": "fsdp", "accumulation_steps": 2},
+    "ddp+bf16": {"comm_hook": "bf16"},
+    "ddp+fp16": {"comm_hook": "fp16"},
+    "zero1+bf16": {"strategy": "zero1", "comm_hook": "bf16"},
+}
+NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp+no_buffer_sync": {"buffer_sync": False},
+    "fsdp": {"strategy": "fsdp"},
+}
+
+
+def normalized_by_group(_: str) -> nn.Module:
+    """Each image by itself; of 5 MB, which are several buckets where they are of 1 MiB."""
+    layers = nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(1800, 320), nn.ReLU(), nn.Linear(320, 2000), nn.ReLU(), nn.Linear(2000, 10))
+
+
+def normalized_by_batch(_: str) -> nn.Module:
+    """By the mean and the variance of a rank's own batch."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10))
+
+
+def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Trained:
+    """A few steps on 4 images a rank: the parameters before and afterwards, and what was seen on the way.
+
+    buffers: a BatchNorm's running mean, as each step's forward found it. gradients: the first parameter's, after each part of
+    each step; None while it has none. held, momentum: elements of parameters and of the optimizer's state on this rank.
+    gradient_storages: how many pieces of memory hold the gradients.
+    """
+    values: dict[str, Any] = {"world_size": RANKS, "per_rank_batch_size": 4, "strategy": "ddp", "epoch_images": 32} | fields
+    spec = TrainingSpec(**values)
+    buffers: list[Tensor] = []
+    gradients: list[Tensor | None] = []
+
+    @contextlib.contextmanager
+    def watched(model: nn.Module, last: bool) -> Iterator[None]:
+        with synchronization(model, last):
+            yield
+        gradient = next(model.parameters()).grad
+        gradients.append(None if gradient is None else whole(gradient))
+
+    with mock.patch.object(task, "build", build), mock.patch.object(training, "synchronization", watched):
+        step = TrainingStep(spec, rank=rank, device=torch.device("cpu"))
+        for module in step.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.register_forward_pre_hook(lambda module, _: buffers.append(module.running_mean.clone()))
+        parameters = list(step.model.parameters())
+        before = list(map(whole, parameters))
+        step.start_round()
+        for _ in range(STEPS):
+            step.step()
+        step.end_round(STEPS)
+        counters = step.finish()
+    optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)  # zero1's own one of this rank
+    return {
+        "id": spec.id,
+        "before": before,
+        "parameters": list(map(whole, parameters)),
+        "buffers": buffers,
+        "gradients": gradients,
+        "loss": step.loss,
+        "counters": counters,
+        "held": sum(local(each).numel() for each in parameters),
+        "momentum": sum(local(state["momentum_buffer"]).numel() for state in optimizer.state.values()),
+        "gradient_storages": len({local(each.grad).untyped_storage().data_ptr() for each in parameters}),
+        "static": getattr(step.model, "static_graph", False),
+    }
+
+
+def local(tensor: Any) -> Tensor:
+    """What this rank holds of a tensor, which is all of it unless it is sharded."""
+    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held
+
+
+def whole(tensor: Any) -> Tensor:
+    """A copy of a tensor, of all ranks' shards if it is sharded; then all ranks call this."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.detach().clone()
+
+
+def train_as_rank(rank: int, folder: Path) -> None:
+    """Train all of them in a group whose other ranks do the same, and write down what came of it."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    by_group = {name: train(normalized_by_group, rank, **fields) for name, fields in VARIANTS.items()}
+    by_batch = {name: train(normalized_by_batch, rank, **fields) for name, fields in NORMALIZED_BY_BATCH.items()}
+    torch.save((by_group, by_batch), folder / str(rank))
+    dist.barrier()
+    dist.destroy_process_group()
