@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddpperf import comm_hooks
 from ddpperf.specs import TrainingSpec
+from ddpperf.specs.strategy import DDP_STRATEGIES
 
 # its name before torch 2.13, and from then on
 _BUFFER_SYNC = (
@@ -26,7 +27,7 @@ def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> n
     """`model` as the spec's strategy trains it; the process group, where one is needed, is the default one."""
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if spec.strategy in ("ddp", "zero1"):
+    if spec.strategy in DDP_STRATEGIES:
         return _ddp(model, spec, device)
     if spec.strategy == "fsdp":
         return _fsdp(model, spec, device)
@@ -67,7 +68,7 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 
     mesh = init_device_mesh(device.type, (spec.world_size,))
     for child in model.children():
-        if any(True for _ in child.parameters()):
+        if any(True for _ in child.parameters()) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # never called
             fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)  # in place
     return model
@@ -81,14 +82,3 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return contextlib.nullcontext()
-
-
-def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device, rate: float) -> torch.optim.Optimizer:
-    """SGD with momentum; by zero1 each rank keeps the momentum of its share of the parameters, and updates those."""
-    fused = device.type == "cuda" and spec.strategy != "fsdp"  # torch 2.11 has no fused SGD of sharded parameters
-    settings: dict[str, Any] = {"lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
-    if spec.strategy == "zero1":
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # only here: every rank would wait for the import
-
-        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, **settings)
-    return torch.optim.SGD(model.parameters(), **settings)

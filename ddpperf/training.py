@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ddpperf import timing
 from ddpperf.forms import capture, compiled
 from ddpperf.inputs import DeviceInput, FixedInput
-from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates
-from ddpperf.parallel import parallelize, sgd, synchronization
+from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates, sgd
+from ddpperf.parallel import parallelize, synchronization
 from ddpperf.specs import TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import DDP_STRATEGIES
 from ddpperf.task import task

@@ -13,6 +13,7 @@ from ddpperf.plugin.cells import Cell, possible, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
+from ddpperf.specs.strategy import CAPTURED_FORMS
 from perf.metrics import training_metrics
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
@@ -62,7 +63,7 @@ def step(options: Options, world_size: int, batch_size: int, form: Form) -> Trai
 def training(options: Options, world_size: int, batch_size: int, form: Form) -> dict[str, Any]:
     """A training's fields: alone or by DDP, which is as fast as it can be where it is captured, else as it is by default."""
     fields = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
-    return fields | (FASTEST_DDP if world_size > 1 and form in ("graph", "compile-graph") else {})
+    return fields | (FASTEST_DDP if world_size > 1 and form in CAPTURED_FORMS else {})
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:

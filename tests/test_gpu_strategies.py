@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.test_forms import small_model
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
+MOST_SECONDS = 120  # for all cases
 STEPS = 7  # after those before a capture
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single", epoch_images=224)
 DDP = replace(SINGLE, world_size=2, per_rank_batch_size=16, strategy="ddp")
@@ -60,6 +62,7 @@ def train(rank: int, folder: str) -> None:
     vars(task)["build"] = model
     stored: dict[str, list[Tensor] | str] = {}
     for name, spec in CASES.items():
+        (Path(folder) / f"rank{rank}").write_text(name)
         try:
             stored[name] = parameters(spec, rank, device)
         except Exception as error:
@@ -84,7 +87,13 @@ def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tens
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor] | str]:
     folder = tmp_path_factory.mktemp("strategies")
-    torch.multiprocessing.spawn(train, args=(str(folder),), nprocs=2)
+    processes = torch.multiprocessing.spawn(train, args=(str(folder),), nprocs=2, join=False)
+    end = time.monotonic() + MOST_SECONDS
+    while not processes.join(timeout=1):
+        if time.monotonic() > end:
+            for process in processes.processes:
+                process.kill()
+            pytest.fail(f"not done in {MOST_SECONDS} s: {[(folder / f'rank{rank}').read_text() for rank in range(2)]}")
     trained: dict[str, list[Tensor] | str] = torch.load(folder / "stored")
     return trained
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddpperf.plugin.cells import compiler_reason
 from ddpperf.specs import Form, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES
+from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES
 
 Value = str | int | bool
 # The fields that --spec can set, each of the type that an example shows.
@@ -65,7 +65,7 @@ def fitting(given: Mapping[str, Value], strategy: str, form: str) -> dict[str, V
     """Those of the given fields that a cell of this strategy and form has: one device has no hook, eager no compiler."""
     left_out = set() if strategy in DDP_STRATEGIES else set(DDP_OPTIONS)
     left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
-    left_out |= set() if "compile" in form else {"inductor"}
+    left_out |= set() if form in COMPILED_FORMS else {"inductor"}
     return {name: value for name, value in given.items() if name not in left_out | {"strategy"}}
 
 
@@ -78,7 +78,7 @@ def check_training(
     """
     world_size = base["world_size"]
     used = read_forms(forms, device)
-    if given.get("inductor") and not any("compile" in form for form in used):
+    if given.get("inductor") and not set(COMPILED_FORMS).intersection(used):
         raise pytest.UsageError(
             f"--spec inductor={given['inductor']} needs a compiled form, got {', '.join(used)}; pass --forms compile"
         )
@@ -89,7 +89,7 @@ def check_training(
     for form, batch_size in product(used, batch_sizes):
         sizes = {"per_rank_batch_size": batch_size, "epoch_images": world_size * batch_size}
         fields: dict[str, Any] = {"strategy": "single" if world_size == 1 else "ddp", **base, **sizes, **given, "form": form}
-        if "compile" not in form:
+        if form not in COMPILED_FORMS:
             fields["inductor"] = ""
         try:
             spec = TrainingSpec(**fields)

@@ -14,6 +14,8 @@ Strategy = Literal["single", "ddp", "data_parallel", "fsdp", "zero1"]
 Form = Literal["eager", "compile", "graph", "compile-graph"]
 CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
 
+COMPILED_FORMS = ("compile", "compile-graph")
+CAPTURED_FORMS = ("graph", "compile-graph")
 DEFAULT_BUCKET_CAP_MB = 25  # torch's own
 MOST_BUCKET_CAP_MB = 2**20
 DDP_STRATEGIES = ("ddp", "zero1")  # those whose gradients DistributedDataParallel synchronizes

@@ -9,6 +9,8 @@ from typing import ClassVar, Literal, get_args
 
 from ddpperf.specs.base import Work, require_at_least, require_one_of
 from ddpperf.specs.strategy import (
+    CAPTURED_FORMS,
+    COMPILED_FORMS,
     DDP_OPTIONS,
     DEFAULT_BUCKET_CAP_MB,
     GROUPED_STRATEGIES,
@@ -97,8 +99,8 @@ class TrainingSpec(Work):
                 raise ValueError(
                     f"accumulation_steps={self.accumulation_steps} does not divide a batch of {size} images; use a divisor"
                 )
-        if self.model == "resnet18" and self._least_batch_size < 2 * self.accumulation_steps:
-            raise ValueError("resnet18 normalizes one value an image in its last stage: use batches of at least 2")
+        if self.model == "resnet18" and self._least_batch_size < (least := 2 * self.accumulation_steps):
+            raise ValueError(f"resnet18 normalizes one value an image in its last stage: use batches of at least {least}")
         if self.captured and self._last_batch_size != self.process_batch_size:
             raise ValueError(f"form {self.form} repeats one batch size, an epoch ends with a smaller one; use drop_last")
         if is_own_model(self.model) and self.memory_format != "contiguous":
@@ -116,11 +118,11 @@ class TrainingSpec(Work):
 
     @property
     def compiled(self) -> bool:
-        return self.form in ("compile", "compile-graph")
+        return self.form in COMPILED_FORMS
 
     @property
     def captured(self) -> bool:
-        return self.form in ("graph", "compile-graph")
+        return self.form in CAPTURED_FORMS
 
     def turns(self, size: int) -> list[list[int]]:
         if self.strategy == "single":
