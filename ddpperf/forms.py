@@ -19,12 +19,23 @@ def compiled(function: Callable[P, R], inductor: str) -> Callable[P, R]:
     """`function`, compiled at its first call, for the shapes it gets. inductor: torch's options to switch on, joined by +."""
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
     forget_compiled()  # compilations are counted by function: after eight trainings torch would go on without compiling
-    return torch.compile(function, dynamic=False, options=options)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    try:
+        return torch.compile(function, dynamic=False, options=options)
+    except RuntimeError as error:
+        raise WrongModel(f"inductor={inductor} cannot be switched on ({first_line(error)[:80]}); name other options") from error
+
+
+def forbid_compiling() -> None:
+    """From now on compiling again is an error: it would be timed."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.config.error_on_recompile = True
 
 
 def forget_compiled() -> None:
     """Let go of what was compiled, and of the memory that it holds; costs nothing where nothing was."""
     if "torch._dynamo" in sys.modules:
+        torch._dynamo.config.error_on_recompile = False
         torch._dynamo.reset()
 
 

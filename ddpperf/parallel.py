@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddpperf import comm_hooks
-from ddpperf.specs import TrainingSpec
+from ddpperf.specs import TrainingSpec, is_own_model
 from ddpperf.specs.strategy import DDP_STRATEGIES
 
 # its name before torch 2.13, and from then on
@@ -62,13 +62,14 @@ def _ddp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> Distribu
 
 
 def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
-    """Each of the model's children is gathered, used and freed as one, and what lies beside them with the whole model."""
+    """Each of the model's children is gathered, used and freed as one, and what lies beside them with the whole model; a user's
+    own model, whose children may be used in other ways than by calling them, as one."""
     from torch.distributed.device_mesh import init_device_mesh  # only here: every rank would wait for the import
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (spec.world_size,))
-    for child in model.children():
-        if any(True for _ in child.parameters()) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # never called
+    for child in [] if is_own_model(spec.model) else model.children():
+        if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)  # in place
     return model

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, possible
+from ddpperf.plugin.cells import Cell
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import TrainingSpec
@@ -20,7 +20,7 @@ def forms(options: Options) -> Iterator[Cell]:
         for form in dict.fromkeys(("eager", *options.forms)):
             step = options.step(world_size=1, per_rank_batch_size=batch_size, form=form, input=options.input)
             if not step.compiled or batch_size in extremes:
-                yield possible(step, options.device)
+                yield step
 
 
 @pytest.mark.specs(cells=forms)

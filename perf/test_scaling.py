@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, get_args
 
 import pytest
 
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
-from ddpperf.plugin.cells import Cell, possible, skipped, without_torchvision
+from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
@@ -29,7 +30,7 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
         for batch_size in options.batch_sizes:
             for form in options.forms:
                 if form in (options.forms[0], "eager", "graph") or batch_size == max(options.batch_sizes):
-                    yield possible(step(options, world_size, batch_size, form), options.device)
+                    yield step(options, world_size, batch_size, form)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
@@ -41,7 +42,8 @@ def strong_scaling(options: Options) -> Iterator[Cell]:
         for world_size in options.world_sizes:
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
-                yield possible(step(options, world_size, batch_size, options.forms[0]), options.device)
+                identity = f"world_size={world_size}-global_batch={global_batch_size}"
+                yield if_valid(identity, partial(step, options, world_size, batch_size, options.forms[0]))
                 yield from one_process(options, world_size, batch_size)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
@@ -53,7 +55,7 @@ def epochs(options: Options) -> Iterator[Cell]:
     if not is_own_model(options.model):
         for world_size in options.world_sizes:
             fields = training(options, world_size, max(options.batch_sizes), options.fastest_form)
-            yield possible(options.epoch(**fields | {"input": "device"}), options.device)
+            yield options.epoch(**fields | {"input": "device"})
 
 
 def step(options: Options, world_size: int, batch_size: int, form: Form) -> TrainingSpec:
@@ -69,15 +71,18 @@ def training(options: Options, world_size: int, batch_size: int, form: Form) -> 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
-        yield possible(options.step(**fields | {"strategy": "data_parallel"}), options.device)
+        identity = f"world_size={world_size}-batch={batch_size}-data_parallel"
+        yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))
 
 
 def heavy(options: Options, world_size: int) -> Cell:
     fields = training(options, world_size, 128, options.forms[0])
-    spec = options.step(**fields | {"model": HEAVY})
+    cell = if_valid(f"world_size={world_size}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY}))
+    if not isinstance(cell, TrainingSpec):
+        return cell
     if options.data.image_size != (32, 32):
-        return skipped(spec.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller")
-    return without_torchvision(spec, f"model {HEAVY}")
+        return skipped(cell.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller")
+    return without_torchvision(cell, f"model {HEAVY}")
 
 
 @pytest.mark.specs(cells=weak_scaling)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, possible, skipped
+from ddpperf.plugin.cells import Cell, if_valid, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import TrainingSpec
@@ -40,13 +41,9 @@ def variants(options: Options) -> Iterator[Cell]:
     elif world_size > 1:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
             form = "eager" if NOT_CAPTURED.keys() & fields.values() else options.forms[0]
-            fields = {
-                "world_size": world_size,
-                "per_rank_batch_size": batch_size,
-                "form": form,
-                "input": options.input,
-            } | fields
-            yield possible(options.step(**fields), options.device)
+            cell = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
+            named = "+".join(str(value) for value in fields.values())
+            yield if_valid(f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **cell | fields))
 
 
 @pytest.mark.specs(cells=variants)

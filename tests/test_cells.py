@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, possible, skipped
+from ddpperf.plugin.cells import Cell, compiler_reason, if_valid, possible, skipped
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from tests.project import Project
 
@@ -39,17 +38,6 @@ def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
 TRAINING: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy": "ddp"}
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Leaves only these programs on the path."""
-
-    def leave(*programs: str) -> None:
-        monkeypatch.delenv("CXX", raising=False)
-        monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in programs else None)
-
-    return leave
-
-
 def reason_of(cell: Cell) -> str:
     """Why a cell is skipped; empty if it is not."""
     return "" if isinstance(cell, Spec) else str(next(iter(cell.marks)).kwargs["reason"])
@@ -68,21 +56,43 @@ def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(kind: type[TrainingSpec], f
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_compiled_is_skipped_where_no_compiler_is_found(
-    device: str, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("compiler", "found"),
+    [
+        ("/nonexistent", "/nonexistent"),
+        ("/bin/false", "/bin/false"),
+        ("", "an empty $CXX"),
+        ("/bin/true", ""),
+        ("env true", ""),
+    ],
+)
+def test_what_is_compiled_is_skipped_where_no_compiler_answers(
+    device: str, compiler: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As torch does: $CXX, with arguments of its own, or g++."""
     compiled, plain = TrainingSpec(**TRAINING, form="compile"), TrainingSpec(**TRAINING)
-    for compiler in ("g++", "clang++", "gcc", "clang", "cc"):
-        without(compiler)
-        assert possible(compiled, device) is compiled
-    monkeypatch.setenv("CXX", "mine")
-    assert "needs a C++ compiler, found no mine; install g++" in reason_of(possible(compiled, device))
-    without("mine")
-    monkeypatch.setenv("CXX", "mine")
-    assert possible(compiled, device) is compiled
-    without("rustc")
-    assert "needs a C++ compiler, found none; install g++" in reason_of(possible(compiled, device))
+    monkeypatch.setenv("CXX", compiler)
+    sentence = f"torch.compile needs a C++ compiler, and {found} is none; install g++, or leave compiled forms out"
+    assert reason_of(possible(compiled, device)) == (sentence if found else "")
     assert possible(plain, device) is plain, "which needs none"
+
+
+def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "and g++ is none" in compiler_reason()
+    (tmp_path / "g++").symlink_to("/bin/true")
+    assert compiler_reason() == ""
+
+
+def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:
+    def refused() -> TrainingSpec:
+        return TrainingSpec(**TRAINING, accumulation_steps=7)
+
+    cell = if_valid("mine", refused)
+    assert (cell.id, reason_of(cell)) == ("mine", "accumulation_steps=7 does not divide a batch of 8 images; use a divisor")
+    plain = TrainingSpec(**TRAINING)
+    assert if_valid("mine", lambda: plain) is plain
 
 
 def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:

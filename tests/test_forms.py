@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf import task
-from ddpperf.forms import compiled
+from ddpperf.forms import compiled, forbid_compiling, forget_compiled
+from ddpperf.own_model import WrongModel
 from ddpperf.plugin.cells import compiler_reason
 from ddpperf.specs import Form, TrainingSpec
 from ddpperf.training import TrainingStep
@@ -65,3 +66,25 @@ def test_one_function_is_compiled_as_often_as_trainings_need_it() -> None:
         compiled_frames.clear()
         compiled(doubled, "")(torch.ones(times + 1), times)
         assert compiled_frames["ok"] == 1
+
+
+@needs_compiler
+def test_compiling_again_is_an_error_once_everything_was_warmed_up() -> None:
+    """It would be timed as a part of the step."""
+
+    def doubled(numbers: Tensor, times: int) -> Tensor:
+        return numbers * times
+
+    function = compiled(doubled, "")
+    function(torch.ones(2), 1)
+    forbid_compiling()
+    assert function(torch.ones(2), 1).tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match=r"(?i)recompil"):
+        function(torch.ones(2), 2)
+    forget_compiled()
+    assert compiled(doubled, "")(torch.ones(3), 3).tolist() == [3, 3, 3]
+
+
+def test_an_option_that_the_compiler_has_not_is_told_in_one_sentence() -> None:
+    with pytest.raises(WrongModel, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"):
+        compiled(small_model, "bogus")

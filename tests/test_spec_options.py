@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell
+from ddpperf.plugin.cells import Cell, possible
 from ddpperf.plugin.options import GPU_INDUCTOR, Options, read_options
 from ddpperf.specs import Spec, TrainingSpec
 from perf import test_batch_size, test_forms, test_precision, test_scaling, test_strategies
@@ -148,7 +148,7 @@ def test_every_experiment_has_cells_and_each_an_id_of_its_own(read: Read, argume
 
 # --- mistakes
 
-NO_COMPILER = "torch.compile needs a C++ compiler, found"
+NO_COMPILER = "torch.compile needs a C++ compiler, and"
 FIELD = (
     "--spec takes FIELD=VALUE with a field of comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, buffer_sync, "
     "strategy, sync_batch_norm, accumulation_steps, inductor, got"
@@ -199,12 +199,12 @@ def test_a_mistake_is_one_sentence_and_status_4(project: Project, arguments: lis
 
 @pytest.mark.parametrize(
     ("environment", "found"),
-    [({"CXX": "/nonexistent"}, "no /nonexistent"), ({"PATH": "/nonexistent"}, "none")],
+    [({"CXX": "/nonexistent"}, "/nonexistent"), ({"PATH": "/nonexistent"}, "g++")],
 )
 def test_without_a_compiler_a_compiled_form_is_one_sentence(project: Project, environment: dict[str, str], found: str) -> None:
     project.environment |= environment
     run = project.run("perf", "--forms", "eager,compile")
-    run.assert_one_sentence(4, f"ERROR: {NO_COMPILER} {found}; install g++, or leave compiled forms out")
+    run.assert_one_sentence(4, f"ERROR: {NO_COMPILER} {found} is none; install g++, or leave compiled forms out")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,9 @@ def test_mistakes_on_gpus_are_sentences_too(read: Read, arguments: list[str], se
 def test_by_default_gpus_without_a_compiler_leave_compiled_forms_out(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asked for them: their cells are skipped with the reason, and the others are measured."""
     monkeypatch.setenv("CXX", "/nonexistent")
-    cells = list(test_scaling.weak_scaling(read(gpus=2)))
+    cells = [
+        possible(cell, "cuda") if isinstance(cell, TrainingSpec) else cell for cell in test_scaling.weak_scaling(read(gpus=2))
+    ]
     skipped = [cell for cell in cells if not isinstance(cell, Spec)]
     assert skipped
     assert all("compile-graph" in str(cell.id) and NO_COMPILER in str(cell.marks) for cell in skipped)

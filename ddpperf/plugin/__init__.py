@@ -13,12 +13,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.plugin import hardware
-from ddpperf.plugin.cells import Cell
+from ddpperf.plugin.cells import Cell, possible
 from ddpperf.plugin.ending import Ending
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.options import add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, TrainingSpec
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -97,7 +97,7 @@ def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
         return []
     try:
         cells = list(make(session.options) or ())
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError) as error:
         session.refusals.append(f"{test} cannot measure that: {error}")
         return []
     if wrong := [cell for cell in cells if not isinstance(cell, Cell)]:
@@ -105,7 +105,7 @@ def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
             f"{test} has cells that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
         )
         return []
-    return cells
+    return [possible(cell, session.options.device) if isinstance(cell, TrainingSpec) else cell for cell in cells]
 
 
 @pytest.hookimpl(trylast=True)

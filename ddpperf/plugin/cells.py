@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-import shutil
+import shlex
+import subprocess
+from collections.abc import Callable
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -25,6 +28,14 @@ def skipped(identity: str, reason: str) -> ParameterSet:
     return pytest.param(None, id=identity, marks=pytest.mark.skip(reason=reason))
 
 
+def if_valid(identity: str, make: Callable[[], Spec]) -> Cell:
+    """What `make` gives, or a skipped cell named `identity` where it does not go together with what the options say."""
+    try:
+        return make()
+    except ValueError as error:
+        return skipped(identity, str(error))
+
+
 def possible(spec: TrainingSpec, device: str) -> Cell:
     """The spec, or a skipped cell where `device`, or this machine, cannot do what it asks."""
     reason = (gpu_reason(spec) if device == "cpu" else "") or (compiler_reason() if spec.compiled else "")
@@ -32,10 +43,11 @@ def possible(spec: TrainingSpec, device: str) -> Cell:
 
 
 def compiler_reason() -> str:
-    """Why nothing can be compiled here; empty if it can be: torch.compile writes C++."""
-    named = os.environ.get("CXX")
-    found = shutil.which(named) if named else any(map(shutil.which, ("g++", "clang++", "gcc", "clang", "cc")))
-    if found:
-        return ""
-    missing = f"no {named}" if named else "none"
-    return f"torch.compile needs a C++ compiler, found {missing}; install g++, or leave compiled forms out"
+    """Why nothing can be compiled here; empty if it can be: torch.compile writes C++, for $CXX or else g++."""
+    compiler = os.environ.get("CXX", "g++")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [*shlex.split(compiler), "--version"]
+        if len(command) > 1 and subprocess.run(command, capture_output=True, timeout=20).returncode == 0:
+            return ""
+    found = compiler or "an empty $CXX"
+    return f"torch.compile needs a C++ compiler, and {found} is none; install g++, or leave compiled forms out"

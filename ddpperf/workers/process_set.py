@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
@@ -49,7 +50,7 @@ class ProcessSet:
         self.environment: Message = {}
         self.alive = True
         self.ranks: list[RankProcess] = []
-        self._folder = folder
+        self._temporary = folder / name  # of its own, so that a set that dies leaves no half of a compiled kernel to others
         self._log_folder = log_folder
         self._listener = channel.Listener(folder / f"{name}.socket")
         self._store_port = 0
@@ -60,9 +61,10 @@ class ProcessSet:
 
     def spawn(self) -> None:
         try:
+            self._temporary.mkdir()
             for rank in range(self.size):
                 log = self._log_folder / f"{self.name}-rank{rank}.log"
-                self.ranks.append(RankProcess(rank, side=self.side, listener=self._listener, log=log, folder=self._folder))
+                self.ranks.append(RankProcess(rank, side=self.side, listener=self._listener, log=log, folder=self._temporary))
         except OSError as error:
             self.kill()
             what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
@@ -200,6 +202,7 @@ class ProcessSet:
         for rank in self.ranks:
             rank.wait()
             rank.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
         self._listener.close()
 
     # --- failures

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
-from ddpperf.forms import forget_compiled
+from ddpperf.forms import forbid_compiling, forget_compiled
 from ddpperf.sampling import Sampling
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.timing import delayed, seconds_of, synchronize
@@ -147,6 +147,7 @@ class Rank:
         else:
             self.step = delayed(measurement.step, self.spec.delay_seconds, self.device)
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
+        forbid_compiling()
         synchronize(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # DDP's first steps hold its buckets twice
