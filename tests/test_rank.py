@@ -137,9 +137,11 @@ def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
 
 def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
     recorder = recorder_of(opened)
+    calls = recorder.calls
     assert opened.close() == {"counters": {"loss": 0.5}}
-    assert recorder.calls[-1] == "finish"
+    assert calls[-1] == "finish"
     assert opened.measurement is None, "its memory is given back"
+    assert vars(recorder) == {}, "at once, not when a collector finds it"
 
 
 @pytest.mark.parametrize(("spec", "recorder", "bound"), [(SINGLE, Recorder, 2.0), (EPOCH, EpochRecorder, 2 / 3)])

@@ -194,8 +194,9 @@ class Rank:
     def _drop_measurement(self) -> None:
         if self.measurement is None:
             return
-        self.spec = self.measurement = None
         self.step = lambda: None
+        vars(self.measurement).clear()  # it holds its own methods: left to the collector, a loader waits in vain
+        self.spec = self.measurement = None
         forget_compiled()
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
         if self.device.type == "cuda":
