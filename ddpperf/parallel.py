@@ -19,7 +19,7 @@ from ddpperf.specs.strategy import DDP_STRATEGIES
 _BUFFER_SYNC = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else ("broadcast_buffers")
+    else "broadcast_buffers"
 )
 
 

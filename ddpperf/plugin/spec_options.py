@@ -15,7 +15,7 @@ from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, 
 Value = str | int | bool
 # The fields that --spec can set, each of the type that an example shows.
 FIELDS: dict[str, Value] = {**DDP_OPTIONS, "strategy": "ddp", "sync_batch_norm": False, "accumulation_steps": 1, "inductor": ""}
-CPU_FORMS: tuple[Form, ...] = ("eager",)  # compiling takes a minute there
+CPU_FORMS: tuple[Form, ...] = ("eager",)  # compiling takes half a minute and more there
 GPU_FORMS: tuple[Form, ...] = ("graph", "compile-graph", "eager")
 
 
