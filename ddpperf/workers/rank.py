@@ -200,6 +200,7 @@ class Rank:
         forget_compiled()
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
         if self.device.type == "cuda":
+            torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
 
 
