@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf import specs
-from ddpperf.specs import Spec
+from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
 MOST_ITERATIONS = 10**9
@@ -79,6 +79,17 @@ class Measured:
     def counter(self, name: str) -> dict[str, float]:
         """By set, the greatest that a rank counted; empty if none did."""
         return {sample.set: max(sample.counters[name]) for sample in self.samples if name in sample.counters}
+
+    def launch_bound(self) -> dict[str, float]:
+        """By set, the seconds of a step over those that its devices need when none waits for the CPU; empty if not counted."""
+        steps = self.spec.steps_per_epoch if isinstance(self.spec, EpochSpec) else 1
+        bound = {}
+        for sample in self.samples:
+            device_seconds = max(sample.counters.get("device_seconds", ())[: self.spec.world_size], default=0.0)
+            if device_seconds > 0:
+                seconds = median(self.step_seconds(sample))
+                bound[sample.set] = seconds / (steps * (device_seconds + self.spec.delay_seconds))
+        return bound
 
     def counted_seconds(self) -> float:
         """What all rounds of all sets took: ranks that worked together at the same time, the others one after the other."""

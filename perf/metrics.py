@@ -10,7 +10,6 @@ from ddpperf.specs import EpochSpec, TrainingSpec
 COUNTED = {
     "peak_memory_bytes": "B",
     "cpu_seconds": "s",
-    "launch_bound": "1",
     "communicator_seconds": "s",
     "compile_seconds": "s",
     "capture_seconds": "s",
@@ -33,6 +32,8 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     if gradients := step.counter("gradient_bytes"):
         communicated = {name: spec.steps_per_epoch * nbytes for name, nbytes in gradients.items()}
         measure.metric("communicated_bytes_per_epoch", "B", communicated)
+    if bound := step.launch_bound():
+        measure.metric("launch_bound", "1", bound)
     for name, unit in COUNTED.items():
         if by_set := step.counter(name):
             measure.metric(name, unit, by_set)

@@ -158,7 +158,7 @@ def test_a_test_has_the_narrow_limit_only_if_both_sides_are_quiet(
 
 def counted(launch_bound: float | None, cpu_seconds: float | None, step_seconds: float = 0.1) -> Measured:
     """A set of two ranks, of which the second counted more; None for a counter that nobody has."""
-    counters = {"launch_bound": launch_bound, "cpu_seconds": cpu_seconds}
+    counters = {"device_seconds": launch_bound and step_seconds / launch_bound, "cpu_seconds": cpu_seconds}
     return with_counters(
         measured(step_seconds), {name: (value / 2, value) for name, value in counters.items() if value is not None}
     )
@@ -231,9 +231,9 @@ def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
 
 def test_of_several_sets_the_median_counts() -> None:
     bound: list[Counters] = [
-        {"launch_bound": (value,), "cpu_seconds": (cpu,)} for value, cpu in ((1.0, 0.004), (1.1, 0.006), (1.2, 0.009))
+        {"device_seconds": (0.1 / bound,), "cpu_seconds": (cpu,)} for bound, cpu in ((1.0, 0.004), (1.1, 0.006), (1.2, 0.009))
     ]
-    free: list[Counters] = [{"launch_bound": (value,), "cpu_seconds": (0.009,)} for value in (1.0, 1.0, 9.0)]
+    free: list[Counters] = [{"device_seconds": (0.1 / bound,), "cpu_seconds": (0.009,)} for bound in (1.0, 1.0, 9.0)]
     now = with_counters(measured(0.1), *free)
     assert compared({"t": now}, {"t": now}).changes["t"].quantity == "step"
     change = compared({"t": now}, {"t": with_counters(measured(0.1), *bound)}).changes["t"]

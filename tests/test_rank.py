@@ -144,23 +144,6 @@ def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
     assert vars(recorder) == {}, "at once, not when a collector finds it"
 
 
-@pytest.mark.parametrize(("spec", "recorder", "bound"), [(SINGLE, Recorder, 2.0), (EPOCH, EpochRecorder, 2 / 3)])
-def test_a_step_is_bound_by_launches_as_much_as_it_is_longer_than_the_devices_part(
-    spec: TrainingSpec, recorder: type[Recorder], bound: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the median round, and of an epoch by one of its three steps; where the device's part is not known nothing is said."""
-    monkeypatch.setitem(rank.MEASUREMENTS, spec.measurement, recorder)
-    monkeypatch.setattr(recorder, "counters", {"device_seconds": 0.5})
-    mine = Rank(0)
-    for first in (9.0, 2.0):  # the second is opened anew: what the first one took is not in it
-        mine.open(specs.to_json(spec))
-        for seconds in (first, 4.0, 0.5):
-            monkeypatch.setattr(rank, "seconds_of", lambda *_, seconds=seconds: seconds)
-            mine.sample(2)
-        counters = mine.close()["counters"]
-    assert counters == {"device_seconds": 0.5, "launch_bound": pytest.approx(bound)}
-
-
 def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
     mine = Rank(0)

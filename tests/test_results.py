@@ -29,6 +29,25 @@ def measured(*samples: Sample, spec: Spec = SPEC, iterations: int = 1) -> Measur
     return Measured(spec=spec, iterations=iterations, samples=samples)
 
 
+@pytest.mark.parametrize(
+    ("spec", "bound"),
+    [
+        (SPEC, 3.0 / 1.0),  # the slower rank of the median round, by the slower device
+        (ALONE, 2.0 / 0.5),  # the others' devices were not this one
+        (dataclasses.replace(ALONE, delay_seconds=0.5), 2.0 / 1.0),
+        (EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6), 2.0 / 1.5),  # three steps
+    ],
+)
+def test_a_step_is_bound_by_launches_as_much_as_it_is_longer_than_the_devices_part(spec: Spec, bound: float) -> None:
+    counters: dict[str, tuple[float, ...]] = {"device_seconds": (0.5, 1.0)}
+    seconds = (4.0, 6.0), (4.0, 2.0), (18.0, 10.0)
+    one = dataclasses.replace(sample(*seconds), counters=counters)
+    unknown = dataclasses.replace(sample(*seconds, name="A2"), counters={"device_seconds": (0.0, 0.0)})
+    assert measured(one, unknown, sample((1.0, 1.0), name="A3"), spec=spec, iterations=2).launch_bound() == {
+        "A1": pytest.approx(bound)
+    }
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 0.0, -1e-3, 1e-13, 1e10])
 def test_what_is_no_duration_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match=rf"set A1 measured {seconds} s, which is no duration"):

@@ -93,7 +93,7 @@ def compare(
 
 def is_launch_bound(measured: Measured) -> bool:
     """Whether a step waited for launches in the median set; not so where nothing was counted, as on a CPU."""
-    by_set = measured.counter("launch_bound")
+    by_set = measured.launch_bound()
     return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
 
 

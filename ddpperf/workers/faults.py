@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from ddpperf.specs import Fault
@@ -21,7 +20,7 @@ def inject(fault: Fault | None, rank: int, command: str) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
-            sys.exit(0)
+            os._exit(0)  # sys.exit would also end the group, in which gloo's threads may abort
         case "hang":
             while True:
                 time.sleep(60)

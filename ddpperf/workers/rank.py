@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from statistics import median
 from typing import Protocol
 
 import torch
@@ -69,7 +68,6 @@ class Rank:
         self.spec: specs.Spec | None = None
         self.measurement: Measurement | None = None
         self.step: Callable[[], None] = lambda: None
-        self.step_seconds: list[float] = []  # by round
         self.communicator_seconds = 0.0
         self.commands: dict[str, Callable[..., Message]] = {
             "setup": self.setup,
@@ -135,7 +133,6 @@ class Rank:
         """Build the spec's measurement, and warm it up."""
         self._drop_measurement()
         self.spec = specs.from_json(spec)
-        self.step_seconds = []
         inject(self.spec.fault, self.rank, "open")
         measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
         self.measurement = measurement
@@ -167,7 +164,6 @@ class Rank:
         seconds = seconds_of(self.step, iterations, self.device)
         self.measurement.end_round(self.spec.repeats + iterations)
         record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
-        self.step_seconds.append(seconds / iterations)
         print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
 
@@ -179,10 +175,6 @@ class Rank:
         counters = self.measurement.finish()
         if self.spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        if "device_seconds" in counters:
-            steps = self.spec.steps_per_epoch if isinstance(self.spec, EpochSpec) else 1
-            device_seconds = steps * (counters["device_seconds"] + self.spec.delay_seconds)
-            counters["launch_bound"] = median(self.step_seconds) / device_seconds
         self._drop_measurement()
         return {"counters": counters}
 
