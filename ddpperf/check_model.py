@@ -24,6 +24,11 @@ def check(name: str) -> None:
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise WrongModel(f"model {name} cannot be trained ({what}); try it by itself first") from error
+    if unused := [each for each, weight in step.model.named_parameters() if weight.requires_grad and weight.grad is None]:
+        raise WrongModel(
+            f"model {name} has parameters that its loss does not use, for which DDP would wait, such as {unused[0]}; use them, "
+            "or set their requires_grad to False"
+        )
 
 
 if __name__ == "__main__":

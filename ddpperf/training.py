@@ -186,10 +186,11 @@ class TrainingEpoch(TrainingStep):
         self.report: Callable[[float], None] = lambda fraction: None
 
     def warm_up(self, steps: int) -> None:
-        """The first epoch; of one batch again and again a few steps are as good, at most an epoch."""
-        if isinstance(self.input, FixedInput) or self.spec.captured:
+        """The first epoch; where each step is the same work, and no loader must start, a few are as good, at most an epoch."""
+        same = isinstance(self.input, FixedInput) or (self.spec.captured and isinstance(self.input, DeviceInput))
+        if same or self.spec.captured:
             super().warm_up(min(steps, self.spec.steps_per_epoch))
-        if not isinstance(self.input, FixedInput):
+        if not same:
             self.step()
 
     def step(self) -> None:

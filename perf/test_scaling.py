@@ -25,11 +25,12 @@ FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync
 
 
 def weak_scaling(options: Options) -> Iterator[Cell]:
-    """In every form; what must be compiled for each batch size and world size, for the largest batch only."""
+    """In every form; what must be compiled anew for each cell, for the largest batch on one device and on all only."""
+    extremes = [(world_size, max(options.batch_sizes)) for world_size in (1, max(options.world_sizes))]
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
             for form in options.forms:
-                if form in (options.forms[0], "eager", "graph") or batch_size == max(options.batch_sizes):
+                if form in (options.forms[0], "eager", "graph") or (world_size, batch_size) in extremes:
                     yield step(options, world_size, batch_size, form)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
@@ -69,7 +70,8 @@ def training(options: Options, world_size: int, batch_size: int, form: Form) -> 
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
-    if world_size > 1:
+    """DataParallel, for the most devices only."""
+    if world_size == max(options.world_sizes) > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"world_size={world_size}-batch={batch_size}-data_parallel"
         yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.plugin import hardware
-from ddpperf.plugin.cores import LEAST_CORES, Nodes, Plan, numa_nodes, plan
+from ddpperf.plugin.cores import LEAST_CORES, Nodes, Plan, numa_nodes, share_cores
 from tests.strategies import BOUNDED
 
 
@@ -45,12 +45,12 @@ def span(first: int, last: int) -> tuple[int, ...]:
 def test_ranks_share_their_nodes_cores_and_the_controller_has_the_first(
     nodes: Nodes, rank_nodes: list[int | None], ranks: list[tuple[int, ...]], controller: tuple[int, ...]
 ) -> None:
-    assert plan(nodes, rank_nodes) == Plan(ranks=tuple(ranks), controller=controller)
+    assert share_cores(nodes, rank_nodes) == Plan(ranks=tuple(ranks), controller=controller)
 
 
 def test_eight_ranks_are_on_the_nodes_of_their_gpus() -> None:
     nodes = {0: node(0, 31), 1: node(32, 63)}
-    planned = plan(nodes, [1, 1, 0, 0, 1, 1, 0, 0])
+    planned = share_cores(nodes, [1, 1, 0, 0, 1, 1, 0, 0])
     assert isinstance(planned, Plan)
     assert [len(share) for share in planned.ranks] == [7] * 8
     assert [share[0] // 32 for share in planned.ranks] == [1, 1, 0, 0, 1, 1, 0, 0]
@@ -70,7 +70,7 @@ def test_eight_ranks_are_on_the_nodes_of_their_gpus() -> None:
 def test_hyperthreads_of_a_core_stay_together_where_ranks_have_enough(
     physical: list[tuple[int, ...]], world_size: int, ranks: tuple[tuple[int, ...], ...] | None, controller: tuple[int, ...]
 ) -> None:
-    planned = plan({0: physical}, [None] * world_size)
+    planned = share_cores({0: physical}, [None] * world_size)
     assert isinstance(planned, Plan)
     assert planned.controller == controller
     if ranks is not None:
@@ -91,7 +91,7 @@ def test_hyperthreads_of_a_core_stay_together_where_ranks_have_enough(
     ],
 )
 def test_too_few_cores_are_told_in_a_sentence(nodes: Nodes, rank_nodes: list[int | None], why: str) -> None:
-    assert plan(nodes, rank_nodes) == f"not pinned: {why}"
+    assert share_cores(nodes, rank_nodes) == f"not pinned: {why}"
 
 
 @st.composite
@@ -117,7 +117,7 @@ def most_cores(nodes: Nodes, rank_nodes: list[int | None]) -> int:
 @given(machines(threads=st.integers(1, 3)))
 def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[int | None]]) -> None:
     nodes, rank_nodes = machine
-    planned = plan(nodes, rank_nodes)
+    planned = share_cores(nodes, rank_nodes)
     if isinstance(planned, str):
         assert most_cores(nodes, rank_nodes) < LEAST_CORES
         return
@@ -139,7 +139,7 @@ def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[in
 @BOUNDED
 @given(machines(threads=st.just(1)))
 def test_no_spread_over_the_nodes_gives_more_cores(machine: tuple[Nodes, list[int | None]]) -> None:
-    planned = plan(*machine)
+    planned = share_cores(*machine)
     most = most_cores(*machine)
     assert most < LEAST_CORES if isinstance(planned, str) else len(planned.ranks[0]) == most
 
@@ -147,7 +147,7 @@ def test_no_spread_over_the_nodes_gives_more_cores(machine: tuple[Nodes, list[in
 @BOUNDED
 @given(machines(threads=st.just(2)))
 def test_pairs_of_hyperthreads_are_never_split(machine: tuple[Nodes, list[int | None]]) -> None:
-    planned = plan(*machine)
+    planned = share_cores(*machine)
     if isinstance(planned, Plan):
         owners = {core: owner for owner, share in enumerate([planned.controller, *planned.ranks]) for core in share}
         assert all(owners.get(first) == owners.get(second) for cpus in machine[0].values() for first, second in cpus)

@@ -74,6 +74,11 @@ def infinite():
 def without_parameters():
     return nn.Identity(), batch, cross_entropy
 
+def unused_in_part():
+    model = nn.Linear(4, 2)
+    model.spare = nn.Linear(4, 2)
+    return model, batch, cross_entropy
+
 def dying():
     os._exit(3)
 """
@@ -135,6 +140,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (
             "own_models:infinite",
             r"model \S+ cannot be trained \(FloatingPointError: the loss is (-?inf|nan) after a round of 1",
+        ),
+        (
+            "own_models:unused_in_part",
+            r"model \S+ has parameters that its loss does not use, .* such as spare\.weight; use them",
         ),
         ("own_models:without_parameters", r"model \S+ cannot be trained \(ValueError: optimizer got an empty parameter list\)"),
         ("torchvision:resnet999", r"model torchvision:resnet999 is none of torchvision's; name one of them, such as resnet"),

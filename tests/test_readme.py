@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from statistics import median
 from types import ModuleType
 
 import pytest
 
+from ddpperf.report.summary import format_seconds
 from tests.project import REPOSITORY, script
 
 
@@ -15,11 +18,27 @@ def update_readme() -> ModuleType:
 
 
 def test_the_readmes_tables_are_what_their_runs_give(update_readme: ModuleType) -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    blocks = list(update_readme.BLOCK.finditer(readme))
-    assert len({update_readme.folder_of(block[1]) for block in blocks}) == len(blocks) == 2
-    assert all("speedup" in block[0] for block in blocks)
-    assert len(update_readme.VERSUS.findall(readme)) == 1
+    readme, pictured = (REPOSITORY / "README.md").read_text(), update_readme.PICTURED.read_text()
+    for page in (readme, pictured):
+        [(_, table)] = update_readme.BLOCK.findall(page)
+        assert "speedup" in table
+    assert len(update_readme.VERSUS.findall(readme)) == len(update_readme.RUNS.findall(readme)) == 1
     for page in update_readme.PAGES:
         text = page.read_text()
         assert update_readme.updated(text, {}) == text
+
+
+def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) -> None:
+    [folder] = update_readme.RUNS.findall((REPOSITORY / "README.md").read_text())
+    rows = [row.strip("| ").split(" | ") for row in update_readme.over_runs(folder).splitlines()[2:]]
+    runs = [json.loads(path.read_text())["benchmarks"] for path in (REPOSITORY / folder).glob("*.json")]
+    assert len({name for name, *_ in rows}) == len(rows) > 10
+    for name, middle, spread, count, efficiency, _ in rows:
+        stored = [benchmark for run in runs for benchmark in run if benchmark["name"] == name]
+        seconds = sorted(benchmark["stats"]["median"] for benchmark in stored)
+        assert count == str(len(stored))
+        assert middle == format_seconds(median(seconds))
+        assert spread == f"{format_seconds(seconds[0])} to {format_seconds(seconds[-1])}"
+        if efficiency != "-":
+            values = [benchmark["extra_info"]["ddpperf"]["metrics"]["efficiency"]["value"] for benchmark in stored]
+            assert efficiency == f"{median(values):.1%}"

@@ -53,7 +53,7 @@ def _listed(path: Path) -> set[int]:
     return {number for each in bounds for number in range(int(each[0]), int(each[-1]) + 1)}
 
 
-def plan(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
+def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
     """Neighbouring cores for each rank in its node, for all equally many and as many as there are; or why not, a sentence.
 
     rank_nodes: by rank, the NUMA node of its GPU; the ranks that have none, or one without cores, are spread over the nodes.
@@ -131,7 +131,7 @@ class Pinning:
             self._plan = f"not pinned: the control group has {quota}, and no particular ones"
             return
         rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
-        self._plan = plan(numa_nodes(self._allowed), rank_nodes)
+        self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
         if isinstance(self._plan, Plan):
             self._plan = self._refusal(self._plan) or self._plan
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks

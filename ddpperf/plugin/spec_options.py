@@ -84,8 +84,9 @@ def check_training(
         )
     if (strategy := given.get("strategy", "ddp")) not in GROUPED_STRATEGIES:
         raise pytest.UsageError(f"--spec strategy takes {', '.join(GROUPED_STRATEGIES)}, got {strategy}; pass one of them")
-    if "strategy" in given and world_size == 1:
-        raise pytest.UsageError(f"--spec strategy={given['strategy']} needs several ranks, got one; pass --world-sizes 1,2")
+    for name in ("strategy", "sync_batch_norm", *DDP_OPTIONS):
+        if name in given and world_size == 1:
+            raise pytest.UsageError(f"--spec {name}={given[name]} needs several ranks, got one; pass --world-sizes 1,2")
     for form, batch_size in product(used, batch_sizes):
         sizes = {"per_rank_batch_size": batch_size, "epoch_images": world_size * batch_size}
         fields: dict[str, Any] = {"strategy": "single" if world_size == 1 else "ddp", **base, **sizes, **given, "form": form}
