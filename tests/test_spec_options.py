@@ -176,7 +176,6 @@ FIELD = (
         (spec("comm_hook=int8"), "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got 'int8'"),
         (spec("comm_hook=avg"), "comm_hook avg needs NCCL; this runs on the CPU; pass other --forms or another --spec"),
         (spec("sync_batch_norm=true"), "sync_batch_norm is there for GPUs alone; this runs on the CPU; pass other"),
-
         (["--world-sizes", "1", *spec("strategy=fsdp")], "--spec strategy=fsdp needs several ranks, got one; pass --world"),
         (["--world-sizes", "1", *spec("comm_hook=bf16")], "--spec comm_hook=bf16 needs several ranks, got one; pass --world"),
         (spec("strategy=data_parallel"), "--spec strategy takes ddp, zero1, fsdp, got data_parallel; pass one of them"),
