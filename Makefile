@@ -1,5 +1,5 @@
 # make test    lint, types and tests          make perf        the whole suite, e.g. make perf ARGS="--world-sizes 1,2"
-# make clean   what these made                make perf-smoke  one small cell of each experiment, on the CPU
+# make clean   what these made                make perf-smoke  all of it with small batches, on the CPU
 # All of them set up a virtual environment in .venv first, for which PYTHON must be 3.11 or newer with its venv module.
 
 PYTHON ?= python3

@@ -9,27 +9,53 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddpperf.own_model import WrongModel, first_line
+from ddpperf.refusal import CannotTrain, first_line, last_line
+
+COMPILES_AGAIN = "a compiled step was compiled again in a timed round"
+ADVICE = "if its control flow or its shapes depend on data, use --forms eager"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R], inductor: str) -> Callable[P, R]:
-    """`function`, compiled at its first call, for the shapes it gets. inductor: torch's options to switch on, joined by +."""
+    """`function`, compiled at its first call, for the shapes it gets. inductor: torch's options to switch on, joined by +.
+
+    A call raises CannotTrain where it would compile again although that is forbidden.
+    """
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
     forget_compiled()  # compilations are counted by function: after eight trainings torch would go on without compiling
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        return torch.compile(function, dynamic=False, options=options)
+        optimized = torch.compile(function, dynamic=False, options=options)
     except RuntimeError as error:
-        raise WrongModel(f"inductor={inductor} cannot be switched on ({first_line(error)[:80]}); name other options") from error
+        sentence = first_line(error)[:80]
+        raise CannotTrain(f"inductor={inductor} cannot be switched on ({sentence}); name other options") from error
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return optimized(*args, **kwargs)
+        except (torch._dynamo.exc.RecompileError, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            raise CannotTrain(f"{COMPILES_AGAIN} ({last_line(error)}); {ADVICE}") from error
+
+    return call
 
 
-def forbid_compiling() -> None:
-    """From now on compiling again is an error: it would be timed."""
+def forbid_compiling() -> int:
+    """From now on compiling again is an error: it would be timed. Gives the graphs compiled so far, for `require_none_new`."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = True
+    return _compiled_graphs()
+
+
+def require_none_new(compiled_graphs: int) -> None:
+    """Raise CannotTrain if more was compiled since: of what runs for the first time torch forbids nothing."""
+    if _compiled_graphs() != compiled_graphs:
+        raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
+
+
+def _compiled_graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if "torch._dynamo" in sys.modules else 0
 
 
 def forget_compiled() -> None:
@@ -40,7 +66,7 @@ def forget_compiled() -> None:
 
 
 def capture(step: Callable[[], None], stream: torch.cuda.Stream, form: str) -> torch.cuda.CUDAGraph:
-    """What `step` launches, to be replayed; it runs once without computing. Raises WrongModel if it waits for the device.
+    """What `step` launches, to be replayed; it runs once without computing. Raises CannotTrain if it waits for the device.
 
     step must have run on `stream` often enough that it does the same again; all that it uses must live as long as the graph.
     """
@@ -51,7 +77,7 @@ def capture(step: Callable[[], None], stream: torch.cuda.Stream, form: str) -> t
     except (torch.OutOfMemoryError, dist.DistError):
         raise
     except RuntimeError as error:
-        raise WrongModel(
+        raise CannotTrain(
             f"form {form} cannot capture this step ({first_line(error)}); if something in it waits for the device, "
             "as control flow that depends on data does, use --forms eager"
         ) from error

@@ -83,13 +83,12 @@ class DeviceInput:
         height, width = (size - 2 * PADDING for size in self.padded.shape[1:3])
         self.down, self.across = torch.arange(height, device=device), torch.arange(width, device=device)
         self.mirrored = self.across.flip(0)
-        self.places = self.next_places = torch.arange(
-            batches.batch_size, device=device
-        )  # in a batch; an epoch's last is smaller
+        self.places = torch.arange(batches.batch_size, device=device)  # in a batch
+        self.next_places = self.places  # fewer in an epoch's last
         self.first = torch.zeros((), dtype=torch.int64, device=device)  # the place in the epoch where the next batch begins
-        self.prepared: tuple[int, Tensor] | None = None
         self.plan = torch.zeros(0)
-        self.left = 0
+        self.prepared = -1, self.plan  # an epoch's number, and its plan in the CPU's memory
+        self.remaining = 0  # images of the epoch
 
     def prepare(self, number: int) -> None:
         """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip."""
@@ -102,21 +101,20 @@ class DeviceInput:
         self.prepared = number, plan.pin_memory() if self.device.type == "cuda" else plan
 
     def begin(self, number: int) -> None:
-        if self.prepared is None or self.prepared[0] != number:
+        if self.prepared[0] != number:
             self.prepare(number)
-        assert self.prepared is not None
-        plan = self.prepared[1]
+        _, plan = self.prepared
         if self.plan.shape != plan.shape:
             self.plan = plan.to(self.device)
         else:
             self.plan.copy_(plan, non_blocking=True)  # in place: a graph reads it there
         self.first.zero_()
-        self.left = plan.shape[1]
+        self.remaining = plan.shape[1]
 
     def load(self) -> None:
-        size = min(len(self.places), self.left)
+        size = min(len(self.places), self.remaining)
         self.next_places = self.places[:size]
-        self.left -= size
+        self.remaining -= size
 
     def take(self) -> Batch:
         index, top, left, flipped = self.plan[:, self.first + self.next_places]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.own_model import WrongModel
+from ddpperf.refusal import CannotTrain
 
 
 class BasicBlock(nn.Module):
@@ -119,7 +119,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def build(model: str) -> nn.Module:
-    """One of ours, or `torchvision:NAME` with random weights; raises WrongModel for a name that torchvision has not.
+    """One of ours, or `torchvision:NAME` with random weights; raises CannotTrain for a name that torchvision has not.
 
     The vit_ models, which are built for one size of image, are built for CIFAR's 32x32.
     """
@@ -129,10 +129,10 @@ def build(model: str) -> nn.Module:
     try:
         import torchvision.models
     except ImportError as error:
-        raise WrongModel(f"model {model} needs torchvision, which this interpreter has not; install it") from error
+        raise CannotTrain(f"model {model} needs torchvision, which this interpreter has not; install it") from error
     if name not in torchvision.models.list_models(module=torchvision.models):
         near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
-        raise WrongModel(
+        raise CannotTrain(
             f"model {model} is none of torchvision's; name one of them{', such as ' if near else ''}{', '.join(near)}"
         )
     sized = {"image_size": 32} if name.startswith("vit_") else {}

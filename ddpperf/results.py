@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -35,6 +36,9 @@ class Sample:
         for seconds in (value for ranks in self.seconds for value in ranks):
             if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # nor is a NaN
                 raise ValueError(f"set {self.set} measured {seconds} s, which is no duration; nothing is kept of it")
+        for name, values in self.counters.items():
+            if not (values and all(isinstance(value, int | float) and math.isfinite(value) for value in values)):
+                raise ValueError(f"set {self.set} counted {str(values)[:40]} as {name}; a finite number a rank is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +81,9 @@ class Measured:
         }
 
     def counter(self, name: str) -> dict[str, float]:
-        """By set, the greatest that a rank counted; empty if none did."""
-        return {sample.set: max(sample.counters[name]) for sample in self.samples if name in sample.counters}
+        """By set, the greatest that a rank counted, of the ranks that the spec's work is spread over; empty if none did."""
+        ranks = slice(self.spec.world_size)
+        return {sample.set: max(sample.counters[name][ranks]) for sample in self.samples if name in sample.counters}
 
     def launch_bound(self) -> dict[str, float]:
         """By set, the seconds of a step over those that its devices need when none waits for the CPU; empty if not counted."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ddpperf.data import EpochBatches, Images, load_images
 from ddpperf.inputs import DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.models import build
-from ddpperf.own_model import WrongModel, own_model
+from ddpperf.own_model import own_model
+from ddpperf.refusal import CannotTrain
 from ddpperf.specs import DATA_VARIABLE, TrainingSpec, is_own_model
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -57,7 +58,7 @@ def _image_input(
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
-    """Raise WrongModel unless the model has an output for each of the images' classes: on a GPU a label beyond them
+    """Raise CannotTrain unless the model has an output for each of the images' classes: on a GPU a label beyond them
     ends the process."""
     classes = int(images.labels.max()) + 1
     model.eval()
@@ -65,4 +66,4 @@ def require_classifier(name: str, model: nn.Module, images: Images, device: torc
         outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
     model.train()
     if outputs.shape[-1] < classes:
-        raise WrongModel(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")
+        raise CannotTrain(f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model")

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ddpperf import timing
 from ddpperf.forms import capture, compiled
-from ddpperf.inputs import DeviceInput, FixedInput
 from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates, sgd
 from ddpperf.parallel import parallelize, synchronization
 from ddpperf.specs import TrainingSpec, gpu_reason
@@ -38,7 +37,7 @@ class TrainingStep:
     max_iterations = 1000
 
     def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
-        if device.type == "cpu" and (reason := gpu_reason(spec)):
+        if reason := gpu_reason(spec, device.type):
             raise ValueError(reason)
         allow_tf32(spec.precision == "tf32")
         self.spec = spec
@@ -58,10 +57,11 @@ class TrainingStep:
         self.take = self.input.take
         if spec.compiled:
             self.forward = compiled(self.loss_on, spec.inductor)
-            self.take = compiled(self.input.take, spec.inductor) if isinstance(self.input, DeviceInput) else self.take
+            if spec.input == "device":
+                self.take = compiled(self.input.take, spec.inductor)
         self.run: Callable[[], None] = self.first_train if spec.compiled else self.train
         self.startup_seconds: dict[str, float] = {}
-        self.captured_bytes = 0
+        self.captured_bytes = 0  # that a captured step needs beside what is held
         self.loss = torch.empty((), device=device)
         self.early_loss = self.loss
         self.steps = self.epoch = self.place = 0
@@ -116,6 +116,7 @@ class TrainingStep:
 
     def first_train(self) -> None:
         """The first step of a compiled form, which compiles."""
+        timing.synchronize(self.device)
         began = time.perf_counter()
         self.train()
         timing.synchronize(self.device)
@@ -128,21 +129,25 @@ class TrainingStep:
             for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
                 self.advance()
         if self.stream is not None:
-            torch.cuda.reset_peak_memory_stats(self.device)  # the first steps hold DDP's buckets twice
-            began = time.perf_counter()
             with torch.cuda.stream(self.stream):
                 self.input.begin(self.epoch)
                 self.input.load()
                 self.optimizer.zero_grad()
+            timing.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            began = time.perf_counter()
             self.run = capture(self.train, self.stream, self.spec.form).replay
             self.startup_seconds["capture_seconds"] = time.perf_counter() - began
-            self.captured_bytes = torch.cuda.max_memory_allocated(self.device)  # a replay allocates nothing
+            # a replay allocates nothing; what is held besides is subtracted, for some of it is still the first steps'
+            self.captured_bytes = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
         self.place = 0  # an epoch begins with what is measured
 
     # --- rounds
 
     def start_round(self) -> None:
-        """Each round trains on; the CPU's seconds in it are counted."""
+        """Each round trains on; the CPU's seconds in it are counted, and on a GPU its peak of memory."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.cpu_began = time.process_time()
 
     def end_round(self, steps: int) -> None:
@@ -153,27 +158,33 @@ class TrainingStep:
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
 
     def finish(self) -> dict[str, float]:
-        """Counters of this rank; raises RuntimeError if its parameters are not the other ranks'.
+        """Counters of this rank; raises RuntimeError if, with DDP or ZeRO, its parameters are not the other ranks'.
 
         loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. gradient_bytes:
-        what a step gives to DDP's all_reduce. cpu_seconds: what a step costs this process. device_seconds: what it costs the
-        device when that need not wait for the CPU. peak_memory_bytes: of tensors on this rank's device. Absent on the CPU: the
-        last two. compile_seconds, capture_seconds: of the form; the first step's, with what this run has compiled before in
-        the compiler's cache.
+        what a step gives to DDP's all_reduce; absent for PowerSGD. compile_seconds, capture_seconds: of the form; the first
+        step's, with what this run has compiled before in the compiler's cache. cpu_seconds: what a step costs this process,
+        without preparing an epoch on a GPU. On a GPU only: device_seconds, what a step costs the device when that need not wait
+        for the CPU; absent for a DataLoader and PowerSGD, which wait for something else than launches. peak_memory_bytes, of
+        tensors in the last round; absent for symmetric memory, whose buffers torch does not count.
         """
         counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps > LOSS_STEPS else {}
+        cuda = self.device.type == "cuda"
+        peak_bytes = torch.cuda.max_memory_allocated(self.device) if cuda else 0
         if self.spec.strategy in DDP_STRATEGIES:
             require_equal_parameters(self.model)
             if (share := SENT_SHARE.get(self.spec.comm_hook)) is not None:
                 counters["gradient_bytes"] = share * self.gradient_bytes
         counters |= self.startup_seconds
-        if self.device.type == "cpu":
+        if not cuda:
             return counters | {"cpu_seconds": median(self.cpu_seconds)}
-        counters["peak_memory_bytes"] = float(max(self.captured_bytes, torch.cuda.max_memory_allocated(self.device)))
-        cpu_seconds, device_seconds = timing.launch_cost(self.advance, self.device, grouped=self.spec.grouped)
-        if self.spec.input == "dataloader" or self.spec.comm_hook == "powersgd":
-            return counters | {"cpu_seconds": cpu_seconds}  # these wait for something else than launches in every step
-        return counters | {"cpu_seconds": cpu_seconds, "device_seconds": device_seconds}
+        if self.spec.captured:  # after the collectives above, with which NCCL lets go of what it held for those before
+            peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(self.device)
+        if self.spec.comm_hook != "symmetric_memory":
+            counters["peak_memory_bytes"] = float(peak_bytes)
+        counters["cpu_seconds"], device_seconds = timing.launch_cost(self.advance, self.device, grouped=self.spec.grouped)
+        if self.spec.input != "dataloader" and self.spec.comm_hook != "powersgd":
+            counters["device_seconds"] = device_seconds
+        return counters
 
 
 class TrainingEpoch(TrainingStep):
@@ -186,8 +197,9 @@ class TrainingEpoch(TrainingStep):
         self.report: Callable[[float], None] = lambda fraction: None
 
     def warm_up(self, steps: int) -> None:
-        """The first epoch; where each step is the same work, and no loader must start, a few are as good, at most an epoch."""
-        same = isinstance(self.input, FixedInput) or (self.spec.captured and isinstance(self.input, DeviceInput))
+        """The first epoch; where each step is the same work, and no loader must start, a few are as good: at most an epoch,
+        or as many as a capture needs."""
+        same = self.spec.input == "fixed" or (self.spec.captured and self.spec.input == "device")
         if same or self.spec.captured:
             super().warm_up(min(steps, self.spec.steps_per_epoch))
         if not same:

@@ -22,10 +22,8 @@ ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
 PAGES = (ROOT / "README.md", PICTURED, ROOT / "docs" / "images.md")
 PICTURE = ROOT / "docs" / "overview.png"
-BLOCK = re.compile(r"<!-- made by docs/update_readme.py from (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
-VERSUS = re.compile(r"<!-- made by docs/update_readme.py from (\S+) and (\S+) -->\n.*?<!-- end -->", re.DOTALL)
-
-RUNS = re.compile(r"<!-- made by docs/update_readme.py from all runs in (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+ALL_RUNS = "all runs in "  # a folder; else one run, or one run and the folder of another's output
 TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
 
 
@@ -39,17 +37,17 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
     """The README's text with each block made from its run anew, or from the run that `runs` has for its hardware's folder."""
 
     def made(found: re.Match[str]) -> str:
-        run = runs.get(folder_of(found[1]), found[1])
-        return f"<!-- made by docs/update_readme.py from {run} -->\n{block(run)}<!-- end -->"
+        source = found[1]
+        if source.startswith(ALL_RUNS):
+            table = over_runs(source.removeprefix(ALL_RUNS))
+        else:
+            run, both, folder = source.partition(" and ")
+            run = runs.get(folder_of(run), run)
+            source = run + both + folder
+            table = versus(run, folder) if both else block(run)
+        return f"<!-- made by docs/update_readme.py from {source} -->\n{table}<!-- end -->"
 
-    def compared(found: re.Match[str]) -> str:
-        run = runs.get(folder_of(found[1]), found[1])
-        return f"<!-- made by docs/update_readme.py from {run} and {found[2]} -->\n{versus(run, found[2])}<!-- end -->"
-
-    def together(found: re.Match[str]) -> str:
-        return f"<!-- made by docs/update_readme.py from all runs in {found[1]} -->\n{over_runs(found[1])}<!-- end -->"
-
-    return RUNS.sub(together, VERSUS.sub(compared, BLOCK.sub(made, readme)))
+    return MADE.sub(made, readme)
 
 
 def over_runs(folder: str) -> str:
@@ -152,7 +150,7 @@ def main() -> None:
     given = [Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:]]
     for page in PAGES:
         page.write_text(updated(page.read_text(), {folder_of(run): run for run in given}))
-    [(pictured, *_)] = BLOCK.findall(PICTURED.read_text())
+    pictured, *_ = MADE.findall(PICTURED.read_text())
     draw(json.loads((ROOT / pictured).read_text()), PICTURE)
 
 

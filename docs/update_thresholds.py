@@ -39,13 +39,6 @@ MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
 # be above the margin.
 MOST_CPU_SPREAD = 0.25
 
-# Fields in which a run with other options differs from the committed ones, though all cells of a run may have the same.
-ALWAYS_NAMED = (
-    *("world_size", "model", "per_rank_batch_size", "strategy", "precision", "memory_format", "input", "data", "digest"),
-    *("form", "inductor", "accumulation_steps", "sync_batch_norm", *DDP_OPTIONS),
-    *("nbytes", "epoch_images"),
-)
-
 Cell = tuple[str, Spec]  # the test function's name, and what it measures
 
 
@@ -121,9 +114,8 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
     found: list[Threshold] = []
     for test, spec in cells:
         minimum, maximum = bounds([run.metrics.get((test, spec), {}) for run in runs], captured=spec.captured)
-        named = where(spec, [other for name, other in cells if name == test])
         threshold = Threshold(
-            hardware=hardware, test=test, where=named, minimum=minimum, maximum=maximum, number=len(found) + 1
+            hardware=hardware, test=test, where=where(spec), minimum=minimum, maximum=maximum, number=len(found) + 1
         )
         alone = sum(threshold.applies(hardware=hardware, test=name, spec=other) for name, other in cells) == 1
         if (minimum or maximum) and alone:
@@ -144,20 +136,14 @@ def agreed(by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: fl
     return {name: each for name, each in values.items() if len(each) == len(by_run) and is_quiet(each, most)}
 
 
-def where(spec: Spec, cells: Sequence[Spec]) -> dict[str, Value]:
-    """The fields that tell `spec` from the other cells of its test, and those that another run's options change.
+def where(spec: Spec) -> dict[str, Value]:
+    """All fields that a table can have: a run with other options differs in any of them, though all cells of one agree.
 
-    A value that TOML has not, such as None, is left out.
+    Left out: DDP's options where nothing else is possible, and a value that TOML has not, such as None.
     """
-    named = {}
-    for name in (field.name for field in dataclasses.fields(spec) if field.name not in NEVER_NAMED):
-        value = getattr(spec, name)
-        differs = any(getattr(other, name, None) != value for other in cells)
-        if name in DDP_OPTIONS and spec.strategy not in DDP_STRATEGIES:
-            continue  # nothing else is possible
-        if (differs or name in ALWAYS_NAMED) and isinstance(value, get_args(Value)):
-            named[name] = value
-    return named
+    left_out = {*NEVER_NAMED, *(() if getattr(spec, "strategy", "") in DDP_STRATEGIES else DDP_OPTIONS)}
+    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.name not in left_out}
+    return {name: value for name, value in values.items() if isinstance(value, get_args(Value))}
 
 
 def is_quiet(values: Sequence[float], most: float) -> bool:

@@ -7,6 +7,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec
 
+FEWEST_STEPS = 8  # of an epoch: of fewer, most rounds' steps would wait for the next epoch's order
 COUNTED = {
     "peak_memory_bytes": "B",
     "cpu_seconds": "s",
@@ -37,5 +38,13 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     for name, unit in COUNTED.items():
         if by_set := step.counter(name):
             measure.metric(name, unit, by_set)
+    if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
+        measure.doubt(f"an epoch has fewer than {FEWEST_STEPS} steps, and its beginning is timed with them")
     if is_launch_bound(step):
         measure.doubt("the CPU's launches bound it, not the GPU")
+
+
+def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:
+    """How many times faster a step is than the other."""
+    beside = measure.leg(name, other).median_step_seconds()
+    measure.metric(f"speedup_over_{name}", "1", {each: beside[each] / t for each, t in step.median_step_seconds().items()})

@@ -48,7 +48,7 @@ def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
 
 @pytest.mark.specs(cells=epochs)
 def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
-    """The second epoch; the first one starts the workers and warms up."""
+    """Epochs after the first, which starts the workers and warms up, or after some steps where those do."""
     epoch = measure(spec)
     training_metrics(measure, epoch)
     if spec.input != "fixed":

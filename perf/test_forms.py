@@ -10,7 +10,7 @@ from ddpperf.plugin.cells import Cell
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import TrainingSpec
-from perf.metrics import training_metrics
+from perf.metrics import speedup_over, training_metrics
 
 
 def forms(options: Options) -> Iterator[Cell]:
@@ -27,7 +27,5 @@ def forms(options: Options) -> Iterator[Cell]:
 def test_forms(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     if spec.form != "eager":
-        eager = measure.leg("eager", spec.eager()).median_step_seconds()
-        speedup = {name: eager[name] / seconds for name, seconds in step.median_step_seconds().items()}
-        measure.metric("speedup_over_eager", "1", speedup)
+        speedup_over(measure, "eager", step, spec.eager())
     training_metrics(measure, step)

@@ -14,23 +14,24 @@ from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
-from ddpperf.specs.strategy import CAPTURED_FORMS
+from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS
 from perf.metrics import training_metrics
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
 
 
-# Of what can be captured the fastest: the backend's own average, and gradients that lie in their buckets from the start.
+# Of what can be captured the fastest: NCCL's own average, gradients that lie in their buckets, BatchNorm's statistics left to
+# each rank.
 FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
 
 
 def weak_scaling(options: Options) -> Iterator[Cell]:
-    """In every form; what must be compiled anew for each cell, for the largest batch on one device and on all only."""
-    extremes = [(world_size, max(options.batch_sizes)) for world_size in (1, max(options.world_sizes))]
+    """In every form; what must be compiled for each batch size and world size, for the largest batch only."""
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
             for form in options.forms:
-                if form in (options.forms[0], "eager", "graph") or (world_size, batch_size) in extremes:
+                compiled = form in COMPILED_FORMS and form != options.forms[0]
+                if not compiled or batch_size == max(options.batch_sizes):
                     yield step(options, world_size, batch_size, form)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
@@ -41,14 +42,14 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
 def strong_scaling(options: Options) -> Iterator[Cell]:
     for global_batch_size in options.global_batch_sizes:
         for world_size in options.world_sizes:
+            identity = f"world_size={world_size}-global_batch={global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
-                identity = f"world_size={world_size}-global_batch={global_batch_size}"
                 yield if_valid(identity, partial(step, options, world_size, batch_size, options.forms[0]))
                 yield from one_process(options, world_size, batch_size)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
-                yield skipped(f"world_size={world_size}-global_batch={global_batch_size}", reason)
+                yield skipped(identity, reason)
 
 
 def epochs(options: Options) -> Iterator[Cell]:
@@ -70,8 +71,7 @@ def training(options: Options, world_size: int, batch_size: int, form: Form) -> 
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
-    """DataParallel, for the most devices only."""
-    if world_size == max(options.world_sizes) > 1:
+    if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"world_size={world_size}-batch={batch_size}-data_parallel"
         yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))

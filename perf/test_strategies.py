@@ -13,7 +13,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
-from perf.metrics import training_metrics
+from perf.metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"comm_hook": "bf16"}, {"strategy": "zero1"}, {"strategy": "fsdp"})
 GPU_VARIANTS: tuple[dict[str, Any], ...] = (
@@ -42,7 +42,7 @@ def variants(options: Options) -> Iterator[Cell]:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
             form = "eager" if NOT_CAPTURED.keys() & fields.values() else options.forms[0]
             cell = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
-            named = "+".join(str(value) for value in fields.values())
+            named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
             yield if_valid(f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **cell | fields))
 
 
@@ -51,7 +51,5 @@ def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     ddp = spec.ddp()
     if spec != ddp:
-        plain = measure.leg("ddp", ddp).median_step_seconds()
-        speedup = {name: plain[name] / seconds for name, seconds in step.median_step_seconds().items()}
-        measure.metric("speedup_over_ddp", "1", speedup)
+        speedup_over(measure, "ddp", step, ddp)
     training_metrics(measure, step)

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf.plugin.cells import compiler_reason
 from tests.project import Marked, Project
 
 FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(autouse=True)
+def untried_compiler() -> None:
+    """A test's compiler is not another's."""
+    compiler_reason.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf import task
-from ddpperf.forms import compiled, forbid_compiling, forget_compiled
-from ddpperf.own_model import WrongModel
+from ddpperf.forms import compiled, forbid_compiling, forget_compiled, require_none_new
 from ddpperf.plugin.cells import compiler_reason
+from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, TrainingSpec
 from ddpperf.training import TrainingStep
 from tests.strategies import one_thread
@@ -79,12 +79,31 @@ def test_compiling_again_is_an_error_once_everything_was_warmed_up() -> None:
     function(torch.ones(2), 1)
     forbid_compiling()
     assert function(torch.ones(2), 1).tolist() == [1, 1]
-    with pytest.raises(RuntimeError, match=r"(?i)recompil"):
+    again = r"a compiled step was compiled again in a timed round \(.*times.*\); if its control flow .*, use --forms eager$"
+    with pytest.raises(CannotTrain, match=again):
         function(torch.ones(2), 2)
     forget_compiled()
     assert compiled(doubled, "")(torch.ones(3), 3).tolist() == [3, 3, 3]
 
 
+@needs_compiler
+def test_compiling_a_part_that_runs_for_the_first_time_is_an_error_too() -> None:
+    """Torch itself forbids only what was compiled before."""
+
+    def branching(numbers: Tensor) -> Tensor:
+        return numbers + 1 if numbers.sum() > 0 else numbers - 1
+
+    function = compiled(branching, "")
+    function(torch.ones(2))
+    before = forbid_compiling()
+    function(torch.ones(2))
+    require_none_new(before)
+    assert function(-torch.ones(2)).tolist() == [-2, -2]
+    with pytest.raises(CannotTrain, match=r"compiled again in a timed round \(a part of it ran for the first time\); if its"):
+        require_none_new(before)
+    forget_compiled()
+
+
 def test_an_option_that_the_compiler_has_not_is_told_in_one_sentence() -> None:
-    with pytest.raises(WrongModel, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"):
+    with pytest.raises(CannotTrain, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"):
         compiled(small_model, "bogus")

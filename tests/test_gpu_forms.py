@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpperf import task
 from ddpperf.inputs import DeviceInput
-from ddpperf.own_model import WrongModel
+from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, Input, Precision, TrainingSpec, to_json
 from ddpperf.training import CAPTURE_WARMUP, TrainingEpoch, TrainingStep
 from ddpperf.workers.rank import Rank
@@ -121,7 +121,7 @@ def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(m
 
     monkeypatch.setattr(task, "build", lambda name: Hesitant())
     training = TrainingStep(replace(SPEC, form="graph"), rank=0, device=GPU)
-    with pytest.raises(WrongModel, match=r"form graph cannot capture this step .*control flow that depends on data .*eager"):
+    with pytest.raises(CannotTrain, match=r"form graph cannot capture this step .*control flow that depends on data .*eager"):
         training.warm_up(10)
     torch.cuda.synchronize()  # the device is still there
     generator = torch.cuda.default_generators[GPU.index]

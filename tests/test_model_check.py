@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddpperf.check_model import check
-from ddpperf.plugin.model_check import check_model
+from ddpperf.plugin.model_check import CHECK_SECONDS, check_model
 from ddpperf.specs import MODEL_VARIABLE
 from tests.project import Project
 from tests.strategies import one_thread
@@ -19,6 +20,7 @@ single_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 MODELS = """
 import os
+import subprocess
 import sys
 import torch
 from torch import nn
@@ -81,6 +83,15 @@ def unused_in_part():
 
 def dying():
     os._exit(3)
+
+def leaving():
+    os._exit(0)
+
+def with_a_child():
+    child = subprocess.Popen(["sleep", "300"])
+    with open(os.environ["CHILD"], "w") as file:
+        file.write(str(child.pid))
+    return good()
 """
 
 EXPERIMENT = """
@@ -154,30 +165,50 @@ def test_what_cannot_be_trained_is_one_sentence(
 ) -> None:
     monkeypatch.setenv(MODEL_VARIABLE, name)
     with pytest.raises(ValueError, match=f"^{sentence}") as refusal:
-        check(name)
+        check(name, 2)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["own_models:good", "own_models:frozen_in_part", "resnet18_cifar"])
 def test_what_can_be_trained_is_taken(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODEL_VARIABLE, name)
-    check(name)
+    check(name, 2)
 
 
 def test_a_model_is_tried_in_a_process_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    check_model("own_models:good")
+    check_model("own_models:good", 2)
     with pytest.raises(
         pytest.UsageError, match=r"^--model own_models:dying ended its process with status 3; try it by itself$"
     ):
-        check_model("own_models:dying")
+        check_model("own_models:dying", 2)
     assert MODEL_VARIABLE not in os.environ
     assert "own_models:dying" not in sys.modules
 
 
+def test_a_model_that_ends_its_process_is_not_taken_whatever_status_it_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(pytest.UsageError, match=r"leaving ended its process with status 0; try it by itself$"):
+        check_model("own_models:leaving", 2)
+
+
+def test_what_a_model_starts_ends_with_its_check(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CHILD", str(tmp_path / "pid"))
+    began = time.monotonic()
+    check_model("own_models:with_a_child", 2)
+    assert time.monotonic() - began < CHECK_SECONDS / 2, "its output is not waited for"
+    child = Path("/proc", (tmp_path / "pid").read_text(), "status")
+    while child.exists() and "State:\tZ" not in child.read_text():
+        assert time.monotonic() - began < CHECK_SECONDS / 2, child.read_text()
+        time.sleep(0.05)
+
+
 def test_our_own_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    check_model("resnet18")
+    check_model("resnet18", 2)
 
 
 @pytest.mark.parametrize(

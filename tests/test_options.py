@@ -78,9 +78,9 @@ def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]
 def test_a_name_that_can_be_no_models_is_refused_untried(
     read: Callable[..., Options], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpperf.plugin.options.check_model", lambda _: pytest.fail("it was tried"))
+    monkeypatch.setattr("ddpperf.plugin.options.check_model", lambda *_: pytest.fail("it was tried"))
     known = "--model: model must be one of resnet18, .*, torchvision:NAME or package.module:function"
-    with pytest.raises(pytest.UsageError, match=f"^{known}, got {re.escape(repr(name))}$"):
+    with pytest.raises(pytest.UsageError, match=f"^{known}, got {re.escape(repr(name))}; name one of these$"):
         read("--model", name)
 
 

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_in_one_sentence(named: Name, line: str, instead: 
     assert line in SOURCE
     name = named(SOURCE.replace(line, instead))
     with pytest.raises(ValueError, match=r"^(model|the batch maker of) mine\.") as refusal:
-        check(name)
+        check(name, 2)
     module = name.removeprefix("mine.").removesuffix(":model")
     assert sentence.replace("{module}", module) in str(refusal.value)
     assert name in str(refusal.value)
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said_in_one_sentence(named: Name, line: str, instead: 
 def test_what_cannot_be_trained_is_said_in_one_sentence(named: Name, line: str, instead: str, sentence: str) -> None:
     name = named(SOURCE.replace(line, instead))
     with pytest.raises(ValueError, match=rf"^model {name} cannot be trained \(.*; try it by itself first$") as refusal:
-        check(name)
+        check(name, 2)
     assert sentence in str(refusal.value)
 
 
@@ -174,9 +174,9 @@ def test_a_module_that_is_not_there_is_said(named: Name, monkeypatch: pytest.Mon
 
 def test_a_model_of_torchvision_can_be_checked_too() -> None:
     pytest.importorskip("torchvision")
-    check("torchvision:mobilenet_v3_small")
+    check("torchvision:mobilenet_v3_small", 2)
     with pytest.raises(ValueError, match=r"^model torchvision:alexnet cannot be trained \(.*; try it by itself first$"):
-        check("torchvision:alexnet")
+        check("torchvision:alexnet", 2)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_the_check_is_a_process_with_one_line_and_a_status(named: Name, source: 
     name = named(source)
     path = os.pathsep.join([sys.path[0], str(Path(__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-m", "ddpperf.check_model", name],
+        [sys.executable, "-m", "ddpperf.check_model", name, "2"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
         timeout=100,
     )
-    assert (done.returncode, done.stdout) == (status, "")
+    assert (done.returncode, done.stdout) == (status, "" if status else "trained\n")
     assert len(done.stderr.splitlines()) == status
     assert said in done.stderr

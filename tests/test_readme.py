@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from statistics import median
 from types import ModuleType
 
@@ -18,18 +19,21 @@ def update_readme() -> ModuleType:
 
 
 def test_the_readmes_tables_are_what_their_runs_give(update_readme: ModuleType) -> None:
-    readme, pictured = (REPOSITORY / "README.md").read_text(), update_readme.PICTURED.read_text()
-    for page in (readme, pictured):
-        [(_, table)] = update_readme.BLOCK.findall(page)
-        assert "speedup" in table
-    assert len(update_readme.VERSUS.findall(readme)) == len(update_readme.RUNS.findall(readme)) == 1
+    for page, sources in (
+        (REPOSITORY / "README.md", [r"\S+\.json", r"all runs in \S+"]),
+        (update_readme.PICTURED, [r"\S+\.json", r"\S+\.json and \S+"]),
+    ):
+        blocks = list(update_readme.MADE.finditer(page.read_text()))
+        assert all(re.fullmatch(source, block[1]) for source, block in zip(sources, blocks, strict=True))
+        assert "speedup" in blocks[0][0]
     for page in update_readme.PAGES:
         text = page.read_text()
         assert update_readme.updated(text, {}) == text
 
 
 def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) -> None:
-    [folder] = update_readme.RUNS.findall((REPOSITORY / "README.md").read_text())
+    *_, source = update_readme.MADE.findall((REPOSITORY / "README.md").read_text())
+    folder = source.removeprefix(update_readme.ALL_RUNS)
     rows = [row.strip("| ").split(" | ") for row in update_readme.over_runs(folder).splitlines()[2:]]
     runs = [json.loads(path.read_text())["benchmarks"] for path in (REPOSITORY / folder).glob("*.json")]
     assert len({name for name, *_ in rows}) == len(rows) > 10

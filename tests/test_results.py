@@ -124,6 +124,18 @@ def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measur
         assert step * measured.iterations <= max(ranks) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("values", [(), (None, 1.0), ("a", 1.0), (math.nan, 1.0), (1.0, math.inf), ([1.0],)])
+def test_a_counter_that_is_no_number_of_each_rank_is_refused(values: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^set A1 counted .* as cpu_seconds; a finite number a rank is needed$"):
+        dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
+
+
+def test_a_counter_is_the_greatest_of_the_ranks_that_share_the_work() -> None:
+    """As a step is: a row of one device is not another device's."""
+    alone = dataclasses.replace(sample((1.0, 9.0)), counters={"cpu_seconds": (3.0, 5.0)})
+    assert measured(alone, spec=ALONE).counter("cpu_seconds") == {"A1": 3.0}
+
+
 def test_a_counter_is_the_greatest_of_its_ranks_in_each_set_that_has_it() -> None:
     one, other = sample((1.0, 1.0)), sample((1.0, 1.0), name="A2")
     one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})

@@ -106,7 +106,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         TRAINING | {"per_rank_batch_size": 8, "accumulation_steps": 4},
         {"accumulation_steps": 8},
-        "resnet18 normalizes one value an image in its last stage: use batches of at least 16",
+        "resnet18 normalizes one value an image in its last stage, got a batch of 8 in 8 parts; use batches of at least 16",
     ),
     *(
         (
@@ -230,7 +230,8 @@ ON_GPUS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "what"), ON_GPUS)
 def test_what_needs_a_gpu_is_named_and_training_refuses_it_on_the_cpu(fields: dict[str, Any], what: str) -> None:
     spec = EpochSpec(**TRAINING | fields)
-    assert gpu_reason(spec) == f"{what}; this runs on the CPU"
+    assert gpu_reason(spec, "cpu") == f"{what}; this runs on the CPU"
+    assert gpu_reason(spec, "cuda") == ""
     for training in (TrainingStep, TrainingEpoch):
         with pytest.raises(ValueError, match=f"^{re.escape(what)}; this runs on the CPU$"):
             training(spec, rank=0, device=torch.device("cpu"))
@@ -240,6 +241,6 @@ def test_what_needs_a_gpu_is_named_and_training_refuses_it_on_the_cpu(fields: di
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_the_cpu_can_do_the_rest(strategy: Strategy, hook: CommHook) -> None:
     options: dict[str, Any] = CHANGED | {"comm_hook": hook, "strategy": strategy, "form": "compile"}
-    assert gpu_reason(TrainingSpec(**TRAINING | options)) == ""
+    assert gpu_reason(TrainingSpec(**TRAINING | options), "cpu") == ""
     alone = TrainingSpec(**ALONE, accumulation_steps=2)
-    assert gpu_reason(alone) == gpu_reason(dataclasses.replace(alone, world_size=4, strategy="fsdp")) == ""
+    assert gpu_reason(alone, "cpu") == gpu_reason(dataclasses.replace(alone, world_size=4, strategy="fsdp"), "cpu") == ""

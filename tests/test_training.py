@@ -206,7 +206,7 @@ def test_channels_last_changes_strides_and_not_the_result() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel takes what GPUs there are")
 def test_data_parallel_trains_the_whole_batch_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU torch's DataParallel is the module itself; the batch is that of all the GPUs in any case."""
-    monkeypatch.setattr("ddpperf.training.gpu_reason", lambda _: "")
+    monkeypatch.setattr("ddpperf.training.gpu_reason", lambda *_: "")
     spec = TrainingSpec(world_size=3, per_rank_batch_size=4, strategy="data_parallel", epoch_images=32)
     step = TrainingStep(spec, rank=0, device=CPU)
     assert isinstance(step.model, nn.DataParallel)

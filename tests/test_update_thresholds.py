@@ -151,7 +151,7 @@ def test_a_slowed_or_disturbed_run_is_never_used(script: ModuleType, tmp_path: P
     assert written(script, tmp_path)[0].minimum == {"images_per_second": 902}
 
 
-def test_where_names_what_tells_cells_apart_and_what_options_change(script: ModuleType, tmp_path: Path) -> None:
+def test_where_names_every_field_that_can_differ(script: ModuleType, tmp_path: Path) -> None:
     cells = [("test_precision", training(precision=precision)) for precision in ("fp32", "bf16")]
     sums = [("test_sum", SUM), ("test_sum", AllReduceSpec(world_size=4, nbytes=1024))]
     weak = [("test_weak", training(world_size)) for world_size in (1, 2)]
@@ -162,17 +162,17 @@ def test_where_names_what_tells_cells_apart_and_what_options_change(script: Modu
     one_batch = {
         **{"model": "resnet18", "per_rank_batch_size": 32, "data": "synthetic", "digest": "", "strategy": "single"},
         **{"memory_format": "contiguous", "input": "fixed", "form": "eager", "inductor": ""},
-        **{"accumulation_steps": 1, "sync_batch_norm": False, "epoch_images": 1024},
+        **{"accumulation_steps": 1, "sync_batch_norm": False, "epoch_images": 1024, "loader_workers": 0, "drop_last": True},
     }
     assert [one.where for one in written(script, tmp_path)] == [
         {"world_size": 1, **one_batch, "precision": "fp32"},
         {"world_size": 1, **one_batch, "precision": "bf16"},
-        {"world_size": 2, "nbytes": 1024, "form": "eager"},
-        {"world_size": 4, "nbytes": 1024, "form": "eager"},
+        {"world_size": 2, "nbytes": 1024, "algorithm": "backend", "form": "eager"},
+        {"world_size": 4, "nbytes": 1024, "algorithm": "backend", "form": "eager"},
         {"world_size": 1, **one_batch, "strategy": "single", "precision": "fp32"},
         {"world_size": 2, **one_batch | {"strategy": "ddp"} | DDP_OPTIONS, "precision": "fp32"},
-        {"world_size": 2, "drop_last": True, "epoch_images": 100},
-        {"world_size": 2, "drop_last": False, "epoch_images": 100},
+        {"world_size": 2, "set_epoch": True, "drop_last": True, "epoch_images": 100},
+        {"world_size": 2, "set_epoch": True, "drop_last": False, "epoch_images": 100},
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -60,7 +59,7 @@ def compare(
     baseline: str,
     limit: float | None,
 ) -> Comparison:
-    """Compare test by test, times or, of what launches bound already then, CPU seconds; comparable means equal id and spec.
+    """Compare test by test, times or, of what launches bound then and now, CPU seconds; comparable means equal id and spec.
 
     expected: the ids of the tests that this run had to compare. baseline: what to call the other run. limit: the ratio of times
     above which a step is slower; None for each test's own, by how much its rounds spread. CPU seconds have `CPU_LIMIT`.
@@ -74,7 +73,7 @@ def compare(
             holes[test] = f"is in {baseline} but was not measured"
         elif now[test].spec != then[test].spec:
             holes[test] = f"measures another spec than in {baseline}"
-        elif is_launch_bound(then[test]) and not then[test].spec.captured:
+        elif _by_cpu_seconds(then[test], now[test]):
             cpu_then, cpu_now = _cpu_seconds(then[test]), _cpu_seconds(now[test])
             if cpu_then is None or cpu_now is None:
                 side = baseline if cpu_then is None else "this run"
@@ -91,6 +90,11 @@ def compare(
     return Comparison(baseline=baseline, changes=changes, holes=holes)
 
 
+def _by_cpu_seconds(then: Measured, now: Measured) -> bool:
+    """Whether launches bound both, or what is known of it, and no graph replays them: else the times say more."""
+    return is_launch_bound(then) and not then.spec.captured and (is_launch_bound(now) or not now.launch_bound())
+
+
 def is_launch_bound(measured: Measured) -> bool:
     """Whether a step waited for launches in the median set; not so where nothing was counted, as on a CPU."""
     by_set = measured.launch_bound()
@@ -101,7 +105,7 @@ def _cpu_seconds(measured: Measured) -> float | None:
     """What a step took of the CPU in the median set, of the rank that needed most; None unless that is a positive number."""
     by_set = measured.counter("cpu_seconds")
     seconds = median(by_set.values()) if by_set else 0.0
-    return seconds if 0 < seconds < math.inf else None
+    return seconds if seconds > 0 else None
 
 
 def is_quiet(seconds: Sequence[float]) -> bool:

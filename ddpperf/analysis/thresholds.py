@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ddpperf.specs import Spec
@@ -163,7 +164,8 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_describe(each) for each in get_args(hint) if each is not type(None))
+        described = (_describe(each).split(" or ") for each in get_args(hint) if each is not type(None))
+        return " or ".join(dict.fromkeys(chain.from_iterable(described)))
     return {str: "a string", int: "a whole number", float: "a number with a point", bool: "true or false"}.get(hint, "nothing")
 
 

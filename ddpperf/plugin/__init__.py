@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.analysis.verdict import Status
 from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible
-from ddpperf.plugin.ending import Ending
+from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.options import add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
@@ -38,7 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out")
     gpus = hardware.visible_gpus()
-    options = read_options(config, len(gpus))
+    try:
+        options = read_options(config, len(gpus))
+    except KeyboardInterrupt:
+        pytest.exit("NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT])
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
     session.find_baseline()
     session.read_thresholds()

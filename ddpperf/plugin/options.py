@@ -21,7 +21,7 @@ from ddpperf.plugin.option_values import (
     slower_ratio,
     whole_number,
 )
-from ddpperf.plugin.spec_options import Value, check_training, fitting, read_forms, read_spec_fields
+from ddpperf.plugin.spec_options import FIELDS, Value, check_training, fitting, read_forms, read_spec_fields
 from ddpperf.specs import EpochSpec, Form, Input, Precision, TrainingSpec, is_own_model, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import SHARDED_STRATEGIES
@@ -90,9 +90,8 @@ class Options:
             "data": self.data.name,
             "digest": self.data.digest,
             "epoch_images": self.epoch_images,
+            "inductor": GPU_INDUCTOR if self.device == "cuda" and fields["form"] == "compile-graph" else "",
         } | fields
-        if self.device == "cuda" and fields["form"] == "compile-graph":
-            common = {"inductor": GPU_INDUCTOR} | common
         return common | fitting(self.spec_fields, fields["strategy"], fields["form"])
 
 
@@ -101,23 +100,24 @@ def add_options(parser: pytest.Parser) -> None:
     for name, default, metavar, text in (
         ("--device", "auto", "NAME", "cuda, cpu or auto (default: cuda where there are GPUs)"),
         ("--world-sizes", None, "N,N", "numbers of ranks (default: 1,2 on the CPU; 1,2,4,... and all on GPUs)"),
-        ("--batch-sizes", None, "N,N", "images a rank in a step (default: 32 on the CPU; 32,128,512 on GPUs)"),
+        ("--batch-sizes", None, "N,N", "images a rank in a step (default: 32 on the CPU; 32,128,512 on GPUs; "
+         "in test_batch_size 32,128,512,2048)"),
         ("--global-batch-sizes", None, "N,N", "images of all ranks in a step (default: 64 on the CPU; 128,512 on GPUs)"),
         ("--model", None, "NAME", "resnet18 (default on the CPU), resnet18_cifar (on GPUs), resnet50_cifar, torchvision:NAME, "
          "or your own by package.module:function"),
         ("--precision", None, "NAME", f"{', '.join(get_args(Precision))} (default: fp32 on the CPU, bf16 on GPUs)"),
-        ("--forms", None, "NAME,NAME", "eager, compile, graph, compile-graph: the first for all experiments, others beside it "
-         "(default: eager on the CPU; graph,compile-graph,eager on GPUs)"),
+        ("--forms", None, "NAME,NAME", "eager, compile, graph, compile-graph: the first is every experiment's, others stand "
+         "beside it in test_forms and test_weak_scaling (default: eager on the CPU; graph,compile-graph,eager on GPUs)"),
         ("--data", "synthetic", "NAME", "synthetic (default), cifar10[:DIR], or imagefolder:DIR with train/ and test/"),
         ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
         ("--slow-down", None, "SECONDS", "put a delay into every step, to see what notices it"),
-        ("--rounds", "10", "N", "timed rounds of each cell (default: %(default)s)"),
-        ("--deadline", "120", "SECONDS", "how long a rank may take over one command (default: %(default)s)"),
+        ("--rounds", "10", "N", "timed rounds of each cell, of an epoch as many as fill 3 s (default: %(default)s)"),
+        ("--deadline", "120", "SECONDS", "how long a rank may take over a command, or be silent in it (default: %(default)s)"),
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
     ):  # fmt: skip
         group.addoption(name, default=default, metavar=metavar, help=text)
-    group.addoption("--spec", action="append", default=[], metavar="FIELD=VALUE", help="set a field of every training's spec "
-                    "that has it, such as comm_hook=bf16, bucket_cap_mb=10 or accumulation_steps=2")  # fmt: skip
+    group.addoption("--spec", action="append", default=[], metavar="FIELD=VALUE", help="set a field of every training "
+                    f"that has it: {', '.join(FIELDS)}; again for another field")  # fmt: skip
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
@@ -151,7 +151,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     check_training(base, batch_sizes, spec_fields, config.getoption("forms"), device)
     # from here on it takes a while
     data, epoch_images = _data(config, model, cuda, max(world_sizes))
-    check_model(model)
+    check_model(model, min(2, min(batch_sizes) // int(spec_fields.get("accumulation_steps", 1))))
     return Options(
         device=device,
         world_sizes=world_sizes,
@@ -213,7 +213,7 @@ def _model_name(config: pytest.Config, cuda: bool) -> str:
     try:
         require_model(model)
     except ValueError as error:
-        raise pytest.UsageError(f"--model: {error}") from error
+        raise pytest.UsageError(f"--model: {error}; name one of these") from error
     return model
 
 

@@ -95,8 +95,9 @@ def check_training(
         try:
             spec = TrainingSpec(**fields)
         except ValueError as error:
-            raise pytest.UsageError(str(error)) from error
-        if reason := (gpu_reason(spec) if device == "cpu" else ""):
+            advice = "" if ";" in str(error) else "; pass another value"
+            raise pytest.UsageError(f"{error}{advice}") from error
+        if reason := gpu_reason(spec, device):
             raise pytest.UsageError(f"{reason}; pass other --forms or another --spec")
         if forms is not None and spec.compiled and (reason := compiler_reason()):
             raise pytest.UsageError(reason)

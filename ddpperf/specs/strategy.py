@@ -83,8 +83,10 @@ def _require_form(spec: TrainingSpec) -> None:
         raise ValueError(f"inductor={spec.inductor} needs form compile or compile-graph, got {spec.form}")
 
 
-def gpu_reason(spec: TrainingSpec) -> str:
-    """What of `spec` the CPU cannot do, in a sentence; empty if it can do it all."""
+def gpu_reason(spec: TrainingSpec, device: str) -> str:
+    """What of `spec` the CPU cannot do, in a sentence; empty if it can do it all, or if `device` is another."""
+    if device != "cpu":
+        return ""
     for needed, what in (
         (spec.captured, f"form {spec.form} is captured by a GPU's driver"),
         (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),

@@ -100,7 +100,11 @@ class TrainingSpec(Work):
                     f"accumulation_steps={self.accumulation_steps} does not divide a batch of {size} images; use a divisor"
                 )
         if self.model == "resnet18" and self._least_batch_size < (least := 2 * self.accumulation_steps):
-            raise ValueError(f"resnet18 normalizes one value an image in its last stage: use batches of at least {least}")
+            parts = f" in {self.accumulation_steps} parts" if self.accumulation_steps > 1 else ""
+            raise ValueError(
+                f"resnet18 normalizes one value an image in its last stage, got a batch of {self._least_batch_size}{parts}; "
+                f"use batches of at least {least}"
+            )
         if self.captured and self._last_batch_size != self.process_batch_size:
             raise ValueError(f"form {self.form} repeats one batch size, an epoch ends with a smaller one; use drop_last")
         if is_own_model(self.model) and self.memory_format != "contiguous":
@@ -199,7 +203,7 @@ class TrainingSpec(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSpec(TrainingSpec):
-    """One epoch of the same training, from the first batch's loading to the last update; the first epoch is warm-up."""
+    """One epoch of the same training, from the first batch's loading to the last update, after warm-up."""
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False

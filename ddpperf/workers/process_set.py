@@ -212,10 +212,10 @@ class ProcessSet:
 
     def _hangs(self, ranks: list[int], deadline_seconds: float) -> list[RankFailure]:
         """The failures of ranks that did not answer; the first one has the stacks of every rank of the set."""
-        stacks = "\n".join([*stacks_of(self.ranks).values(), "if it is only slow, as compiling can be: a longer --deadline"])
+        detail = "\n".join([*stacks_of(self.ranks).values(), "if it is only slow, as compiling can be: a longer --deadline"])
         what = f"did not answer within {deadline_seconds:g} s"
         return [
-            RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=stacks if rank == min(ranks) else "") for rank in ranks
+            RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=detail if rank == min(ranks) else "") for rank in ranks
         ]
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
-from ddpperf.forms import forbid_compiling, forget_compiled
+from ddpperf.forms import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.sampling import Sampling
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.timing import delayed, seconds_of, synchronize
@@ -69,6 +69,7 @@ class Rank:
         self.measurement: Measurement | None = None
         self.step: Callable[[], None] = lambda: None
         self.communicator_seconds = 0.0
+        self.compiled_graphs = 0
         self.commands: dict[str, Callable[..., Message]] = {
             "setup": self.setup,
             "ping": self.ping,
@@ -144,10 +145,8 @@ class Rank:
         else:
             self.step = delayed(measurement.step, self.spec.delay_seconds, self.device)
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
-        forbid_compiling()
+        self.compiled_graphs = forbid_compiling()
         synchronize(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # DDP's first steps hold its buckets twice
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
@@ -162,6 +161,7 @@ class Rank:
         if self.spec.repeats:
             self.step()
         seconds = seconds_of(self.step, iterations, self.device)
+        require_none_new(self.compiled_graphs)
         self.measurement.end_round(self.spec.repeats + iterations)
         record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
         print(json.dumps(record))  # the rank's own account of it, in its own file
