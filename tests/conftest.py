@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.plugin.cells import compiler_reason
+from ddpperf.plugin.compiler import compiler_reason
 from tests.project import Marked, Project
 
 FIGURES = pytest.StashKey[list[str]]()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, compiler_reason, if_valid, possible, skipped
+from ddpperf.plugin.cells import Cell, if_valid, possible, skipped
+from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from tests.project import Project
 

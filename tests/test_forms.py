@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ddpperf import task
 from ddpperf.forms import compiled, forbid_compiling, forget_compiled, require_none_new
-from ddpperf.plugin.cells import compiler_reason
+from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, TrainingSpec
 from ddpperf.training import TrainingStep

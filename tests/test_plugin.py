@@ -71,6 +71,20 @@ def rounds_written_by(log: Path) -> list[float]:
     return [record["seconds"] / record["iterations"] for record in records[-3:]]  # after those that calibrate
 
 
+def test_replicates_measure_every_test_side_by_side(project: Project) -> None:
+    """Each in processes of its own, of which the figures are the medians; nothing of any is left."""
+    project.experiment.write_text(STEP)
+    run = project.run("perf", "--world-sizes", "1", "--rounds", "4", "--replicates", "3")
+    run.assert_one_sentence(0, "PASS: 1 test measured")
+    assert ", 3 process sets" in run.output
+    (benchmark,) = project.saved_runs()[-1]["benchmarks"]
+    stored = benchmark["extra_info"]["ddpperf"]
+    assert [(sample["set"], len(sample["seconds"])) for sample in stored["samples"]] == [("A1", 4), ("A2", 4), ("A3", 4)]
+    by_set = stored["metrics"]["images_per_second"]["by_set"]
+    assert stored["metrics"]["images_per_second"]["value"] == sorted(by_set.values())[1]
+    project.run("perf", "--replicates", "0").assert_one_sentence(4, "--replicates takes whole numbers from 1 to")
+
+
 def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Project) -> None:
     run = project.run("perf", "--worker-logs", "logs", "--benchmark-json", "copy.json")
     assert run.status == 0

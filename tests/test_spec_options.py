@@ -111,7 +111,7 @@ def test_normalizing_over_all_ranks_is_set_where_there_are_some(read: Read) -> N
     assert (sharded.sync_batch_norm, sharded.memory_format) == (True, "contiguous")
 
 
-@pytest.mark.parametrize("inductor", ["epilogue_fusion", "a+b", ""])
+@pytest.mark.parametrize("inductor", ["epilogue_fusion", "max_autotune+triton.cooperative_reductions", ""])
 def test_the_compilers_options_are_set_in_compiled_forms(read: Read, inductor: str) -> None:
     options = read(*spec(f"inductor={inductor}"), gpus=2)
     assert {step(options, size, form=form).inductor for size in (1, 2) for form in ("compile", "compile-graph")} == {inductor}
@@ -130,7 +130,7 @@ def test_the_compilers_options_are_set_in_compiled_forms(read: Read, inductor: s
         (("--forms", "compile,graph,eager,compile-graph"), 4),
         (("--world-sizes", "1"), 4),
         (spec("comm_hook=avg"), 4),
-        (spec("comm_hook=symmetric_memory", "bucket_cap_mb=8", "inductor=a"), 4),
+        (spec("comm_hook=symmetric_memory", "bucket_cap_mb=8", "inductor=shape_padding"), 4),
         (("--forms", "eager", *spec("strategy=fsdp", "sync_batch_norm=true")), 4),
         (("--forms", "compile,eager", *spec("strategy=zero1", "comm_hook=powersgd")), 4),
         (spec("static_graph=true"), 4),
@@ -213,6 +213,10 @@ def test_without_a_compiler_a_compiled_form_is_one_sentence(project: Project, en
         (spec("comm_hook=powersgd"), "form graph cannot capture powersgd, which waits for the device where it compresses;"),
         (spec("strategy=fsdp"), "form graph cannot capture fsdp, whose parameters come and go in every step;"),
         (["--forms", "eager", "--precision", "fp16", *spec("strategy=fsdp")], "fp16's gradient scaler looks at a rank's own"),
+        (
+            ["--forms", "compile", *spec("inductor=combo_kernel")],
+            "--spec inductor=combo_kernel: torch's compiler has no option combo_kernel; write combo_kernels or",
+        ),
         (["--forms", "eager,graph", *spec("inductor=a")], "--spec inductor=a needs a compiled form, got eager, graph;"),
     ],
 )

@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     *(
         (TRAINING | {"form": "compile"}, {"inductor": value}, INDUCTOR + repr(value))
-        for value in ("a b", "+a", "a+", "a++b", "A", "1a", "a-b", "a=1", "a\n", None, True)
+        for value in ("a b", "+a", "a+", "a++b", "A", "1a", "a-b", "a=1", "a.", ".a", "a..b", "a\n", None, True)
     ),
     *(
         (fields, {name: value}, f"{name}={value} is an option of DDP, got strategy {fields['strategy']}; use ddp or zero1")
@@ -129,7 +129,7 @@ def test_what_does_not_go_together_is_refused(
         kind(**fields | change)
 
 
-@pytest.mark.parametrize("inductor", ["combo_kernels", "a", "_a+b2+c_d"])
+@pytest.mark.parametrize("inductor", ["combo_kernels", "a", "_a+b2+c_d", "triton.cooperative_reductions+a"])
 def test_inductors_options_are_names_joined_by_plus(inductor: str) -> None:
     assert TrainingSpec(**TRAINING, form="compile", inductor=inductor).inductor == inductor
 

@@ -75,6 +75,19 @@ def test_each_test_has_a_row_with_value_and_spreads() -> None:
     assert lines[-1] == "PASS: good"
 
 
+def test_several_sets_have_a_column_of_their_own_and_the_median_one_is_shown() -> None:
+    """What spreads between sets is not the spread of rounds."""
+    run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.1, 0.2))
+    first, *_ = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
+    others = [{**first, "set": f"A{number}", "seconds": [[seconds]] * 4} for number, seconds in ((2, 0.2), (3, 0.11))]
+    run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"] += others
+    lines = summary_lines(run)
+    assert lines[0].endswith("10 rounds, 3 process sets")
+    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "sets", "overhead", "outcome", "metrics"]
+    assert row(lines, "test_a") == ["test_a", "110.0 ms", "0.0%", "-", "90.9%", "-", "passed"]
+    assert row(lines, "test_b")[1:5] == ["100.0 ms", "25.0%", "-", "-"]
+
+
 def test_a_run_in_which_no_rank_started_has_a_table_and_all_reasons() -> None:
     outcomes = {"test_a": "failed", "test_b": "not run", "test_c": "skipped"}
     run = document({}, outcomes, "FAIL", "test_a failed: no port", "second", "third")

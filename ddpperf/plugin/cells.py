@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
-import os
-import shlex
-import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
+from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.specs import Spec, TrainingSpec, gpu_reason
 
 Cell = Spec | ParameterSet
@@ -43,17 +37,3 @@ def possible(spec: TrainingSpec, device: str) -> Cell:
     """The spec, or a skipped cell where `device`, or this machine, cannot do what it asks."""
     reason = gpu_reason(spec, device) or (compiler_reason() if spec.compiled else "")
     return skipped(spec.id, reason) if reason else spec
-
-
-@functools.cache
-def compiler_reason() -> str:
-    """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ for $CXX, or g++."""
-    compiler = os.environ.get("CXX", "g++")
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "tried.cpp", Path(folder) / "tried.so"
-        source.write_text("#include <cmath>\n")
-        command = [*shlex.split(compiler), "-shared", "-fPIC", str(source), "-o", str(library)]
-        if compiler and subprocess.run(command, capture_output=True, timeout=20).returncode == 0 and library.exists():
-            return ""
-    found = compiler or "an empty $CXX"
-    return f"torch.compile needs a C++ compiler, and {found} is none; install g++, or leave compiled forms out"

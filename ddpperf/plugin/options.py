@@ -54,6 +54,7 @@ class Options:
     epoch_images: int
     delay_seconds: float
     rounds: int
+    replicates: int
     deadline_seconds: float
     worker_logs: Path | None
     slower_ratio: float | None
@@ -112,6 +113,7 @@ def add_options(parser: pytest.Parser) -> None:
         ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
         ("--slow-down", None, "SECONDS", "put a delay into every step, to see what notices it"),
         ("--rounds", "10", "N", "timed rounds of each cell, of an epoch as many as fill 3 s (default: %(default)s)"),
+        ("--replicates", "1", "N", "process sets that measure each test, side by side; figures are their medians (default: 1)"),
         ("--deadline", "120", "SECONDS", "how long a rank may take over a command, or be silent in it (default: %(default)s)"),
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
     ):  # fmt: skip
@@ -166,6 +168,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         epoch_images=epoch_images,
         delay_seconds=delay_seconds,
         rounds=rounds,
+        replicates=whole_number("--replicates", config.getoption("replicates")),
         deadline_seconds=deadline_seconds,
         worker_logs=worker_logs,
         slower_ratio=limit,

@@ -116,6 +116,7 @@ class Session:
                 size=max(self.options.world_sizes),
                 device=self.options.device,
                 rounds=self.options.rounds,
+                replicates=self.options.replicates,
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
                 sides=[Side(environment=self._variables())],

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpperf.plugin.cells import compiler_reason
+from ddpperf.plugin.compiler import check_inductor, compiler_reason
 from ddpperf.specs import Form, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES
 
@@ -101,3 +101,5 @@ def check_training(
             raise pytest.UsageError(f"{reason}; pass other --forms or another --spec")
         if forms is not None and spec.compiled and (reason := compiler_reason()):
             raise pytest.UsageError(reason)
+    if inductor := given.get("inductor"):
+        check_inductor(str(inductor))

@@ -70,7 +70,8 @@ def _table(
 ) -> list[tuple[str, ...]]:
     """The rows, the column names first; what is compared is left out where nothing is."""
     compared = ("ratio", "limit") if comparison is not None else ()
-    rows: list[tuple[str, ...]] = [("test", "time", "IQR", "ranks", *compared, "overhead", "outcome", "metrics")]
+    sets = ("sets",) if _most_sets(stored) > 1 else ()
+    rows: list[tuple[str, ...]] = [("test", "time", "IQR", "ranks", *sets, *compared, "overhead", "outcome", "metrics")]
     overhead = header.get("timing", {}).get("overhead_seconds", {})
     for test, outcome in header["outcomes"].items():
         change = comparison.changes.get(test) if comparison is not None else None
@@ -78,7 +79,8 @@ def _table(
         cost = f"{overhead[test]:.1f} s" if test in overhead else "-"
         ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
         metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
-        rows.append((_short(test), *_time(stored.get(test)), *ratio, cost, ended, metrics))
+        between = (_spread_over_sets(stored.get(test)),) * len(sets)
+        rows.append((_short(test), *_time(stored.get(test)), *between, *ratio, cost, ended, metrics))
     return rows
 
 
@@ -91,7 +93,6 @@ def _ratio(change: Change) -> tuple[str, str]:
 def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     environment = header["environment"]
     data = header["options"].get("data", {"name": "synthetic"})
-    sets = max((len(each["samples"]) for each in stored.values()), default=0)
     parts = [
         f"ddpperf on {header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment else "",
@@ -101,9 +102,13 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
         f"{data['name']} images" if data["name"] != "synthetic" else "",
         _count(header["options"]["rounds"], "round"),
-        _count(sets, "process set"),
+        _count(_most_sets(stored), "process set"),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _most_sets(stored: Mapping[str, Any]) -> int:
+    return max((len(each["samples"]) for each in stored.values()), default=0)
 
 
 def doubts_of(stored: dict[str, Any]) -> list[str]:
@@ -119,13 +124,13 @@ def doubts_of(stored: dict[str, Any]) -> list[str]:
 
 
 def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
-    seconds = measured.all_step_seconds()
-    if len(seconds) < FEWEST_ROUNDS:
+    rounds = [measured.step_seconds(sample) for sample in measured.samples]
+    if min(map(len, rounds)) < FEWEST_ROUNDS:
         return [f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"]
     doubts = []
-    if relative_iqr(seconds) > DOUBTFUL_IQR:
+    if median(map(relative_iqr, rounds)) > DOUBTFUL_IQR:
         doubts.append(f"doubtful: {whose} rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
-    drifts = [change for sample in measured.samples if (change := drift(measured.step_seconds(sample))) is not None]
+    drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
         doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
     return doubts
@@ -166,15 +171,22 @@ def _short(test: str) -> str:
 
 
 def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
-    """Median seconds, their spread over rounds, and over the ranks that worked together."""
+    """Of the median set: seconds of a step, their spread over rounds, and over the ranks that worked together."""
     if stored is None:
         return "-", "-", "-"
     measured = Measured.from_json(stored)
-    seconds = measured.all_step_seconds()
-    iqr = f"{relative_iqr(seconds):.1%}" if len(seconds) >= FEWEST_ROUNDS else "-"
+    rounds = [measured.step_seconds(sample) for sample in measured.samples]
+    iqr = f"{median(map(relative_iqr, rounds)):.1%}" if min(map(len, rounds)) >= FEWEST_ROUNDS else "-"
     together = [[ranks[: measured.spec.world_size] for ranks in sample.seconds] for sample in measured.samples]
     spreads = [spread for rounds in together if (spread := spread_over_ranks(rounds)) is not None]
-    return format_seconds(median(seconds)), iqr, f"{median(spreads):.1%}" if spreads else "-"
+    seconds = median(measured.median_step_seconds().values())
+    return format_seconds(seconds), iqr, f"{median(spreads):.1%}" if spreads else "-"
+
+
+def _spread_over_sets(stored: dict[str, Any] | None) -> str:
+    """How far the slowest set is from the fastest, as a fraction of the median one."""
+    seconds = list(Measured.from_json(stored).median_step_seconds().values()) if stored is not None else []
+    return f"{(max(seconds) - min(seconds)) / median(seconds):.1%}" if len(seconds) > 1 else "-"
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:

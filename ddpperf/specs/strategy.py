@@ -36,6 +36,9 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
 }
 
 
+_OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"  # of torch's inductor: a name, or one of a group
+
+
 def require_strategy(spec: TrainingSpec) -> None:
     """Raise ValueError unless strategy, options and form are known and go together."""
     require_one_of("strategy", spec.strategy, get_args(Strategy))
@@ -48,7 +51,7 @@ def require_strategy(spec: TrainingSpec) -> None:
     for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
         if not isinstance(getattr(spec, name), bool):
             raise ValueError(f"{name} must be a bool, got {getattr(spec, name)!r}")
-    if not (isinstance(spec.inductor, str) and re.fullmatch(r"([a-z_]\w*(\+[a-z_]\w*)*)?", spec.inductor)):
+    if not (isinstance(spec.inductor, str) and re.fullmatch(rf"({_OPTION}(\+{_OPTION})*)?", spec.inductor)):
         raise ValueError(f"inductor must be names of torch's inductor options joined by +, got {spec.inductor!r}")
     _require_options(spec)
     _require_form(spec)
