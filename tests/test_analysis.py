@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import relative_iqr
-from tests.strategies import BOUNDED, seconds
+from tests.generated import BOUNDED, seconds
 
 world_sizes = st.integers(1, 1024)
 sizes = st.integers(1, 2**40)

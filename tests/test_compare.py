@@ -13,7 +13,7 @@ from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, NOISY_LIMIT, QUIET
 from ddpperf.analysis.verdict import Outcome, Status, decide
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
-from tests.strategies import BOUNDED, measurements, specs
+from tests.generated import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 Counters = dict[str, tuple[float, ...]]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddpperf.plugin import hardware
 from ddpperf.plugin.cores import LEAST_CORES, Nodes, Plan, numa_nodes, share_cores
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 def node(first: int, last: int) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddpperf.data import IMAGE_SHAPE, NUM_CLASSES, EpochBatches, load_images, synthetic_images
 from ddpperf.specs import EpochSpec, Strategy
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 @pytest.mark.parametrize("count", [1, 7, 32])

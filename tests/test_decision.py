@@ -27,7 +27,7 @@ from ddpperf.analysis.decision import (
     noise,
     screen,
 )
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 FLOOR = 0.0005**2
 ORDER = [Finding.BETTER, Finding.UNCHANGED, Finding.UNDECIDED, Finding.SUSPECT]

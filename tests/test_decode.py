@@ -24,8 +24,8 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf import decode
 from ddpperf.decode import decode_folder, save, shuffled
+from tests.generated import BOUNDED
 from tests.images import CLASSES, images_in, picture, silent
-from tests.strategies import BOUNDED
 
 
 @pytest.fixture

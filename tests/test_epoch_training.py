@@ -18,11 +18,10 @@ from ddpperf.models import MODELS
 from ddpperf.optim import PEAK_RATE, cosine_rates
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
 from ddpperf.training import TrainingEpoch
-from tests.strategies import one_thread
 
 IMAGES = 22
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.strategies import one_thread
 from tests.two_ranks import (
     RANKS,
     STEPS,
@@ -24,7 +23,7 @@ from tests.two_ranks import (
 EXACT = [name for name in VARIANTS if "16" not in name]
 COMPRESSED = [name for name in VARIANTS if "16" in name]
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

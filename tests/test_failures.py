@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure, describe_exit
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
 RAISED = RankFailure(rank=2, cause=Cause.RAISED, what="raised ValueError: no", detail="Traceback 2")

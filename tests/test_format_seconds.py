@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpperf.report.summary import format_seconds
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 

@@ -12,9 +12,8 @@ from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, TrainingSpec
 from ddpperf.training import TrainingStep
-from tests.strategies import one_thread
 
-one_thread = pytest.fixture(autouse=True)(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 
 

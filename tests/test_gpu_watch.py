@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddpperf.plugin import gpu_watch
 from ddpperf.plugin.gpu_watch import Disturbance, GpuWatch, Reading, foreign, named, read, sentences, throttled, violations
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 def reading(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddpperf.plugin import hardware
 from ddpperf.plugin.hardware import Gpu, commit, core_count, cpu_model, hardware_key, select_visible, visible_gpus
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:

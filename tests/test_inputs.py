@@ -17,7 +17,6 @@ from torch import Tensor
 from ddpperf.data import EpochBatches, Images, load_images
 from ddpperf.inputs import MEAN, STD, Batch, DeviceInput, FixedInput, Input, LoaderInput, normalized, transform
 from tests.project import wait_until
-from tests.strategies import one_thread
 
 CPU = torch.device("cpu")
 COUNT = 12
@@ -28,7 +27,7 @@ IMAGES = Images(
     labels=torch.arange(COUNT),
 )
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def epoch_batches(rank: int = 0, world_size: int = 1, batch_size: int = 5, *, drop_last: bool = False) -> EpochBatches:

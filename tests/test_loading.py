@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
-from tests.strategies import BOUNDED, seconds
+from tests.generated import BOUNDED, seconds
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
 

@@ -14,9 +14,8 @@ from ddpperf.check_model import check
 from ddpperf.plugin.model_check import CHECK_SECONDS, check_model
 from ddpperf.specs import MODEL_VARIABLE
 from tests.project import Project
-from tests.strategies import one_thread
 
-single_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODELS = """
 import os

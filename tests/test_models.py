@@ -11,12 +11,11 @@ from torch import nn
 
 from ddpperf.models import MODELS, build
 from ddpperf.specs import Model
-from tests.strategies import one_thread
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def torchvision_model(name: str) -> nn.Module:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 CPU = torch.device("cpu")
 STEPS = 5

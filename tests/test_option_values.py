@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.plugin.option_values import check_world_sizes, default_world_sizes, folder, seconds, whole_number
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 @pytest.mark.parametrize(

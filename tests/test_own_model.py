@@ -16,9 +16,8 @@ from ddpperf.check_model import check
 from ddpperf.own_model import own_model
 from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
 from ddpperf.training import TrainingEpoch, TrainingStep
-from tests.strategies import one_thread
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Name = Callable[[str], str]
 

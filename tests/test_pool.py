@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.workers.pool import ROUND_SECONDS, choose_iterations
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 
 @pytest.mark.parametrize(

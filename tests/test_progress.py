@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ddpperf.plugin import progress
 from ddpperf.plugin.progress import QUIET_SECONDS, REDRAW_SECONDS, ProgressLine, time_left
 from ddpperf.specs import AllReduceSpec
+from tests.generated import BOUNDED
 from tests.project import Project
-from tests.strategies import BOUNDED
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
-from tests.strategies import BOUNDED, measurements
+from tests.generated import BOUNDED, measurements
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")

@@ -27,7 +27,7 @@ from ddpperf.specs import (
     to_json,
 )
 from ddpperf.specs.strategy import DDP_OPTIONS
-from tests.strategies import BOUNDED, epoch_specs, specs, training_specs
+from tests.generated import BOUNDED, epoch_specs, specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALL_REDUCE: dict[str, Any] = {"world_size": 4, "nbytes": 4096}

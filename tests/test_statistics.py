@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.statistics import LEAST_DRIFT, drift, spread_over_ranks
-from tests.strategies import BOUNDED, seconds
+from tests.generated import BOUNDED, seconds
 
 Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
 

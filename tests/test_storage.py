@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ddpperf.plugin.storage import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, to_json
+from tests.generated import BOUNDED, measurements
 from tests.project import full_disk
-from tests.strategies import BOUNDED, measurements
 
 KEY = "h200x4"
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)

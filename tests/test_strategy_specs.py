@@ -14,7 +14,7 @@ from hypothesis import given
 from ddpperf.specs import CommHook, EpochSpec, Form, Strategy, TrainingSpec, gpu_reason, to_json
 from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
 from ddpperf.training import TrainingEpoch, TrainingStep
-from tests.strategies import BOUNDED, epoch_specs, training_specs
+from tests.generated import BOUNDED, epoch_specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALONE: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 128, "strategy": "single"}

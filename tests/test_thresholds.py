@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, read_thresholds
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
-from tests.strategies import BOUNDED
+from tests.generated import BOUNDED
 
 ENTRY = """
 [[threshold]]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,20 +15,11 @@ from ddpperf.inputs import Batch, FixedInput, normalized
 from ddpperf.models import MODELS
 from ddpperf.specs import MemoryFormat, Precision, Strategy, TrainingSpec
 from ddpperf.training import LOSS_STEPS, TrainingStep
-from tests.strategies import one_thread
 
 CPU = torch.device("cpu")
 
 
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> TrainingStep:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.specs import Spec
+from tests.generated import BOUNDED
 from tests.project import script
-from tests.strategies import BOUNDED
 from tests.test_update_thresholds import QUIET, commit, training, written
 
 

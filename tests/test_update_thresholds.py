@@ -17,8 +17,8 @@ from ddpperf.plugin.storage import SCHEMA, NoBaseline
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, Precision, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.strategy import DDP_OPTIONS
+from tests.generated import BOUNDED
 from tests.project import REPOSITORY, script
-from tests.strategies import BOUNDED
 
 Metrics = Mapping[tuple[str, Spec], Mapping[str, float]]
 QUIET = (1.0, 1.02, 0.97, 1.01, 0.99)  # what a metric is in run after run, relative

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.compare import Change, Comparison
 from ddpperf.analysis.verdict import Outcome, Status, decide
-from tests.strategies import BOUNDED, seconds
+from tests.generated import BOUNDED, seconds
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])
 OUTCOMES = st.builds(

@@ -1,11 +1,9 @@
-"""Hypothesis strategies for what travels between the rooms: specs, and what was measured of them; and one thread."""
+"""What Hypothesis generates: what travels between the rooms, which are specs, and what was measured of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -33,14 +31,6 @@ from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import DDP_STRATEGIES, GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB, NOT_CAPTURED, SHARDED_STRATEGIES
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
-
-
-def one_thread() -> Iterator[None]:
-    """Compute as every rank does: two threads would wait for each other on a busy machine. Made a fixture where it is used."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 seconds = st.floats(min_value=1e-7, max_value=1e3)
