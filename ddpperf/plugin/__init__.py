@@ -17,6 +17,7 @@ from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.measure import CLOCK, Measure
+from ddpperf.plugin.option_values import verdict_file
 from ddpperf.plugin.options import add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
 from ddpperf.specs import Spec, TrainingSpec
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out")
+    verdict_to = verdict_file(config.getoption("verdict"))
     gpus = hardware.visible_gpus()
     try:
         options = read_options(config, len(gpus))
@@ -49,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     if not _is_xdist_worker(config):
         config.pluginmanager.register(session, "ddpperf-session")
-        config.pluginmanager.register(Ending(config, session), "ddpperf-ending")
+        config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None

@@ -13,7 +13,7 @@ import pytest
 from ddpperf.analysis.verdict import Status, Verdict
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.storage import is_baseline, write_atomically
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.summary import markdown, summary_lines
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
 
@@ -24,12 +24,13 @@ class Ending:
     Made while the options are still as they were typed. lines: what to print; none if this was no run of the suite.
     """
 
-    def __init__(self, config: pytest.Config, session: Session) -> None:
+    def __init__(self, config: pytest.Config, session: Session, verdict_to: Path | None) -> None:
         self.lines: list[str] = []
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
         self._copy_to = _path(config.getoption("benchmark_json"))
+        self._verdict_to = verdict_to
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
 
     @pytest.hookimpl(trylast=True)
@@ -44,7 +45,9 @@ class Ending:
         comparison, verdict = self._session.decide()
         document = self._document(verdict)
         self.lines = summary_lines(document, comparison)
+        page = markdown(document, self.lines)
         saved = self._save(document) if self._session.outcomes or self._session.uncollected else True
+        saved = self._publish(page) and saved
         session.exitstatus = EXIT_STATUS[verdict.status]
         if not saved and verdict.status is not Status.FAIL:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -61,6 +64,15 @@ class Ending:
                 written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
             else:
                 self.lines.append("not saved as a baseline: not every test of this run was measured, undelayed, and passed")
+        return all(written)
+
+    def _publish(self, page: str) -> bool:
+        """Write the verdict, as Markdown, to where it is read."""
+        written = []
+        if verdict_to := self._verdict_to:
+            written.append(self._try("the verdict", verdict_to, lambda: write_atomically(verdict_to, page)))
+        if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            written.append(self._try("the step's summary", Path(step_summary), lambda: _append(Path(step_summary), page)))
         return all(written)
 
     def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:
@@ -95,6 +107,12 @@ class Ending:
                 terminalreporter.section("ddpperf", bold=True)
                 for line in self.lines:
                     terminalreporter.line(line)
+
+
+def _append(path: Path, text: str) -> Path:
+    with path.open("a") as file:
+        file.write(text)
+    return path
 
 
 def _path(option: Path | IO[bytes] | None) -> Path | None:

@@ -64,6 +64,18 @@ def seconds(option: str, text: str, most: float) -> float:
     return value
 
 
+def verdict_file(text: str | None) -> Path | None:
+    """The file of --verdict, emptied of an earlier run's, which nobody may take for this one's. Its folder must be there: a slip
+    of the pen is then seen before anything is measured."""
+    if text is None:
+        return None
+    path = Path(text).resolve()
+    if not text or path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise pytest.UsageError(f"--verdict takes a file in a folder that can be written, got {text!r}; name another")
+    path.unlink(missing_ok=True)
+    return path
+
+
 def folder(option: str, text: str) -> Path:
     folder = Path(text).resolve()
     try:

@@ -118,6 +118,7 @@ def add_options(parser: pytest.Parser) -> None:
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
     ):  # fmt: skip
         group.addoption(name, default=default, metavar=metavar, help=text)
+    group.addoption("--verdict", metavar="FILE", help="write the verdict and the table as Markdown")
     group.addoption("--spec", action="append", default=[], metavar="FIELD=VALUE", help="set a field of every training "
                     f"that has it: {', '.join(FIELDS)}; again for another field")  # fmt: skip
 

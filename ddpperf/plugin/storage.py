@@ -143,8 +143,8 @@ def _passed(path: Path) -> bool:
         return False
 
 
-def write_atomically(path: Path, document: dict[str, Any]) -> Path:
-    """Write `path` whole or not at all, over whatever was there; raises OSError where that cannot be done."""
+def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
+    """Write `path`, as JSON or text, whole or not at all, over whatever was there; raises OSError where that cannot be done."""
     with _whole_file(path.parent, document) as whole:
         os.replace(whole, path)
     return path
@@ -164,9 +164,9 @@ def _write(folder: Path, name: str, document: dict[str, Any]) -> Path:
 
 
 @contextlib.contextmanager
-def _whole_file(folder: Path, document: dict[str, Any]) -> Iterator[Path]:
+def _whole_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
     """A temporary file with the document on the disk, gone afterwards; JSON has no NaN, so neither has a document."""
-    text = json.dumps(document, indent=1, allow_nan=False, default=_plain)
+    text = document if isinstance(document, str) else json.dumps(document, indent=1, allow_nan=False, default=_plain)
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     try:
         with open(descriptor, "w") as file:

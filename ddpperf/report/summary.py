@@ -65,6 +65,21 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     return [*lines, f"{status}: {first}", *(f"{' ' * len(status)}  {reason}" for reason in others)]
 
 
+def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """A stored run's verdict with its reasons, and its `summary_lines` folded away, as a page or a part of one."""
+    verdict = document["ddpperf"]["verdict"]
+    reasons = _fenced(verdict["reasons"])
+    table = ["<details><summary>all tests</summary>", "", *_fenced(lines), "", "</details>"]
+    return "\n".join([f"## ddpperf: {verdict['status']}", "", *reasons, "", *table, ""])
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """Lines that Markdown leaves as they are: between more backticks than any of them has."""
+    ticks = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return [f"{fence}text", *lines, fence]
+
+
 def _table(
     header: Mapping[str, Any], stored: Mapping[str, Any], doubts: Mapping[str, list[str]], comparison: Comparison | None
 ) -> list[tuple[str, ...]]:

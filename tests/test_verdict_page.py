@@ -1,0 +1,46 @@
+"""The verdict as Markdown: first of all, never an earlier run's, and nothing in it is markup."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpperf.report.summary import markdown
+from tests.project import Project
+
+
+def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
+    document = {"ddpperf": {"verdict": {"status": "FAIL", "reasons": ["a failed: expected ```three``` *stars*", "second"]}}}
+    page = markdown(document, ["a table", "with `one` tick"]).splitlines()
+    assert page[:6] == ["## ddpperf: FAIL", "", "````text", "a failed: expected ```three``` *stars*", "second", "````"]
+    assert page[6:] == [
+        *("", "<details><summary>all tests</summary>", "", "```text", "a table", "with `one` tick", "```", "", "</details>"),
+    ]
+
+
+def test_it_is_written_where_that_was_asked_for(project: Project) -> None:
+    summary = project.root / "summary.md"
+    summary.write_text("an earlier step\n")
+    project.environment["GITHUB_STEP_SUMMARY"] = str(summary)
+    run = project.run("perf", "--verdict", "verdict.md")
+    run.assert_one_sentence(0, "saved the verdict: verdict.md")
+    page = (project.root / "verdict.md").read_text()
+    assert page.startswith("## ddpperf: PASS\n\n```text\n1 test measured, not compared")
+    assert "test_all_reduce" in page
+    assert summary.read_text() == "an earlier step\n" + page
+    project.environment["GITHUB_STEP_SUMMARY"] = "/nowhere/summary.md"
+    project.run("perf").assert_one_sentence(4, "the step's summary was not saved: /nowhere/summary.md cannot be written")
+
+
+def test_an_earlier_runs_is_never_taken_for_this_ones(project: Project) -> None:
+    page = project.root / "verdict.md"
+    page.write_text("## ddpperf: PASS")
+    assert project.run("perf", "-k", "nothing", "--verdict", "verdict.md").status == 125
+    assert page.read_text().startswith("## ddpperf: NO VERDICT\n\n```text\nall 1 tests were deselected")
+    assert project.run("perf", "--verdict", "verdict.md", "--rounds", "0").status == 4
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", ""])
+def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
+    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
+    assert project.saved_runs() == []
