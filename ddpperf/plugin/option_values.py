@@ -65,8 +65,10 @@ def seconds(option: str, text: str, most: float) -> float:
 
 
 def verdict_file(text: str | None) -> Path | None:
-    """The file of --verdict, emptied of an earlier run's, which nobody may take for this one's. Its folder must be there: a slip
-    of the pen is then seen before anything is measured."""
+    """The file of --verdict, without an earlier run's, which nobody may take for this one's.
+
+    Its folder must be there: a slip of the pen is then seen before anything is measured.
+    """
     if text is None:
         return None
     path = Path(text).resolve()
