@@ -63,14 +63,13 @@ def over_runs(folder: str) -> str:
                 shown.append(spec)
     rows = ["| cell | median | least to most | runs | efficiency | CPU a step |", "|---|---|---|---|---|---|"]
     for name, runs in cells.items():
-        seconds = [median(Measured.from_json(stored).all_step_seconds()) for stored in runs]
+        measured = [Measured.from_json(stored) for stored in runs]
+        seconds = [median(each.all_step_seconds()) for each in measured]
         spread = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
-        values = {
-            key: [run["metrics"][key]["value"] for run in runs if key in run["metrics"]]
-            for key in ("efficiency", "cpu_seconds")
-        }
-        efficiency = f"{median(values['efficiency']):.1%}" if values["efficiency"] else "-"
-        cpu = format_seconds(median(values["cpu_seconds"])) if values["cpu_seconds"] else "-"
+        efficiencies = [run["metrics"]["efficiency"]["value"] for run in runs if "efficiency" in run["metrics"]]
+        efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
+        cpu_seconds = [value for each in measured for value in each.counter("cpu_seconds").values()]
+        cpu = format_seconds(median(cpu_seconds)) if cpu_seconds else "-"
         rows.append(f"| {name} | {format_seconds(median(seconds))} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
     return "\n".join([*rows, ""])
 

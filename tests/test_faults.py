@@ -61,6 +61,19 @@ def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> N
     project.assert_nothing_left()
 
 
+def test_ctrl_c_while_a_model_is_tried_is_no_verdict_either(project: Project) -> None:
+    (project.root / "slow.py").write_text(
+        "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
+    )
+    process = project.start("perf", "--model", "slow:make")
+    wait_until((project.root / "begun").exists, 60, lambda: "the model was not tried")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: interrupted before anything was measured" in output
+    project.assert_nothing_left()
+
+
 def test_ctrl_c_during_a_round_ends_everything(project: Project) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"

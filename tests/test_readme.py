@@ -37,7 +37,7 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
     rows = [row.strip("| ").split(" | ") for row in update_readme.over_runs(folder).splitlines()[2:]]
     runs = [json.loads(path.read_text())["benchmarks"] for path in (REPOSITORY / folder).glob("*.json")]
     assert len({name for name, *_ in rows}) == len(rows) > 10
-    for name, middle, spread, count, efficiency, _ in rows:
+    for name, middle, spread, count, efficiency, cpu in rows:
         stored = [benchmark for run in runs for benchmark in run if benchmark["name"] == name]
         seconds = sorted(benchmark["stats"]["median"] for benchmark in stored)
         assert count == str(len(stored))
@@ -46,3 +46,6 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
         if efficiency != "-":
             values = [benchmark["extra_info"]["ddpperf"]["metrics"]["efficiency"]["value"] for benchmark in stored]
             assert efficiency == f"{median(values):.1%}"
+        counted = [benchmark["extra_info"]["ddpperf"] for benchmark in stored]
+        of_its_ranks = [max(each["samples"][0]["counters"]["cpu_seconds"][: each["spec"]["world_size"]]) for each in counted]
+        assert cpu == format_seconds(median(of_its_ranks))

@@ -31,7 +31,7 @@ _METRIC_FORMATS = {
     "busbw_bytes_per_second": lambda value: f"busbw {value / 1e9:.3g} GB/s",
     "loading_share": lambda value: f"loading {value:.1%}",
     "enough_workers": lambda value: f"loading stops limiting at {_count(round(value), 'worker')}",
-    "missing_images": lambda value: f"{value:.0f} images missing",
+    "missing_images": lambda value: f"{_count(round(value), 'image')} missing",
     "repeated_images": lambda value: f"{value:.0f} repeated",
     "repeated_places": lambda value: f"{value:.1%} in the same place next epoch",
 }
