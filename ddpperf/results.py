@@ -13,6 +13,7 @@ from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
 MOST_ITERATIONS = 10**9
+BASE, CANDIDATE = "A", "B"  # the sides of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +44,34 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One spec's samples over one or more process sets, each round of `iterations` steps."""
+    """One spec's samples over one or more process sets, each round of `iterations` steps.
+
+    candidate_spec: what the sets of the candidate's side measured, where that is another spec than the base's: of the same kind
+    and world size, so that by set all figures have one meaning.
+    """
 
     spec: Spec
     iterations: int
     samples: tuple[Sample, ...]
+    candidate_spec: Spec | None = None
 
     def __post_init__(self) -> None:
+        other = self.candidate_spec
+        if other is not None and (type(other), other.world_size) != (type(self.spec), self.spec.world_size):
+            raise ValueError(f"both sides need specs of one kind and world size, got {self.spec.id} and {other.id}")
         if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
             raise ValueError(f"iterations must be a whole number from 1 to {MOST_ITERATIONS}, got {str(self.iterations)[:40]}")
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
+
+    def spec_of(self, side: str) -> Spec:
+        """What the sets of this side measured."""
+        return self.candidate_spec if side == CANDIDATE and self.candidate_spec is not None else self.spec
+
+    def of(self, side: str) -> Measured:
+        """One side of it by itself; raises ValueError if that was not measured."""
+        samples = tuple(sample for sample in self.samples if sample.side == side)
+        return Measured(spec=self.spec_of(side), iterations=self.iterations, samples=samples)
 
     def step_seconds(self, sample: Sample) -> list[float]:
         """Seconds of a step in each round of `sample`: the slowest rank's, of the ranks that the spec's work is spread over.
@@ -87,13 +105,14 @@ class Measured:
 
     def launch_bound(self) -> dict[str, float]:
         """By set, the seconds of a step over those that its devices need when none waits for the CPU; empty if not counted."""
-        steps = self.spec.steps_per_epoch if isinstance(self.spec, EpochSpec) else 1
         bound = {}
         for sample in self.samples:
+            spec = self.spec_of(sample.side)
+            steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
             device_seconds = max(sample.counters.get("device_seconds", ())[: self.spec.world_size], default=0.0)
             if device_seconds > 0:
                 seconds = median(self.step_seconds(sample))
-                bound[sample.set] = seconds / (steps * (device_seconds + self.spec.delay_seconds))
+                bound[sample.set] = seconds / (steps * (device_seconds + spec.delay_seconds))
         return bound
 
     def counted_seconds(self) -> float:
@@ -108,6 +127,7 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         return {
             "spec": specs.to_json(self.spec),
+            **({"candidate_spec": specs.to_json(self.candidate_spec)} if self.candidate_spec is not None else {}),
             "iterations": self.iterations,
             "samples": [dataclasses.asdict(sample) for sample in self.samples],
         }
@@ -120,6 +140,7 @@ class Measured:
                 spec=specs.from_json(fields["spec"]),
                 iterations=fields["iterations"],
                 samples=tuple(_sample(sample) for sample in fields["samples"]),
+                candidate_spec=specs.from_json(fields["candidate_spec"]) if "candidate_spec" in fields else None,
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a stored measurement has another form than this: {error!r}") from error

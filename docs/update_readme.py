@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.summary import format_seconds, summary_lines
+from ddpperf.report.format import format_seconds
+from ddpperf.report.summary import summary_lines
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_FORMS

@@ -2,6 +2,7 @@
 
 A threshold is the worst value of a metric over all runs on that hardware, less 5 %; for a cell that the CPU's launches bound,
 the worst of its CPU seconds, plus 25 %. tests/test_update_thresholds.py checks that the file is what this makes of the runs.
+What the file has above that, such as the decision's values, is written by hand, and kept.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
 CPU_MARGIN = Decimal("0.25")
 FEWEST_RUNS = 5
+MADE = "# Made by docs/update_thresholds.py"  # begins the first line that is not written by hand
 
 # Between runs, cells bound by the GPUs move by up to 3 %, and cells bound by the CPU's launches by 10 % to a factor of two. A
 # threshold for the latter would be crossed by chance, or be so low that it said nothing. With at most 10 %, a further run must
@@ -53,7 +56,7 @@ class Run:
 def made(root: Path) -> str:
     """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
     parts = [
-        f"# Made by docs/update_thresholds.py: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
+        f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
         f"# measured in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most\n"
         f"# {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
         f"# What launches bind (launch_bound above {LAUNCH_BOUND}) and is not captured has a greatest cpu_seconds instead,\n"
@@ -185,9 +188,19 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
+def by_hand(file: Path) -> str:
+    """What `file` has above what was made, empty without a file; raises ValueError for a [decision] that would be lost."""
+    text = file.read_text() if file.exists() else ""
+    before, *rest = re.split(rf"^(?={re.escape(MADE)})", text, flags=re.MULTILINE)
+    lost = re.search(r"^\s*\[+\s*[\"']?decision.*", "".join(rest), flags=re.MULTILINE)
+    if lost:
+        raise ValueError(f"{file} has {lost[0].strip()} below the line {MADE!r}, where all is made anew; move it above that")
+    return before + "\n" * (before[-1:] not in ("", "\n"))
+
+
 def main() -> None:
-    text = made(ROOT)
-    (ROOT / "perf" / "thresholds.toml").write_text(text)
+    file, text = ROOT / "perf" / "thresholds.toml", made(ROOT)
+    file.write_text(by_hand(file) + text)
     print("\n".join(line for line in text.splitlines() if line.startswith("#")))
 
 

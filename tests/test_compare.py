@@ -220,9 +220,9 @@ def test_bound_by_launches_without_cpu_seconds_is_a_hole(then: float | None, now
 def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
     outcomes, then = {"t": Outcome(outcome="passed")}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
-    reasons = decide(outcomes, measured=outcomes, comparison=more).reasons
+    reasons = decide(outcomes, measured=outcomes, answer=more).reasons
     assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
-    verdict = decide(outcomes, measured=outcomes, comparison=none)
+    verdict = decide(outcomes, measured=outcomes, answer=none)
     assert verdict.status is Status.NO_VERDICT
     assert verdict.reasons == ("t is bound by launches, and this run has no CPU seconds of it to compare",)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpperf.report.summary import format_seconds
+from ddpperf.report.format import format_seconds
 from tests.generated import BOUNDED
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ddpperf.report.summary import format_seconds
+from ddpperf.report.format import format_seconds
 from tests.project import REPOSITORY, script
 
 

@@ -78,7 +78,7 @@ def test_where_may_be_absent_and_a_file_empty() -> None:
         ("[[threshold]\n", "t.toml is no TOML that can be read (Expected ']]' at the end of an array declaration (at line 1"),
         ("x = " + "[" * 5000, "t.toml is no TOML that can be read ("),
         (entry() + "speedup = 3", "t.toml is no TOML that can be read (Cannot overwrite a value"),
-        ("[[thresholds]]\n", "t.toml has the unknown key 'thresholds'; begin every entry with [[threshold]]"),
+        ("[[thresholds]]\n", "t.toml has the unknown key 'thresholds'; begin every entry with [[threshold]], and the "),
         ("[threshold]\n", "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]"),
         ("threshold = [1]\n", "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]"),
     ],

@@ -34,7 +34,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "outcomes": draw(st.dictionaries(TESTS, OUTCOMES)),
         "measured": draw(st.sets(TESTS)),
-        "comparison": draw(st.sampled_from([None, comparison])),
+        "answer": draw(st.sampled_from([None, comparison])),
         "problems": draw(st.lists(st.just("there was a problem"), max_size=1)),
     }
 
@@ -47,7 +47,7 @@ def good_runs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "outcomes": dict.fromkeys(tests, PASSED),
         "measured": tests,
-        "comparison": draw(st.sampled_from([None, comparison])),
+        "answer": draw(st.sampled_from([None, comparison])),
         "problems": [],
     }
 
@@ -66,15 +66,15 @@ def test_a_run_that_saw_everything_passes(run: dict[str, Any]) -> None:
     ),
 )
 def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot: str) -> None:
-    comparison = run["comparison"] or Comparison(baseline="0001_x.json")
+    comparison = run["answer"] or Comparison(baseline="0001_x.json")
     changes: dict[str, dict[str, Any]] = {
         "nothing measured": {"measured": set()},
-        "hole": {"comparison": dataclasses.replace(comparison, holes={"z": "is in 0001_x.json but was not measured"})},
+        "hole": {"answer": dataclasses.replace(comparison, holes={"z": "is in 0001_x.json but was not measured"})},
         "not run": {"outcomes": run["outcomes"] | {"z": Outcome(outcome="not run")}},
         "not collected": {"outcomes": run["outcomes"] | {"z": Outcome(outcome="not collected", reason="SyntaxError")}},
         "problem": {"problems": ["no baseline for h200x4"]},
         "passed without a measurement": {"outcomes": run["outcomes"] | {"z": PASSED}},
-        "no tests": {"outcomes": {}, "measured": set(), "comparison": None},
+        "no tests": {"outcomes": {}, "measured": set(), "answer": None},
     }
     run |= changes[blind_spot]
     assert decide(**run).status is Status.NO_VERDICT
@@ -88,7 +88,7 @@ def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> Non
         assert not run["problems"]
         assert {outcome.outcome for outcome in run["outcomes"].values()} <= {"passed", "skipped"}
         assert {test for test, outcome in run["outcomes"].items() if outcome.outcome == "passed"} <= run["measured"]
-        assert run["comparison"] is None or not (run["comparison"].holes or run["comparison"].slower)
+        assert run["answer"] is None or not (run["answer"].holes or run["answer"].slower)
 
 
 @BOUNDED
@@ -104,7 +104,7 @@ def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Ou
 @given(runs(), st.floats(1.001, 3))
 def test_a_slower_test_outranks_every_other_doubt(run: dict[str, Any], limit: float) -> None:
     slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
-    run["comparison"] = Comparison(baseline="0001_x.json", changes={"z": slower}, holes={"y": "is a hole"})
+    run["answer"] = Comparison(baseline="0001_x.json", changes={"z": slower}, holes={"y": "is a hole"})
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
     assert any(reason.startswith("z is slower: ") for reason in verdict.reasons)
@@ -121,10 +121,10 @@ def test_every_verdict_has_a_reason(run: dict[str, Any]) -> None:
 def test_a_pass_says_what_it_was_compared_with() -> None:
     outcomes = {"a": PASSED, "b": PASSED}
     comparison = Comparison(baseline="0001_x.json", changes={"a": SAME, "b": SAME})
-    assert decide(outcomes, measured=outcomes, comparison=comparison).reasons == (
+    assert decide(outcomes, measured=outcomes, answer=comparison).reasons == (
         "2 tests measured, none slower than in 0001_x.json by more than its limit",
     )
-    assert decide({"a": PASSED}, measured={"a"}, comparison=None).reasons == (
+    assert decide({"a": PASSED}, measured={"a"}, answer=None).reasons == (
         "1 test measured, not compared with a baseline: no --benchmark-compare was given",
     )
 
@@ -132,14 +132,14 @@ def test_a_pass_says_what_it_was_compared_with() -> None:
 def test_a_failure_names_every_failed_and_slower_test() -> None:
     outcomes = {"a": Outcome(outcome="failed", reason="rank 1 died"), "b": PASSED, "c": Outcome(outcome="not run")}
     comparison = Comparison(baseline="0001_x.json", changes={"b": SLOWER}, holes={"c": "is not in 0001_x.json"})
-    verdict = decide(outcomes, measured={"b"}, comparison=comparison, problems=["the run was interrupted"])
+    verdict = decide(outcomes, measured={"b"}, answer=comparison, problems=["the run was interrupted"])
     assert verdict.reasons == ("a failed: rank 1 died", "b is slower: 1.60 times its step in 0001_x.json, limit 1.5")
 
 
 def test_no_verdict_names_everything_that_was_not_seen() -> None:
     outcomes = {"a": PASSED, "b": Outcome(outcome="not run"), "c.py": Outcome(outcome="not collected", reason="SyntaxError")}
     comparison = Comparison(baseline="0001_x.json", holes={"a": "is not in 0001_x.json"})
-    verdict = decide(outcomes, measured=(), comparison=comparison, problems=["the run was interrupted"])
+    verdict = decide(outcomes, measured=(), answer=comparison, problems=["the run was interrupted"])
     assert verdict.reasons == (
         "the run was interrupted",
         "c.py could not be collected: SyntaxError",
@@ -152,10 +152,10 @@ def test_no_verdict_names_everything_that_was_not_seen() -> None:
 
 def test_only_skipped_tests_give_no_verdict() -> None:
     outcomes = {"a": Outcome(outcome="skipped", reason="world_size=8 needs 8 GPUs, found 4")}
-    assert decide(outcomes, measured=(), comparison=None).status is Status.NO_VERDICT
+    assert decide(outcomes, measured=(), answer=None).status is Status.NO_VERDICT
 
 
 def test_a_pass_says_how_many_were_skipped() -> None:
     outcomes = {"test_a": Outcome(outcome="passed"), "test_b": Outcome(outcome="skipped", reason="it needs a GPU")}
-    verdict = decide(outcomes, measured=["test_a"], comparison=None)
+    verdict = decide(outcomes, measured=["test_a"], answer=None)
     assert verdict.reasons == ("1 test measured, 1 skipped, not compared with a baseline: no --benchmark-compare was given",)

@@ -50,6 +50,21 @@ class Comparison:
     def slower(self) -> dict[str, Change]:
         return {test: change for test, change in self.changes.items() if change.ratio > change.limit}
 
+    def failures(self) -> dict[str, str]:
+        """By test that is slower, how much."""
+        return {
+            test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, limit {change.limit:g}"
+            for test, change in self.slower.items()
+        }
+
+    def unseen(self) -> list[str]:
+        """What could not be compared, a sentence each."""
+        return [f"{test} {why}" for test, why in self.holes.items()]
+
+    def passed(self) -> str:
+        """What a pass means."""
+        return f"none slower than in {self.baseline} by more than its limit"
+
 
 def compare(
     now: Mapping[str, Measured],

@@ -12,7 +12,7 @@ suites, whatever else truly changed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,16 +96,16 @@ class Look:
         return 2 * (self.sets - 1)
 
 
-def class_variances(look: Look, classes: Sequence[str], floor: float) -> Array:
+def class_variances(look: Look, classes: Sequence[Hashable], floor: float) -> Array:
     """By metric, the variance that is usual in its noise class: the median, raised to the mean that a chi-square of that median
     has; at least `floor`, what a quiet metric was seen to have."""
     from scipy.stats import chi2  # here: it takes most of a second, and few commands need it
 
     median_over_mean = chi2.median(look.freedom) / look.freedom
-    names = np.asarray(classes)
-    usual = np.empty(len(names))
+    usual = np.empty(len(classes))
     for name in set(classes):
-        usual[names == name] = max(float(np.median(look.variance[names == name])) / median_over_mean, floor)
+        members = np.array([each == name for each in classes])
+        usual[members] = max(float(np.median(look.variance[members])) / median_over_mean, floor)
     return usual
 
 
@@ -122,18 +122,25 @@ class Noise:
         return error
 
 
-def noise(look: Look, usual: Array) -> Noise:
+def prior_freedom(look: Look, classes: Sequence[Hashable]) -> Array:
+    """By metric, the degrees of freedom that its class' variance is worth: at most those that the other members have."""
+    others = np.array([classes.count(name) - 1 for name in classes], dtype=float)
+    freedom: Array = np.minimum(PRIOR_FREEDOM, others * look.freedom)
+    return freedom
+
+
+def noise(look: Look, usual: Array, prior: Array | float = PRIOR_FREEDOM, floor: float = 0.0) -> Noise:
     """What a look's own variances say together with those that are usual: Smyth's moderated variance, with a guard.
 
     A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, has its own variance alone, and fewer degrees of
-    freedom.
+    freedom. prior: those of the usual variances. floor: the least variance.
     """
     from scipy.stats import chi2
 
-    own = look.variance
-    together = (PRIOR_FREEDOM * usual + look.freedom * own) / (PRIOR_FREEDOM + look.freedom)
+    own = np.maximum(look.variance, floor)
+    together = (prior * usual + look.freedom * own) / (prior + look.freedom)
     alone = own > usual * chi2.isf(OUTLIER_P, look.freedom) / look.freedom
-    return Noise(np.where(alone, own, together), np.where(alone, look.freedom, PRIOR_FREEDOM + look.freedom).astype(float))
+    return Noise(np.where(alone, own, together), np.where(alone, look.freedom, prior + look.freedom).astype(float))
 
 
 def critical(alpha: float, freedom: Array) -> Array:
@@ -159,6 +166,15 @@ def confirm(look: Look, noise: Noise, settings: Settings, gated: int) -> list[Fi
     worse = look.effect - critical(settings.confirm_alpha(gated), noise.freedom) * error > settings.margin
     unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
     return _named((worse, Finding.WORSE), (unchanged, Finding.UNCHANGED))
+
+
+def untouched_findings(look: Look, noise: Noise, settings: Settings) -> list[Finding]:
+    """Of what no change can touch: whether it seems to have changed all the same, with probability `suite_alpha` by chance."""
+    error = noise.error(look.sets)
+    beyond = critical(settings.suite_alpha / 2, noise.freedom) * error + settings.margin
+    unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
+    worse, better = look.effect > beyond, look.effect < -beyond
+    return _named((worse, Finding.WORSE), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
 
 
 def _named(*answers: tuple[npt.NDArray[np.bool_], Finding]) -> list[Finding]:

@@ -68,15 +68,27 @@ class Threshold:
         return f"threshold {self.number} ({self.test} on {self.hardware}{', ' if cell else ''}{cell})"
 
 
-def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
-    """The entries of a file's `text`; raises ValueError with one sentence for the first that is wrong. name: the file's."""
+def read_document(text: str, *, name: str) -> dict[str, Any]:
+    """A file's `text` as the tables it holds; raises ValueError with one sentence if it is no TOML. name: the file's."""
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is no TOML that can be read ({error}); mend that place") from error
+
+
+def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
+    """The entries of a file's `text`; raises ValueError with one sentence for the first that is wrong. name: the file's."""
+    return thresholds_in(read_document(text, name=name), name=name)
+
+
+def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold, ...]:
+    """What `read_thresholds`, of a file that was read; its key decision is for settings.py to judge."""
     for key in document:
-        if key != "threshold":
-            raise ValueError(f"{name} has the unknown key {key!r}; begin every entry with [[threshold]]")
+        if key not in ("threshold", "decision"):
+            raise ValueError(
+                f"{name} has the unknown key {key!r}; begin every entry with [[threshold]], "
+                "and the decision's values with [decision.gpu] or [decision.cpu]"
+            )
     entries = document.get("threshold", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"the key threshold of {name} is no list of entries; begin every entry with [[threshold]]")
@@ -88,7 +100,7 @@ def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
 def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:
     for key in entry:
         if key not in _KEYS:
-            raise ValueError(f"{place} has the unknown key {key!r}; {_advice(key, _KEYS)}")
+            raise ValueError(f"{place} has the unknown key {key!r}; {advice(key, _KEYS)}")
     for key, example in (("hardware", "h200x4"), ("test", "test_weak_scaling")):
         if key not in entry:
             raise ValueError(f"{place} has no {key}; add one, such as {key} = {example!r}")
@@ -123,7 +135,7 @@ def _require_occurs(where: Any, place: str) -> None:
         if name in NEVER_NAMED:
             raise ValueError(f"{place} names {name} in where, but holds with and without it; delete {name}")
         if name not in known:
-            raise ValueError(f"{place} names {name!r} in where, a field that no spec has; {_advice(name, known)}")
+            raise ValueError(f"{place} names {name!r} in where, a field that no spec has; {advice(name, known)}")
         hints = list(dict.fromkeys(fields[name] for fields in kinds if name in fields))
         if not any(_fits(value, hint) for hint in hints):
             raise ValueError(f"{place} has {name} = {value!r} in where; write {' or '.join(map(_describe, hints))}")
@@ -174,6 +186,7 @@ def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _advice(word: str, known: Sequence[str]) -> str:
+def advice(word: str, known: Sequence[str]) -> str:
+    """What to write instead of `word`: the known one that is nearest, or any of them."""
     nearest = get_close_matches(word, known, n=1)
     return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-from ddpperf.analysis.compare import Comparison
+from typing import Protocol
 
 
 class Status(enum.StrEnum):
@@ -31,24 +30,34 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
+class Answer(Protocol):
+    """What a comparison, with a stored run or between two sides, says."""
+
+    def failures(self) -> Mapping[str, str]:
+        """By test that got worse, how."""
+
+    def unseen(self) -> list[str]:
+        """What it cannot say, a sentence each."""
+
+    def passed(self) -> str:
+        """What it says if there is neither, a sentence's end."""
+
+
 def decide(
     outcomes: Mapping[str, Outcome],
     *,
     measured: Collection[str],
-    comparison: Comparison | None,
+    answer: Answer | None,
     problems: Sequence[str] = (),
 ) -> Verdict:
     """The verdict over all tests of a run.
 
-    measured: ids of the tests that stored a sample. comparison: None where none was asked for, or none was possible, which
+    measured: ids of the tests that stored a sample. answer: None where no comparison was asked for, or none was possible, which
     is then one of the problems: reasons why this run cannot answer. FAIL outranks NO VERDICT.
     """
     failed = [f"{test} failed: {outcome.reason}" for test, outcome in outcomes.items() if outcome.outcome == "failed"]
-    if comparison is not None:
-        failed += [
-            f"{test} is slower: {change.ratio:.2f} times its {change.quantity} in {comparison.baseline}, limit {change.limit:g}"
-            for test, change in comparison.slower.items()
-        ]
+    if answer is not None:
+        failed += [f"{test} {how}" for test, how in answer.failures().items()]
     if failed:
         return Verdict(status=Status.FAIL, reasons=tuple(failed))
 
@@ -66,15 +75,12 @@ def decide(
     ]
     if not measured:
         unseen.append("no test was measured")
-    if comparison is not None:
-        unseen += [f"{test} {why}" for test, why in comparison.holes.items()]
+    if answer is not None:
+        unseen += answer.unseen()
     if unseen:
         return Verdict(status=Status.NO_VERDICT, reasons=tuple(unseen))
 
-    if comparison is None:
-        compared = "not compared with a baseline: no --benchmark-compare was given"
-    else:
-        compared = f"none slower than in {comparison.baseline} by more than its limit"
+    compared = "not compared with a baseline: no --benchmark-compare was given" if answer is None else answer.passed()
     count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
     skipped = sum(outcome.outcome == "skipped" for outcome in outcomes.values())
     parts = [count, *([f"{skipped} skipped"] if skipped else []), compared]

@@ -14,12 +14,13 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.analysis.verdict import Status
 from ddpperf.plugin import hardware
-from ddpperf.plugin.cells import Cell, possible
+from ddpperf.plugin.cells import Cell, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.option_values import verdict_file
-from ddpperf.plugin.options import add_options, is_experiment, read_options
+from ddpperf.plugin.options import Options, add_options, is_experiment, read_options
 from ddpperf.plugin.session import Session
+from ddpperf.plugin.spec_options import change_reason
 from ddpperf.specs import Spec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -92,7 +93,18 @@ def _parameters(cell: Cell, session: Session) -> ParameterSet:
     spec = cell if isinstance(cell, Spec) else cell.values[0]
     if isinstance(spec, Spec):
         spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
+        if reason := side_reason(spec, session.options):
+            return skipped(str(cell.id), reason)
     return pytest.param(spec, id=cell.id) if isinstance(cell, Spec) else cell._replace(values=(spec,))
+
+
+def side_reason(spec: Spec, options: Options) -> str:
+    """Why one of two sides cannot measure its part of `spec`; empty if both can, or if there is one only."""
+    if options.sides is None:
+        return ""
+    if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
+        return "it needs torchvision, which one of the sides has not"
+    return change_reason(spec, options.sides.spec_fields, options.device)
 
 
 def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
@@ -163,12 +175,17 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Take the devices before the first test; a second run on them is refused."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
+    """Take the devices before the first test, where a second run on them is refused; after the last one judge two sides."""
     ours = session.config.stash[SESSION]
-    if ours.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config):
+    measuring = ours.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config)
+    if measuring:
         ours.start()
+    result = yield
+    if measuring:
+        ours.judge_sides(session.items)
+    return result
 
 
 # --- measuring
@@ -189,7 +206,9 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.doubts)
+    session.measures[request.node.nodeid] = fixture = Measure(
+        benchmark, session.pool, session.doubts, sides=session.options.sides
+    )
     return fixture
 
 
@@ -211,6 +230,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """End the processes first of all; `Ending` saves and decides after that."""
+    """End the processes first of all, and decide; `Ending` saves and tells it last."""
     session.config.stash[SESSION].finish()
+    ending = session.config.pluginmanager.get_plugin("ddpperf-ending")
+    if isinstance(ending, Ending):
+        ending.decide(exitstatus)
     return (yield)

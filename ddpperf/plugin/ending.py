@@ -4,15 +4,19 @@ before it looks, puts files where another Python does not find them, and loses a
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from ddpperf.analysis.verdict import Status, Verdict
+from ddpperf.analysis.compare import Comparison
+from ddpperf.analysis.verdict import Answer, Status, Verdict
+from ddpperf.plugin.junit import tell_junit
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.storage import is_baseline, write_atomically
+from ddpperf.plugin.storage import SCHEMA, is_baseline, write_atomically
 from ddpperf.report.summary import markdown, summary_lines
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
@@ -21,11 +25,13 @@ EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git b
 class Ending:
     """Saves the run in pytest-benchmark's format, sets the exit status, and prints the table last.
 
-    Made while the options are still as they were typed. lines: what to print; none if this was no run of the suite.
+    Made while the options are still as they were typed; `decide` comes before any other plugin writes what it has seen.
+    lines: what to print; none if this was no run of the suite.
     """
 
     def __init__(self, config: pytest.Config, session: Session, verdict_to: Path | None) -> None:
         self.lines: list[str] = []
+        self.decided: tuple[Answer | None, Verdict] | None = None
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
@@ -33,8 +39,8 @@ class Ending:
         self._verdict_to = verdict_to
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def decide(self, exitstatus: int) -> None:
+        """Decide, if this was a run of the suite, and tell JUnit's file."""
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not (ran and self._session.active) or self._config.option.collectonly:
             return
@@ -42,9 +48,16 @@ class Ending:
             self._session.problems.append("the run was interrupted")
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
-        comparison, verdict = self._session.decide()
+        self.decided = answer, verdict = self._session.decide()
+        tell_junit(self._config, answer.failures() if answer is not None else {}, verdict)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.decided is None:
+            return
+        answer, verdict = self.decided
         document = self._document(verdict)
-        self.lines = summary_lines(document, comparison)
+        self.lines = summary_lines(document, answer if isinstance(answer, Comparison) else None)
         page = markdown(document, self.lines)
         saved = self._save(document) if self._session.outcomes or self._session.uncollected else True
         saved = self._publish(page) and saved
@@ -95,7 +108,7 @@ class Ending:
             machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
             commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
         )
-        return document | {"ddpperf": self._session.header(verdict)}
+        return document | {"ddpperf": header(self._session, verdict)}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
@@ -107,6 +120,37 @@ class Ending:
                 terminalreporter.section("ddpperf", bold=True)
                 for line in self.lines:
                     terminalreporter.line(line)
+
+
+def header(session: Session, verdict: Verdict) -> dict[str, Any]:
+    """The run's own part of the JSON, beside pytest-benchmark's."""
+    return {
+        "schema": SCHEMA,
+        "hardware_key": session.storage.hardware_key,
+        "environment": session.environment,
+        "options": {
+            "command_line": session.command_line,
+            **{name: value for name, value in asdict(session.options).items() if name != "sides"},
+            "worker_logs": session.options.worker_logs and str(session.options.worker_logs),
+            "data": {"name": session.options.data.name, "digest": session.options.data.digest},
+        },
+        **({"against": session.gate.to_json()} if session.gate is not None else {}),
+        "thresholds": {
+            "applied": len(session.applied),
+            "known": sum(each.hardware == session.storage.hardware_key for each in session.thresholds),
+        },
+        "timing": {
+            "seconds": time.monotonic() - session.begun,
+            "counted_seconds": sum(measure.counted_seconds for measure in session.measures.values()),
+            "overhead_seconds": {
+                test: session.test_seconds[test] - measure.counted_seconds
+                for test, measure in session.measures.items()
+                if test in session.test_seconds
+            },
+        },
+        "outcomes": {test: asdict(outcome) for test, outcome in session.all_outcomes().items()},
+        "verdict": asdict(verdict),
+    }
 
 
 def _append(path: Path, text: str) -> Path:

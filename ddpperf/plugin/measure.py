@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.plugin.sides import Sides
+from ddpperf.plugin.spec_options import changed
 from ddpperf.plugin.storage import SCHEMA
-from ddpperf.results import Measured
+from ddpperf.results import BASE, Measured
 from ddpperf.specs import Spec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
@@ -45,14 +47,24 @@ CLOCK = VirtualClock()
 class Measure:
     """Measures specs for one test. `measure(spec)` is the test's own result, `measure.leg` another one that it needs.
 
-    measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stats: pytest-benchmark's.
-    notes: what makes them doubtful. counted_seconds: spent in rounds that count, of what was not measured before.
+    A run with two sides measures both, by set. The test's one duration, and the value of each metric, are of the side that is
+    this very environment.
+
+    measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stored: all that it holds of the
+    test. stats: pytest-benchmark's. notes: what makes them doubtful. counted_seconds: spent in rounds that count, of what was
+    not measured before.
     """
 
     def __init__(
-        self, benchmark: BenchmarkFixture, pool: Callable[[], Pool], doubts: Callable[[Measured, bool], list[str]]
+        self,
+        benchmark: BenchmarkFixture,
+        pool: Callable[[], Pool],
+        doubts: Callable[[Measured, bool], list[str]],
+        *,
+        sides: Sides | None = None,
     ) -> None:
         self.measured: Measured | None = None
+        self.stored: dict[str, Any] = {}
         self.notes: list[str] = []
         self.counted_seconds = 0.0
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -60,6 +72,8 @@ class Measure:
         self._benchmark = benchmark
         self._pool = pool
         self._doubts = doubts
+        self._spec_fields = sides.spec_fields if sides is not None else {}
+        self._here = sides.here if sides is not None else BASE
         self._legs: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
@@ -72,14 +86,14 @@ class Measure:
         self.measured = measured = self._measure(spec)
         for name, leg in self._legs.items():
             self._require_same_sets(name, {sample["set"] for sample in leg["samples"]})
-        self._benchmark.extra_info["ddpperf"] = {
+        self._benchmark.extra_info["ddpperf"] = self.stored = {
             "schema": SCHEMA,
             **measured.to_json(),
             "legs": self._legs,
             "metrics": self.metrics,
             "notes": self.notes,
         }
-        durations = measured.all_step_seconds()
+        durations = measured.of(self._here).all_step_seconds()
         rounds: Iterator[float] = iter(durations)
         self._benchmark.pedantic(
             lambda: CLOCK.advance(next(rounds, 0.0)), setup=CLOCK.rewind, rounds=len(durations), iterations=1
@@ -101,10 +115,13 @@ class Measure:
             )
 
     def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
-        """Keep a derived metric: its median over sets, and each set's value; fails the test if one is no finite number."""
+        """Keep a derived metric: its median over the sets of the side that is here, and each set's value; fails the test if one
+        is no finite number."""
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
-        self.metrics[name] = {"value": median(list(by_set.values())), "unit": unit, "by_set": dict(by_set)}
+        here = {sample.set for sample in self.measured.of(self._here).samples} if self.measured is not None else set()
+        values = [value for each, value in by_set.items() if each in here] or list(by_set.values())
+        self.metrics[name] = {"value": median(values), "unit": unit, "by_set": dict(by_set)}
 
     def doubt(self, reason: str) -> None:
         """Mark the test's figures as doubtful, with the reason; it still passes."""
@@ -117,7 +134,7 @@ class Measure:
         try:
             pool = self._pool()
             before = pool.counted_seconds
-            measured = pool.measure_once(spec)
+            measured = pool.measure_once(spec, changed(spec, self._spec_fields))
             spent = pool.counted_seconds - before
             self.counted_seconds += spent
             self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
+
+from ddpperf.plugin.sides import has_sides
 
 MAX_WORLD_SIZE = 1024
 MOST_DIGITS = 9
@@ -106,3 +109,40 @@ def slower_ratio(config: pytest.Config) -> float | None:
     if not config.getoption("benchmark_compare"):
         raise pytest.UsageError("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
     return 1 + float(check.threshold) / 100
+
+
+def check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: tuple[int, ...]) -> None:
+    """Raise pytest.UsageError for one that some number of ranks cannot share."""
+    for global_batch_size in global_batch_sizes:
+        for world_size in world_sizes:
+            if global_batch_size % world_size:
+                raise pytest.UsageError(
+                    f"--global-batch-sizes {global_batch_size} does not divide over {world_size} ranks; "
+                    f"pass a multiple of {world_size}, or other --world-sizes"
+                )
+
+
+def check_benchmark_options(config: pytest.Config) -> None:
+    """Refuse those of pytest-benchmark's own options that do nothing here, or would go wrong late."""
+    if config.getoption("benchmark_storage") != "file://./.benchmarks":
+        raise pytest.UsageError(
+            "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
+        )
+    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
+        raise pytest.UsageError("--benchmark-histogram needs pygal, which is not installed; install it, or leave that out")
+    compare = config.getoption("benchmark_compare")
+    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+        raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
+    if compare and has_sides(config):
+        raise pytest.UsageError("--benchmark-compare compares with a stored run, got two sides for this one; leave one out")
+
+
+def read_replicates(config: pytest.Config) -> int | None:
+    """The process sets a side that --replicates asks for; None where it does not. Two sides need several."""
+    text = config.getoption("replicates")
+    if text is None:
+        return None
+    replicates = whole_number("--replicates", text)
+    if replicates == 1 and has_sides(config):
+        raise pytest.UsageError("--replicates 1 leaves nothing to judge a difference by, got two sides; pass 2 or more")
+    return replicates

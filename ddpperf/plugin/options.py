@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,19 @@ import pytest
 from ddpperf.plugin.dataset import Data, prepare
 from ddpperf.plugin.model_check import check_model
 from ddpperf.plugin.option_values import (
+    check_benchmark_options,
+    check_global_batch_sizes,
     check_world_sizes,
     default_world_sizes,
     folder,
+    read_replicates,
     seconds,
     sizes,
     slower_ratio,
     whole_number,
 )
-from ddpperf.plugin.spec_options import FIELDS, Value, check_training, fitting, read_forms, read_spec_fields
+from ddpperf.plugin.sides import Sides, add_side_options, read_candidate_fields, read_sides
+from ddpperf.plugin.spec_options import FIELDS, Value, check_candidate, check_training, fitting, read_forms, read_spec_fields
 from ddpperf.specs import EpochSpec, Form, Input, Precision, TrainingSpec, is_own_model, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import SHARDED_STRATEGIES
@@ -38,7 +41,7 @@ class Options:
 
     batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. forms: the first one is
     every experiment's, the others stand beside it. spec_fields: what --spec sets in every cell that has it. delay_seconds: put
-    into every step.
+    into every step. replicates: process sets a side, None for as many as the run needs. sides: of an A/B run.
     """
 
     device: str
@@ -54,7 +57,8 @@ class Options:
     epoch_images: int
     delay_seconds: float
     rounds: int
-    replicates: int
+    replicates: int | None
+    sides: Sides | None
     deadline_seconds: float
     worker_logs: Path | None
     slower_ratio: float | None
@@ -113,12 +117,13 @@ def add_options(parser: pytest.Parser) -> None:
         ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
         ("--slow-down", None, "SECONDS", "put a delay into every step, to see what notices it"),
         ("--rounds", "10", "N", "timed rounds of each cell, of an epoch as many as fill 3 s (default: %(default)s)"),
-        ("--replicates", "1", "N", "process sets that measure each test, side by side; figures are their medians (default: 1)"),
+        ("--replicates", None, "N", "process sets a side that measure each test, side by side (default: 1; of two sides 3)"),
         ("--deadline", "120", "SECONDS", "how long a rank may take over a command, or be silent in it (default: %(default)s)"),
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
     ):  # fmt: skip
         group.addoption(name, default=default, metavar=metavar, help=text)
     group.addoption("--verdict", metavar="FILE", help="write the verdict and the table as Markdown")
+    add_side_options(group)
     group.addoption("--spec", action="append", default=[], metavar="FIELD=VALUE", help="set a field of every training "
                     f"that has it: {', '.join(FIELDS)}; again for another field")  # fmt: skip
 
@@ -128,7 +133,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
     Decodes the images and tries the model, which takes a while, where they are not the default.
     """
-    _check_benchmark_options(config)
+    check_benchmark_options(config)
     device = config.getoption("device")
     if device not in ("auto", "cpu", "cuda"):
         raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
@@ -138,20 +143,21 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     world_sizes = sizes(config, "--world-sizes") or default_world_sizes(device, gpu_count)
     check_world_sizes(world_sizes, device, gpu_count)
     batch_sizes, global_batch_sizes = sizes(config, "--batch-sizes"), sizes(config, "--global-batch-sizes")
-    _check_global_batch_sizes(global_batch_sizes, world_sizes)
+    check_global_batch_sizes(global_batch_sizes, world_sizes)
     precision = _precision(config, cuda)
     rounds = whole_number("--rounds", config.getoption("rounds"))
     deadline_seconds = seconds("--deadline", config.getoption("deadline"), 86400)
     logs, delay = config.getoption("worker_logs"), config.getoption("slow_down")
     delay_seconds = seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay is not None else 0.0
     worker_logs = folder("--worker-logs", logs) if logs else None
-    limit = slower_ratio(config)
+    limit, replicates = slower_ratio(config), read_replicates(config)
     batch_sweep = batch_sizes or (32, 128, 512, 2048)
     batch_sizes = batch_sizes or ((32, 128, 512) if cuda else (32,))
     model = _model_name(config, cuda)
     spec_fields = read_spec_fields(config.getoption("spec"))
     base = {"model": model, "precision": precision, "world_size": max(world_sizes)}
     check_training(base, batch_sizes, spec_fields, config.getoption("forms"), device)
+    check_candidate(base, batch_sizes, spec_fields, read_candidate_fields(config), config.getoption("forms"), device)
     # from here on it takes a while
     data, epoch_images = _data(config, model, cuda, max(world_sizes))
     check_model(model, min(2, min(batch_sizes) // int(spec_fields.get("accumulation_steps", 1))))
@@ -169,34 +175,12 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         epoch_images=epoch_images,
         delay_seconds=delay_seconds,
         rounds=rounds,
-        replicates=whole_number("--replicates", config.getoption("replicates")),
+        replicates=replicates,
+        sides=read_sides(config, device=device, model=model),
         deadline_seconds=deadline_seconds,
         worker_logs=worker_logs,
         slower_ratio=limit,
     )
-
-
-def _check_benchmark_options(config: pytest.Config) -> None:
-    """Refuse those of pytest-benchmark's own options that do nothing here, or would go wrong late."""
-    if config.getoption("benchmark_storage") != "file://./.benchmarks":
-        raise pytest.UsageError(
-            "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
-        )
-    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
-        raise pytest.UsageError("--benchmark-histogram needs pygal, which is not installed; install it, or leave that out")
-    compare = config.getoption("benchmark_compare")
-    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
-        raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
-
-
-def _check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: tuple[int, ...]) -> None:
-    for global_batch_size in global_batch_sizes:
-        for world_size in world_sizes:
-            if global_batch_size % world_size:
-                raise pytest.UsageError(
-                    f"--global-batch-sizes {global_batch_size} does not divide over {world_size} ranks; "
-                    f"pass a multiple of {world_size}, or other --world-sizes"
-                )
 
 
 def _precision(config: pytest.Config, cuda: bool) -> Precision:

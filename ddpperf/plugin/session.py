@@ -6,23 +6,26 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from _pytest.runner import runtestprotocol
 
-from ddpperf.analysis.compare import Comparison, compare
-from ddpperf.analysis.thresholds import Threshold, read_thresholds
-from ddpperf.analysis.verdict import Outcome, Verdict, decide
+from ddpperf.analysis.compare import compare
+from ddpperf.analysis.thresholds import Threshold
+from ddpperf.analysis.verdict import Answer, Outcome, Verdict, decide
 from ddpperf.plugin import hardware
 from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
+from ddpperf.plugin.gate import Gate
 from ddpperf.plugin.gpu_watch import GpuWatch
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.storage import SCHEMA, Baseline, NoBaseline, Storage
+from ddpperf.plugin.storage import Baseline, NoBaseline, Storage
+from ddpperf.plugin.threshold_file import read_threshold_file
 from ddpperf.results import Measured
 from ddpperf.specs import DATA_VARIABLE, MODEL_VARIABLE, Spec
 from ddpperf.workers.pool import Pool
@@ -53,6 +56,7 @@ class Session:
         self.lock = DeviceLock()
         self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # before pytest captures what goes there
         self.thresholds: tuple[Threshold, ...] = ()
+        self.gate: Gate | None = None
         self.applied: set[int] = set()  # the numbers of those that a test was held to
         self.begun = time.monotonic()
         self.test_seconds: dict[str, float] = {}
@@ -76,19 +80,10 @@ class Session:
 
     def read_thresholds(self) -> None:
         """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
-        path = self.storage.root / "perf" / "thresholds.toml"
-        try:
-            self.thresholds = read_thresholds(path.read_text(), name="perf/thresholds.toml")
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except UnicodeDecodeError as error:
-            raise pytest.UsageError(f"perf/thresholds.toml is not in UTF-8 ({error.reason}); save it as that") from error
-        except OSError as error:
-            raise pytest.UsageError(
-                f"perf/thresholds.toml cannot be read ({error.strerror}); make it a readable file"
-            ) from error
-        except ValueError as error:
-            raise pytest.UsageError(str(error)) from error
+        self.thresholds, settings = read_threshold_file(self.storage.root)
+        if self.options.sides is not None:
+            hardware_class = "gpu" if self.options.device == "cuda" else "cpu"
+            self.gate = Gate(self.options.sides, settings[hardware_class], self.options.device, self.options.replicates)
 
     def violations(self, test: str, function: str) -> list[str]:
         """The thresholds for this hardware that the test's metrics do not reach, a sentence each."""
@@ -112,19 +107,41 @@ class Session:
         """The process sets, made at the first measurement."""
         if self._pool is None:
             self._pinning.plan(max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ())
+            sides, replicates = [Side()], self.options.replicates or 1
+            if self.gate is not None:
+                sides, replicates = self.gate.sides_in_any_order(), self.gate.replicates
             self._pool = Pool(
                 size=max(self.options.world_sizes),
                 device=self.options.device,
                 rounds=self.options.rounds,
-                replicates=self.options.replicates,
+                replicates=replicates,
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
-                sides=[Side(environment=self._variables())],
+                sides=[replace(side, environment=self._variables() | dict(side.environment)) for side in sides],
                 cores=self._pinning.ranks,
                 progress=self.progress,
                 look=self._look,
             )
         return self._pool
+
+    def judge_sides(self, items: Sequence[pytest.Item]) -> None:
+        """After the tests: what two sides measured is judged, and the suspects' tests run again on fresh process sets."""
+        if self.gate is None or not self.measures:
+            return
+        suspects = self.gate.first_look(self.measures, self.pool())
+        if not suspects:
+            return
+        first, self.measures = self.measures, {}
+        self._end_pool()
+        try:
+            for item in items:
+                if item.nodeid in suspects:
+                    for report in runtestprotocol(item, log=False):
+                        if report.failed:  # what passed again was told before
+                            item.ihook.pytest_runtest_logreport(report=report)
+            self.gate.confirm(self.measures)
+        finally:
+            self.measures = first
 
     def _look(self, processes: list[int], done: int) -> None:
         """Keep off the ranks' cores; see what disturbs the GPUs; what did before the first round is of no interest."""
@@ -150,12 +167,16 @@ class Session:
         """End every process and let go of the devices, whatever else goes wrong."""
         self.progress.close()
         try:
-            if self._pool is not None:
-                self.environment |= self._pool.environment() | self._pinning.environment()
-                self._pool.close()
+            self._end_pool()
         finally:
             self._pinning.release()
             self.lock.release()
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            ending, self._pool = self._pool, None
+            self.environment |= ending.environment() | self._pinning.environment()
+            ending.close()
 
     def collect(self, tests: Sequence[str]) -> None:
         """Take these tests as the run's own; until they end they have not been run."""
@@ -176,12 +197,12 @@ class Session:
         if report.failed:
             self.uncollected[report.nodeid] = Outcome(outcome="not collected", reason=_reason(report))
 
-    def decide(self) -> tuple[Comparison | None, Verdict]:
-        """The comparison, if there is a baseline, and the verdict, when all tests have ended."""
+    def decide(self) -> tuple[Answer | None, Verdict]:
+        """What the comparison says, if there is one, and the verdict, when all tests have ended."""
         measured = {test: each.measured for test, each in self.measures.items() if each.measured is not None}
-        comparison = None
+        answer: Answer | None = self.gate.judgement() if self.gate is not None else None
         if self.baseline is not None:
-            comparison = compare(
+            answer = compare(
                 measured,
                 self.baseline.measured,
                 expected=self._expected(self.baseline),
@@ -191,7 +212,7 @@ class Session:
         problems = list(self.problems)
         if self.deselected and not self.outcomes:
             problems.append(f"all {len(self.deselected)} tests were deselected on the command line")
-        return comparison, decide(self.all_outcomes(), measured=measured, comparison=comparison, problems=problems)
+        return answer, decide(self.all_outcomes(), measured=measured, answer=answer, problems=problems)
 
     def all_outcomes(self) -> dict[str, Outcome]:
         """The run's own tests, then whatever else went wrong beside them."""
@@ -206,35 +227,6 @@ class Session:
                    for argument in self.arguments)
         }  # fmt: skip
         return set(self.outcomes) | asked - self.deselected
-
-    def header(self, verdict: Verdict) -> dict[str, Any]:
-        """The run's own part of the JSON, beside pytest-benchmark's."""
-        return {
-            "schema": SCHEMA,
-            "hardware_key": self.storage.hardware_key,
-            "environment": self.environment,
-            "options": {
-                "command_line": self.command_line,
-                **asdict(self.options),
-                "worker_logs": self.options.worker_logs and str(self.options.worker_logs),
-                "data": {"name": self.options.data.name, "digest": self.options.data.digest},
-            },
-            "thresholds": {
-                "applied": len(self.applied),
-                "known": sum(each.hardware == self.storage.hardware_key for each in self.thresholds),
-            },
-            "timing": {
-                "seconds": time.monotonic() - self.begun,
-                "counted_seconds": sum(measure.counted_seconds for measure in self.measures.values()),
-                "overhead_seconds": {
-                    test: self.test_seconds[test] - measure.counted_seconds
-                    for test, measure in self.measures.items()
-                    if test in self.test_seconds
-                },
-            },
-            "outcomes": {test: asdict(outcome) for test, outcome in self.all_outcomes().items()},
-            "verdict": asdict(verdict),
-        }
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
@@ -9,8 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.plugin.compiler import check_inductor, compiler_reason
-from ddpperf.specs import Form, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES
+from ddpperf.specs import Form, Spec, TrainingSpec, gpu_reason
+from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES, SHARDED_STRATEGIES
 
 Value = str | int | bool
 # The fields that --spec can set, each of the type that an example shows.
@@ -103,3 +104,48 @@ def check_training(
             raise pytest.UsageError(reason)
     if inductor := given.get("inductor"):
         check_inductor(str(inductor))
+
+
+def check_candidate(
+    base: Mapping[str, Any],
+    batch_sizes: Sequence[int],
+    given: Mapping[str, Value],
+    candidate: Mapping[str, Value],
+    forms: str | None,
+    device: str,
+) -> None:
+    """As `check_training`, of what --against-spec sets beside what is given to both sides."""
+    if not candidate:
+        return
+    fields = {**given, **{name: value for name, value in candidate.items() if name != "form"}}
+    try:
+        check_training(base, batch_sizes, fields, str(candidate["form"]) if "form" in candidate else forms, device)
+    except pytest.UsageError as error:
+        raise pytest.UsageError(str(error).replace("--spec", "--against-spec")) from error
+
+
+def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
+    """`spec` with those of the given fields that it has, form among them; None for the same.
+
+    Raises ValueError if there is no such training.
+    """
+    if not (given and isinstance(spec, TrainingSpec)):
+        return None
+    fields: dict[str, Any] = {"form": spec.form, "inductor": spec.inductor, **given}
+    strategy = fields.get("strategy", spec.strategy) if spec.strategy in GROUPED_STRATEGIES else spec.strategy
+    fields = {"inductor": "", **fitting(fields, strategy, fields["form"]), "strategy": strategy}
+    if strategy not in DDP_STRATEGIES:
+        fields = {**DDP_OPTIONS, **fields}
+    if strategy in SHARDED_STRATEGIES:
+        fields["memory_format"] = "contiguous"
+    other = dataclasses.replace(spec, **fields)
+    return other if other != spec else None
+
+
+def change_reason(spec: Spec, given: Mapping[str, Value], device: str) -> str:
+    """Why a candidate with the given fields cannot measure its part of `spec`; empty if it can."""
+    try:
+        candidate = changed(spec, given)
+    except ValueError as error:
+        return f"the candidate cannot measure it: {error}"
+    return gpu_reason(candidate, device) if isinstance(candidate, TrainingSpec) else ""

@@ -9,32 +9,9 @@ from typing import Any
 
 from ddpperf.analysis.compare import Change, Comparison
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
+from ddpperf.report.against import against_lines
+from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
 from ddpperf.results import Measured
-
-_METRIC_FORMATS = {
-    "speedup": lambda value: f"speedup {value:.2f}x",
-    "efficiency": lambda value: f"efficiency {value:.1%}",
-    "speedup_over_eager": lambda value: f"{value:.2f}x eager",
-    "speedup_over_ddp": lambda value: f"{value:.2f}x plain DDP",
-    "images_per_second": lambda value: f"{value:,.0f} images/s",
-    "cpu_seconds": lambda value: f"CPU {format_seconds(value)}",
-    "launch_bound": lambda value: f"launch bound {value:.2f}x",
-    "communicator_seconds": lambda value: f"communicator {value:.2f} s",
-    "compile_seconds": lambda value: f"compilation {value:.1f} s",
-    "capture_seconds": lambda value: f"capture {value:.2f} s",
-    "step_seconds": lambda value: f"step {format_seconds(value)}",
-    "epoch_seconds": lambda value: f"epoch {format_seconds(value)}",
-    "loss_after_5_steps": lambda value: f"loss {value:.3f} after 5 steps",
-    "communicated_bytes_per_epoch": lambda value: f"gradients {value / 1e9:.3g} GB/epoch",
-    "peak_memory_bytes": lambda value: f"peak {value / 1e9:.3g} GB",
-    "algbw_bytes_per_second": lambda value: f"algbw {value / 1e9:.3g} GB/s",
-    "busbw_bytes_per_second": lambda value: f"busbw {value / 1e9:.3g} GB/s",
-    "loading_share": lambda value: f"loading {value:.1%}",
-    "enough_workers": lambda value: f"loading stops limiting at {_count(round(value), 'worker')}",
-    "missing_images": lambda value: f"{_count(round(value), 'image')} missing",
-    "repeated_images": lambda value: f"{value:.0f} repeated",
-    "repeated_places": lambda value: f"{value:.1%} in the same place next epoch",
-}
 
 DOUBTFUL_IQR = 0.25
 SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
@@ -46,7 +23,11 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     header = document["ddpperf"]
     stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     doubts = {test: doubts_of(each) for test, each in stored.items()}
-    lines = [_title(header, stored), "", *_aligned(_table(header, stored, doubts, comparison)), ""]
+    if "against" in header:
+        lines = [_title(header, stored), *against_lines(header, doubts)]
+    else:
+        rows = _table(header, stored, doubts, comparison)
+        lines = [_title(header, stored), "", *aligned(rows, range(1, len(rows[0]) - 2)), ""]
     if comparison is not None:
         lines.append(f"ratio: step time over that in {comparison.baseline}; above its limit it is slower")
         if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
@@ -95,7 +76,7 @@ def _table(
         ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
         metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
         between = (_spread_over_sets(stored.get(test)),) * len(sets)
-        rows.append((_short(test), *_time(stored.get(test)), *between, *ratio, cost, ended, metrics))
+        rows.append((short(test), *_time(stored.get(test)), *between, *ratio, cost, ended, metrics))
     return rows
 
 
@@ -116,8 +97,8 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
         "NVLS off" if environment.get("nvls") == "0" else "",
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
         f"{data['name']} images" if data["name"] != "synthetic" else "",
-        _count(header["options"]["rounds"], "round"),
-        _count(_most_sets(stored), "process set"),
+        count(header["options"]["rounds"], "round"),
+        count(_most_sets(stored), "process set"),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -156,7 +137,7 @@ def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     tests: dict[str, list[str]] = {}
     for test, each in reasons.items():
         for reason in each:
-            tests.setdefault(reason, []).append(_short(test))
+            tests.setdefault(reason, []).append(short(test))
     return [f"{reason}: {named[0] if len(named) == 1 else f'{len(named)} tests'}" for reason, named in sorted(tests.items())]
 
 
@@ -175,14 +156,6 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
     total, counted = timing["seconds"], timing["counted_seconds"]
     overhead = median(timing["overhead_seconds"].values())
     return [f"took {total:.0f} s, {counted / total:.0%} of it in rounds that count; overhead {overhead:.1f} s a test (median)"]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _short(test: str) -> str:
-    return test.split("::", 1)[-1]
 
 
 def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
@@ -205,33 +178,4 @@ def _spread_over_sets(stored: dict[str, Any] | None) -> str:
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(_metric(name, metric["value"], metric["unit"]) for name, metric in metrics.items())
-
-
-def _metric(name: str, value: float, unit: str) -> str:
-    if name in _METRIC_FORMATS:
-        return _METRIC_FORMATS[name](value)
-    if match := re.fullmatch(r"loading_share_with_(\d+)_workers", name):
-        return f"loading {value:.1%} with {_count(int(match[1]), 'worker')}"
-    return f"{name} {value:.4g} {unit}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest cell: words to the left, figures to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    figures = range(1, len(rows[0]) - 2)
-    return [
-        "  ".join(
-            cell.rjust(width) if column in figures else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def format_seconds(seconds: float) -> str:
-    """Four significant digits in the unit that suits: 1.234 s, 132.1 ms, 45.60 us."""
-    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
-    unit, scale = next((each for each in units if seconds >= each[1]), units[-1])
-    value = seconds / scale
-    return f"{value:.0f} {unit}" if value >= 1000 else f"{value:#.4g} {unit}".replace(". ", " ")
+    return ", ".join(format_metric(name, metric["value"], metric["unit"]) for name, metric in metrics.items())

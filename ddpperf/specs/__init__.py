@@ -6,10 +6,11 @@ Equal specs are equal work: a stored time is comparable with a new one when thei
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
 from ddpperf.specs.collective import FLOAT32_BYTES, Algorithm, AllReduceSpec, format_bytes
+from ddpperf.specs.copying import CopySpec
 from ddpperf.specs.sampling import SamplerSpec
 from ddpperf.specs.strategy import CommHook, Form, Strategy, gpu_reason
 from ddpperf.specs.training import (
@@ -32,6 +33,7 @@ __all__ = [
     "Algorithm",
     "AllReduceSpec",
     "CommHook",
+    "CopySpec",
     "EpochSpec",
     "Fault",
     "FaultCommand",
@@ -53,9 +55,9 @@ __all__ = [
     "to_json",
 ]
 
-Spec = TrainingSpec | EpochSpec | AllReduceSpec | SamplerSpec
+Spec = TrainingSpec | EpochSpec | AllReduceSpec | SamplerSpec | CopySpec
 
-_SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in (TrainingSpec, EpochSpec, AllReduceSpec, SamplerSpec)}
+_SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:

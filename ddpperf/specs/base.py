@@ -58,6 +58,11 @@ class Work:
         return False
 
     @property
+    def compiled(self) -> bool:
+        """Whether torch compiles a part of it."""
+        return False
+
+    @property
     def busy_processes(self) -> int:
         """How many processes compute at the same time."""
         return max(map(len, self.turns(self.world_size)))

@@ -187,6 +187,11 @@ class TrainingSpec(Work):
         workers = self.loader_workers if self.input == "dataloader" else ""
         return f"{work}-{strategy_id(self)}-{self.precision}-{form_id(self)}-{self.input}{workers}"
 
+    @property
+    def needs_torchvision(self) -> bool:
+        """Whether its ranks import torchvision: for a model of its, or a loader's transforms."""
+        return self.model.startswith("torchvision:") or self.input == "dataloader"
+
     def ddp(self) -> TrainingSpec:
         """The same step by DDP as it is without any option."""
         return dataclasses.replace(self, **DDP_OPTIONS, strategy="ddp", sync_batch_norm=False, accumulation_steps=1)  # type: ignore[arg-type]

@@ -11,14 +11,17 @@ from pathlib import Path
 from types import TracebackType
 
 from ddpperf import specs
-from ddpperf.results import Measured, Sample
+from ddpperf.results import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
 
 ROUND_SECONDS = {"cpu": 0.3, "cuda": 0.05}  # a round lasts about this long, or one step
 WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
+
+Job = tuple[ProcessSet, Spec]  # a set, and what it measures
 
 
 class Pool:
@@ -58,7 +61,7 @@ class Pool:
         self._progress = progress
         self._look = look
         self.counted_seconds = 0.0  # spent in rounds that count, so far
-        self._remembered: dict[tuple[Spec, tuple[str, ...]], Measured] = {}
+        self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
         return self
@@ -101,42 +104,43 @@ class Pool:
             cores=self._cores,
         )
 
-    def measure(self, spec: Spec) -> Measured:
-        """The spec's rounds on every set; raises SetFailure, ValueError if a set is too small or measured no duration."""
+    def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
+        """The spec's rounds on every set, or `candidate`'s on those of its side; raises SetFailure, ValueError if a set is too
+        small or measured no duration."""
         if spec.world_size > self.size:
             raise ValueError(
                 f"world_size={spec.world_size} needs as many ranks, the sets have {self.size}; "
                 f"add it to --world-sizes, or measure fewer"
             )
-        sets = self.live_sets()
-        for process_set in sets:
+        jobs = [(live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()]
+        for process_set, _ in jobs:
             process_set.progress = partial(self._tell, spec, 0)
         self._progress(spec, 0.0)
-        limit = min(_open(process_set, spec) for process_set in sets)
-        iterations = max(_calibrate(process_set, spec, limit) for process_set in sets) if spec.repeats else 1
-        seconds = self._sample_rounds(sets, spec, iterations)
-        samples = tuple(_close(process_set, spec, seconds[process_set.name]) for process_set in sets)
-        for process_set in sets:
+        limit = min(_open(jobs))
+        iterations = max(_calibrate(*job, limit) for job in jobs) if spec.repeats else 1
+        seconds = self._sample_rounds(jobs, spec, iterations)
+        samples = tuple(_close(*job, seconds[job[0].name]) for job in jobs)
+        for process_set, _ in jobs:
             process_set.require_alive()
-        measured = Measured(spec=spec, iterations=iterations, samples=samples)
+        measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
         self.counted_seconds += measured.counted_seconds()
         return measured
 
-    def _sample_rounds(self, sets: list[ProcessSet], spec: Spec, iterations: int) -> dict[str, list[tuple[float, ...]]]:
+    def _sample_rounds(self, jobs: list[Job], spec: Spec, iterations: int) -> dict[str, list[tuple[float, ...]]]:
         """By set, each round's seconds by rank: as many rounds as were asked for, if they are long as fill `WHOLE_SECONDS`."""
-        seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set in sets}
-        processes = [rank.pid for process_set in sets for rank in process_set.ranks]
+        seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set, _ in jobs}
+        processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
         spent = 0.0
         self._look(processes, 0)
         self._tell(spec, 0, 0.0)  # time left counts from here
         for index in range(self.rounds):
-            for process_set in sets if index % 2 == 0 else reversed(sets):  # A B B A: drift meets both sides alike
+            for process_set, own in jobs if index % 2 == 0 else reversed(jobs):  # A B B A: drift meets both sides alike
                 process_set.progress = partial(self._tell, spec, index)
-                seconds[process_set.name].append(_sample(process_set, spec, iterations))
+                seconds[process_set.name].append(_sample(process_set, own, iterations))
                 spent += max(seconds[process_set.name][-1])
             self._look(processes, index + 1)
             self._tell(spec, index + 1, 0.0)
-            if not spec.repeats and spent >= WHOLE_SECONDS * len(sets):
+            if not spec.repeats and spent >= WHOLE_SECONDS * len(jobs):
                 break
         return seconds
 
@@ -144,11 +148,11 @@ class Pool:
         """How much is done; of what is long only the round is known, not how many there will be."""
         self._progress(spec, (index + fraction) / self.rounds if spec.repeats else min(1.0, fraction))
 
-    def measure_once(self, spec: Spec) -> Measured:
-        """As `measure`, but the same sets measure the same spec only once: for a leg that several tests share."""
-        key = spec, tuple(live.name for live in self.live_sets())
+    def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
+        """As `measure`, but the same sets measure the same only once: for a leg that several tests share."""
+        key = spec, candidate, tuple(live.name for live in self.live_sets())
         if key not in self._remembered:
-            self._remembered[key] = self.measure(spec)
+            self._remembered[key] = self.measure(spec, candidate)
         return self._remembered[key]
 
     def environment(self) -> dict[str, object]:
@@ -176,15 +180,36 @@ def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> 
     return 1 << math.floor(math.log2(wanted))
 
 
-def _open(process_set: ProcessSet, spec: Spec) -> int:
-    """Build the measurement on the ranks that take part, and warm it up; returns how many steps a round may have."""
-    if spec.grouped:
-        process_set.join(spec.world_size)
-    else:
-        process_set.leave()
-    ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]  # at once: nothing is timed yet
-    answers = process_set.request("open", ranks=ranks, spec=specs.to_json(spec)).values()
-    return min(int(answer["max_iterations"]) for answer in answers)
+def _open(jobs: list[Job]) -> list[int]:
+    """Build the measurements on the ranks that take part, and warm them up; returns how many steps a round may have, by set.
+
+    All sets do so at the same time, for nothing is timed yet; but of what is compiled kernels are chosen by their times.
+    """
+    for process_set, spec in jobs:
+        if not spec.grouped:
+            process_set.leave()
+    _wait([process_set for process_set, spec in jobs if spec.grouped and process_set.ask_to_join(spec.world_size)])
+    answers = []
+    alone = any(spec.compiled for _, spec in jobs)
+    for group in [[job] for job in jobs] if alone else [jobs]:
+        for process_set, spec in group:
+            ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]
+            process_set.ask("open", ranks=ranks, spec=specs.to_json(spec))
+        answers += _wait([process_set for process_set, _ in group])
+    return [min(int(answer["max_iterations"]) for answer in each.values()) for each in answers]
+
+
+def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
+    """The answers of all sets that were asked; of several failures raises the first, when none is left unread."""
+    answers, failures = [], []
+    for process_set in sets:
+        try:
+            answers.append(process_set.answers())
+        except SetFailure as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
+    return answers
 
 
 def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:

@@ -56,6 +56,7 @@ class ProcessSet:
         self._store_port = 0
         self._group_size = 0
         self._groups_made = 0
+        self._asked: tuple[str, list[RankProcess]] = ("", [])
 
     # --- starting
 
@@ -102,13 +103,26 @@ class ProcessSet:
         self, command: str, *, ranks: Iterable[int] | None = None, deadline_seconds: float | None = None, **arguments: object
     ) -> dict[int, Message]:
         """Send one command to `ranks` (default: all) and return their answers; raises SetFailure, the set then dead."""
+        self.ask(command, ranks=ranks, **arguments)
+        return self.answers(deadline_seconds)
+
+    def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
+        """Send one command to `ranks` (default: all), whose `answers` must be waited for before the next one."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
+        self._asked = command, asked
         try:
             for rank in asked:
                 assert rank.connection is not None
                 with contextlib.suppress(OSError):  # a dead rank's connection then ends when read
                     channel.send(rank.connection, {"command": command, **arguments})
-            return self._collect(command, asked, deadline_seconds or self.deadline_seconds)
+        except BaseException:
+            self.kill()
+            raise
+
+    def answers(self, deadline_seconds: float | None = None) -> dict[int, Message]:
+        """Those to the last command, by rank; raises SetFailure, the set then dead."""
+        try:
+            return self._collect(*self._asked, deadline_seconds or self.deadline_seconds)
         except BaseException:
             self.kill()
             raise
@@ -163,11 +177,16 @@ class ProcessSet:
 
     def join(self, world_size: int) -> None:
         """Make ranks 0..world_size-1 the default process group, if they are not."""
+        if self.ask_to_join(world_size):
+            self.answers()
+
+    def ask_to_join(self, world_size: int) -> bool:
+        """The same without waiting; whether there is something to wait for."""
         if self._group_size == world_size:
-            return
+            return False
         self.leave()
         self._groups_made += 1
-        self.request(
+        self.ask(
             "join",
             ranks=range(world_size),
             port=self._store_port,
@@ -175,7 +194,8 @@ class ProcessSet:
             world_size=world_size,
             timeout_seconds=self.deadline_seconds + GROUP_GRACE_SECONDS,
         )
-        self._group_size = world_size
+        self._group_size = world_size  # or it is dead
+        return True
 
     def leave(self) -> None:
         """End the process group, if there is one."""

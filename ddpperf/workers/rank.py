@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
+from ddpperf.copying import Copy
 from ddpperf.forms import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.sampling import Sampling
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CopySpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.timing import delayed, seconds_of, synchronize
 from ddpperf.training import TrainingEpoch, TrainingStep
 from ddpperf.workers.channel import Message
@@ -54,6 +55,7 @@ MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
     EpochSpec.measurement: TrainingEpoch,
     SamplerSpec.measurement: Sampling,
     AllReduceSpec.measurement: BackendAllReduce,
+    CopySpec.measurement: Copy,
 }
 
 

@@ -45,11 +45,30 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What runs the ranks of a set: an interpreter that has torch, and variables for its environment."""
+    """What runs the ranks of a set: an interpreter that has torch, and variables for its environment.
+
+    root: a folder that comes first on its path; where that has a ddpperf of its own, the ranks run that.
+    """
 
     name: str = "A"
     python: str = sys.executable
+    root: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def package(self) -> Path:
+        """The folder of the ddpperf that the ranks run."""
+        own = self.root / "ddpperf" if self.root is not None else None
+        return own if own is not None and (own / "__init__.py").is_file() else Path(ddpperf.__file__).parent
+
+    def variables(self) -> dict[str, str]:
+        """What the environment of its processes has besides this process' own."""
+        if self.root is None:
+            return dict(self.environment)
+        inherited = self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        path = [str(self.root), os.getcwd(), *([inherited] if inherited else [])]
+        # safe: else `python -c` has the current folder before the root
+        return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
 class RankProcess:
@@ -65,11 +84,11 @@ class RankProcess:
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
-                [side.python, "-c", _BOOTSTRAP, str(Path(ddpperf.__file__).parent), str(listener.path), str(rank)],
+                [side.python, "-c", _BOOTSTRAP, str(side.package), str(listener.path), str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=os.environ | _ENVIRONMENT | variables | dict(side.environment),
+                env=os.environ | _ENVIRONMENT | side.variables() | variables,
                 process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
             )
         assert self._process.stdin is not None

@@ -1,0 +1,178 @@
+"""The two sides of one run, base and candidate, judged: what is found of each metric of each test, and of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddpperf.analysis.decision import (
+    Array,
+    Finding,
+    Look,
+    Noise,
+    Settings,
+    class_variances,
+    confirm,
+    critical,
+    minimum_detectable_effect,
+    noise,
+    prior_freedom,
+    screen,
+    untouched_findings,
+)
+from ddpperf.analysis.readings import EXACT, Control, Reading
+from ddpperf.analysis.settings import DecisionSettings
+
+LEAST_SPREAD = 0.0005  # between sets: what the median of ten quiet rounds leaves uncertain
+MOST_SETS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is found of a reading.
+
+    base, candidate: geometric means over sets. ratio: candidate over base, with its 95 % interval. detectable: the least change
+    for the worse that is found with a probability of 95 %, as a fraction. tolerance: what counts as unchanged, as a fraction.
+    sets: how many a side would detect a change of the tolerance; None where no number would. look: 2 if fresh sets decided.
+    """
+
+    test: str
+    metric: str
+    base: float
+    candidate: float
+    ratio: float
+    low: float
+    high: float
+    detectable: float
+    tolerance: float
+    sets: int | None
+    finding: Finding
+    gated: bool
+    primary: bool
+    control: Control | None = None
+    look: int = 1
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing is known, or what is tolerated could not have been detected."""
+        return self.finding is Finding.UNDECIDED or (self.finding is Finding.UNCHANGED and self.detectable > self.tolerance)
+
+
+class Decision:
+    """A run's readings, judged: `rows` after the first look; `confirm` with the suspects' readings from fresh sets.
+
+    holes: by test, why one of its gated metrics cannot be judged.
+    """
+
+    def __init__(self, readings: Iterable[Reading], settings: DecisionSettings) -> None:
+        readings = list(readings)
+        self.settings = settings
+        self.holes = {each.test: each.hole for each in readings if each.hole and each.gated}
+        whole = [each for each in readings if not each.hole]
+        self.gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
+        self._usual: dict[tuple[str, str], tuple[float, float]] = {}  # variance and freedom, by test and metric
+        self.rows: list[Row] = []
+        for metric in dict.fromkeys(each.metric for each in whole):
+            self.rows += self._judged([each for each in whole if each.metric == metric], look=1)
+
+    def suspects(self) -> list[str]:
+        """The tests to be measured again, on fresh sets."""
+        return list(dict.fromkeys(row.test for row in self.rows if row.gated and row.finding is Finding.SUSPECT))
+
+    def confirm(self, again: Iterable[Reading]) -> None:
+        """Decide the suspects by their new readings; what has none stays a suspect, and its test becomes a hole."""
+        found = {(each.test, each.metric): each for each in again if not each.hole}
+        for place, row in enumerate(self.rows):
+            if row.gated and row.finding is Finding.SUSPECT:
+                if reading := found.get((row.test, row.metric)):
+                    (self.rows[place],) = self._judged([reading], look=2)
+                else:
+                    self.holes[row.test] = f"could not be measured again, with {row.metric} {row.ratio:.3f} times the base's"
+        worse_times = {row.test for row in self.rows if row.metric == "time" and row.ratio > 1}
+        for place, row in enumerate(self.rows):
+            if row.metric == "speedup" and row.finding is Finding.WORSE and row.test not in worse_times:
+                self.rows[place] = replace(row, finding=Finding.UNDECIDED)  # the one device got faster, not the others slower
+
+    def _judged(self, readings: Sequence[Reading], *, look: int) -> list[Row]:
+        """A row for each reading, all of one metric and one number of sets."""
+        if readings[0].metric in EXACT:
+            return [_exact(reading) for reading in readings]
+        settings = self.settings.of(readings[0].metric)
+        signs = np.array([[each.sign] for each in readings])
+        seen = Look(signs * np.log([each.base for each in readings]), signs * np.log([each.candidate for each in readings]))
+        spread = self._noise(readings, seen)
+        judge = screen if look == 1 else confirm
+        findings = judge(seen, spread, settings, self.gated)
+        untouched = untouched_findings(seen, spread, settings)
+        reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
+        detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated))
+        return [
+            Row(
+                test=reading.test,
+                metric=reading.metric,
+                base=_mean(reading.base),
+                candidate=_mean(reading.candidate),
+                ratio=math.exp(reading.sign * seen.effect[place]),
+                low=math.exp(reading.sign * seen.effect[place] - reach[place]),
+                high=math.exp(reading.sign * seen.effect[place] + reach[place]),
+                detectable=float(detectable[place]),
+                tolerance=math.expm1(settings.tolerance),
+                sets=_sets_needed(spread, place, settings, self.gated),
+                finding=untouched[place] if reading.control == "negative" else findings[place],
+                gated=reading.gated,
+                primary=reading.primary,
+                control=reading.control,
+                look=look,
+            )
+            for place, reading in enumerate(readings)
+        ]
+
+    def _noise(self, readings: Sequence[Reading], seen: Look) -> Noise:
+        """With what is usual among the readings of one kind, which the first look says for the second, too."""
+        keys = [(each.test, each.metric) for each in readings]
+        if not all(key in self._usual for key in keys):
+            kinds = [each.kind for each in readings]
+            usual = class_variances(seen, kinds, LEAST_SPREAD**2)
+            freedom = prior_freedom(seen, kinds)
+            self._usual |= {key: (float(usual[place]), float(freedom[place])) for place, key in enumerate(keys)}
+        variances, freedoms = zip(*(self._usual[key] for key in keys), strict=True)
+        return noise(seen, np.array(variances), np.array(freedoms), LEAST_SPREAD**2)
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _exact(reading: Reading) -> Row:
+    """Of a metric that has no noise: any set of the candidate's that has more is worse."""
+    base, candidate = max(reading.base), max(reading.candidate)
+    finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED
+    return Row(
+        test=reading.test,
+        metric=reading.metric,
+        base=base,
+        candidate=candidate,
+        ratio=candidate / base,
+        low=candidate / base,
+        high=candidate / base,
+        detectable=0.0,
+        tolerance=0.0,
+        sets=len(reading.base),
+        finding=finding,
+        gated=reading.gated,
+        primary=False,
+    )
+
+
+def _sets_needed(spread: Noise, place: int, settings: Settings, gated: int) -> int | None:
+    """The fewest sets a side in both looks with which a change of the tolerance would be found."""
+    one = Noise(spread.variance[[place]], spread.freedom[[place]])
+    for sets in range(2, MOST_SETS + 1):
+        with_sets = replace(settings, screen_sets=sets, confirm_sets=sets)
+        effect: Array = minimum_detectable_effect(one, with_sets, gated)
+        if effect[0] <= settings.tolerance:
+            return sets
+    return None

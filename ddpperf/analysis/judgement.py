@@ -1,0 +1,72 @@
+"""What a decision between two sides means for the run: what got worse, what was not seen, and what would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddpperf.analysis.against import Row
+from ddpperf.analysis.decision import Finding
+
+MOST_UNDECIDED = 0.05  # of the tests, for a PASS
+CONTROLS = (
+    ("negative", Finding.UNCHANGED, "what no change can touch"),
+    ("positive", Finding.SUSPECT, "a slow-down that was put in"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """rows: what was found. holes: by test, why it cannot be judged. problems: why the run cannot be."""
+
+    rows: Sequence[Row]
+    holes: Mapping[str, str]
+    problems: Sequence[str] = ()
+
+    def failures(self) -> dict[str, str]:
+        """By test that got worse, what of it did."""
+        worse: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.gated and row.finding is Finding.WORSE:
+                seen = f"({row.low:.3f} to {row.high:.3f}{', on fresh process sets' if row.look > 1 else ''})"
+                worse.setdefault(row.test, []).append(f"its {row.metric} is {row.ratio:.3f} times the base's {seen}")
+        return {test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()}
+
+    def unseen(self) -> list[str]:
+        """What was not looked at, or not well enough, a sentence each."""
+        holes = [f"{test} {why}" for test, why in self.holes.items()]
+        return [*self.problems, *holes, *self._failed_controls(), *self._undecided()]
+
+    def passed(self) -> str:
+        """What a pass means."""
+        reach = [row.detectable for row in self._primaries()]
+        return f"nothing worse than the base: half of the tests would show {median(reach):.1%}, all of them {max(reach):.1%}"
+
+    def _primaries(self) -> list[Row]:
+        return [row for row in self.rows if row.primary and row.gated]
+
+    def _failed_controls(self) -> list[str]:
+        rows: dict[str | None, Row] = {row.control: row for row in self.rows}
+        sentences = []
+        for control, right, what in CONTROLS:
+            if (row := rows.get(control)) is None:
+                sentences.append(f"the {control} control was not measured")
+            elif row.finding is not right:
+                sentences.append(
+                    f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
+                    f"({row.low:.3f} to {row.high:.3f})"
+                )
+        return sentences
+
+    def _undecided(self) -> list[str]:
+        primaries = self._primaries()
+        if not primaries:
+            return ["no test has a metric that can be judged"]
+        undecided = [row for row in primaries if row.undecided]
+        if len(undecided) <= MOST_UNDECIDED * len(primaries):
+            return []
+        needed = [row.sets for row in undecided]
+        enough = max((sets for sets in needed if sets is not None), default=None)
+        advice = "no number of sets would do" if enough is None or None in needed else f"--replicates {enough} would do"
+        return [f"{len(undecided)} of {len(primaries)} tests are undecided, as {undecided[0].test} is; {advice}"]

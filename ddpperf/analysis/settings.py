@@ -1,0 +1,116 @@
+"""What decides for a class of hardware and a metric: the [decision] of perf/thresholds.toml, or the built-in values.
+
+What could not decide is refused, as in thresholds.py: a misspelt name, a value out of range, two that contradict each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpperf.analysis.decision import CPU, GPU, Settings
+from ddpperf.analysis.thresholds import advice
+
+METRICS_DECIDED = (
+    "time",
+    "tail_seconds",
+    "speedup",
+    "cpu_seconds",
+    "peak_memory_bytes",
+    "efficiency",
+    "images_per_second",
+    "algbw_bytes_per_second",
+    "busbw_bytes_per_second",
+)
+
+_DEFAULTS = {"gpu": GPU, "cpu": CPU}
+_OWN = {  # by class and metric, what differs from the class' default
+    "gpu": {
+        "tail_seconds": {"margin": 0.02, "tolerance": 0.10},
+        "cpu_seconds": {"margin": 0.05, "tolerance": 0.25},
+        "peak_memory_bytes": {"margin": 0.005, "tolerance": 0.02},
+    },
+    "cpu": {
+        "tail_seconds": {"margin": 0.10, "tolerance": 0.50},
+        "peak_memory_bytes": {"margin": 0.005, "tolerance": 0.02},
+    },
+}
+_SETS = ("screen_sets", "confirm_sets")
+_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
+_METRIC_KEYS = ("margin", "tolerance")  # the sets are measured once for all metrics, and the alphas are the suite's
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionSettings:
+    """The values of one class of hardware. metrics: by name, those that have their own."""
+
+    default: Settings
+    metrics: Mapping[str, Settings]
+
+    def of(self, metric: str) -> Settings:
+        """The metric's own values, else the default."""
+        return self.metrics.get(metric, self.default)
+
+    def with_sets(self, screen_sets: int) -> DecisionSettings:
+        """The same with this number of process sets a side in the first look, and at least as many in the second."""
+
+        def changed(settings: Settings) -> Settings:
+            confirm_sets = max(screen_sets, settings.confirm_sets)
+            return dataclasses.replace(settings, screen_sets=screen_sets, confirm_sets=confirm_sets)
+
+        return DecisionSettings(
+            default=changed(self.default), metrics={metric: changed(own) for metric, own in self.metrics.items()}
+        )
+
+
+def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
+    """By class, gpu and cpu, what `document` gives, and where it gives nothing the built-in values.
+
+    A metric's own values, built-in ones too, go before those of its class. Raises ValueError with one sentence for the first
+    that is wrong. name: the file's.
+    """
+    classes = _table(document, "decision", "class", tuple(_DEFAULTS), name)
+    return {hardware: _class(classes, hardware, name) for hardware in _DEFAULTS}
+
+
+def _class(classes: Mapping[str, Any], hardware: str, name: str) -> DecisionSettings:
+    header = f"decision.{hardware}"
+    values = _table(classes, header, "key", (*_KEYS, "metrics"), name)
+    metrics = _table(values, f"{header}.metrics", "metric", METRICS_DECIDED, name)
+    default = _changed(_DEFAULTS[hardware], {key: values[key] for key in _KEYS if key in values}, f"[{header}] of {name}")
+    built_in, own = _OWN[hardware], {}
+    for metric in [*built_in, *(metric for metric in metrics if metric not in built_in)]:
+        given = _table(metrics, f"{header}.metrics.{metric}", "key", _METRIC_KEYS, name)
+        own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, f"[{header}.metrics.{metric}] of {name}")
+    return DecisionSettings(default=default, metrics=own)
+
+
+def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str], name: str) -> Mapping[str, Any]:
+    """The table of that header, empty if left out; raises ValueError for anything else there, and for keys not `known`."""
+    table = parent.get(header.rpartition(".")[2], {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{name} has {header} = {table!r}; write a table, which begins with [{header}]")
+    for key in table:
+        if key not in known:
+            raise ValueError(f"[{header}] of {name} has the unknown {what} {key!r}; {advice(key, known)}")
+    return table
+
+
+def _changed(settings: Settings, values: Mapping[str, Any], place: str) -> Settings:
+    """`settings` with these values, checked one by one and together."""
+    for key, value in values.items():
+        number = type(value) in (int, float)
+        if key in _SETS:
+            fits, wanted = type(value) is int and value >= 2, "a whole number, 2 or more"
+        elif key in _METRIC_KEYS:
+            fits, wanted = number and 0 <= value < 1, "a fraction from 0 to below 1, such as 0.02"
+        else:
+            fits, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.02"
+        if not fits:
+            raise ValueError(f"{place} has {key} = {value!r}; write {wanted}")
+    try:
+        return dataclasses.replace(settings, **values)
+    except ValueError as error:
+        raise ValueError(f"{place}, with what it leaves out, contradicts itself ({error}); change one of the two") from error

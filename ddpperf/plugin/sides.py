@@ -1,0 +1,162 @@
+"""The two sides of an A/B run: the base and the candidate, as the options name them, each tried before anything is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from ddpperf.plugin.probing import check_side
+from ddpperf.plugin.spec_options import FIELDS, Value, read_spec_fields
+from ddpperf.results import BASE, CANDIDATE
+from ddpperf.specs import Form
+from ddpperf.workers.rank_process import Side
+
+OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES"  # what ddpperf itself sets for a rank, or relies on
+OPTIONS = {
+    "--against": ("PYTHON", "measure side by side with a candidate: an interpreter that has torch"),
+    "--against-root": ("DIR", "another checkout of the code under test, the candidate's, first on its path"),
+    "--against-env": ("NAME=VALUE", "a variable of NCCL's or torch's for the candidate; again for another"),
+    "--against-spec": ("FIELD=VALUE", "set a field of the candidate's trainings, as --spec does, or form; again for another"),
+    "--baseline-python": ("PYTHON", "the base's interpreter (default: this one)"),
+    "--baseline-root": ("DIR", "the base's checkout, first on its path"),
+}
+REPEATED = ("--against-env", "--against-spec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """What is compared. spec_fields: what --against-spec sets in the trainings of B. torchvision: whether both have it."""
+
+    base: Side
+    candidate: Side
+    spec_fields: Mapping[str, Value]
+    torchvision: bool = True
+
+    @property
+    def here(self) -> str:
+        """The name of the side that is this very environment; the base's where neither is."""
+        return CANDIDATE if _is_elsewhere(self.base) and not _is_elsewhere(self.candidate) else BASE
+
+
+def add_side_options(group: pytest.OptionGroup) -> None:
+    """Declare the options of A/B runs."""
+    for name, (metavar, text) in OPTIONS.items():
+        repeated: dict[str, Any] = {"action": "append", "default": []} if name in REPEATED else {}
+        group.addoption(name, metavar=metavar, help=text, **repeated)
+
+
+def has_sides(config: pytest.Config) -> bool:
+    """Whether an option names a side."""
+    return any(config.getoption(name) not in (None, []) for name in OPTIONS)
+
+
+def read_sides(config: pytest.Config, *, device: str, model: str) -> Sides | None:
+    """The sides that the options name, None without any; raises pytest.UsageError with one sentence for one that cannot run.
+
+    Imports torch and an own model by each interpreter, root and environment that is not this one, which takes seconds.
+    """
+    if not has_sides(config):
+        return None
+    spec_fields = read_candidate_fields(config)
+    base = _side(config, BASE, "--baseline-python", "--baseline-root", {})
+    candidate = _side(config, CANDIDATE, "--against", "--against-root", _read_variables(config.getoption("--against-env")))
+    torchvision = True
+    for side in (base, candidate):
+        known = side is candidate and dataclasses.replace(side, name=BASE) == base
+        if _is_elsewhere(side) and not known:
+            torchvision &= check_side(side, _asked(side), device, model).torchvision
+    return Sides(base=base, candidate=candidate, spec_fields=spec_fields, torchvision=torchvision)
+
+
+def _side(config: pytest.Config, name: str, python_option: str, root_option: str, variables: Mapping[str, str]) -> Side:
+    python, root = config.getoption(python_option), config.getoption(root_option)
+    return Side(
+        name=name,
+        python=sys.executable if python is None else _interpreter(python_option, python),
+        root=None if root is None else _root(root_option, root),
+        environment=variables,
+    )
+
+
+def _interpreter(option: str, text: str) -> str:
+    """The absolute path of an interpreter; a link stays one, for beside it lies what makes a virtual environment."""
+    path = text if os.sep in text else shutil.which(text) or ""
+    what, instead = "", "name another"
+    if os.path.isdir(path or text):
+        what, instead = "is a folder", "name its bin/python"
+    elif not path:
+        what = "is not on PATH"
+    elif not os.path.exists(path):
+        what = "is not there"
+    elif not os.path.isfile(path):
+        what = "is no file"
+    elif not os.access(path, os.X_OK):
+        what = "is not executable"
+    if what:
+        raise pytest.UsageError(f"{option} takes a Python interpreter, got {text!r}, which {what}; {instead}")
+    return str(Path(path).absolute())
+
+
+def _root(option: str, text: str) -> Path:
+    if not os.path.isdir(text):
+        raise pytest.UsageError(f"{option} takes a folder, a checkout of the code under test, got {text!r}; name another")
+    return Path(text).resolve()
+
+
+def _read_variables(given: Sequence[str]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise pytest.UsageError(
+                f"--against-env takes NAME=VALUE, got {text[:60]!r}; pass for example --against-env NCCL_ALGO=Ring"
+            )
+        if re.fullmatch(OWN_VARIABLES, name):
+            raise pytest.UsageError(f"--against-env cannot set {name}, which ddpperf sets for every rank; leave it out")
+        if name in variables:
+            raise pytest.UsageError(
+                f"--against-env sets {name} twice, got {variables[name][:40]!r} and {value[:40]!r}; set it once"
+            )
+        variables[name] = value
+    return variables
+
+
+def read_candidate_fields(config: pytest.Config) -> dict[str, Value]:
+    """The fields of --against-spec: those of --spec, and the form."""
+    given = config.getoption("--against-spec")
+    forms = [text.removeprefix("form=") for text in given if text.startswith("form=")]
+    if len(forms) > 1:
+        raise pytest.UsageError(f"--against-spec sets form twice, got {forms[0][:40]} and {forms[1][:40]}; set it once")
+    for form in forms:
+        if form not in get_args(Form):
+            raise pytest.UsageError(
+                f"--against-spec form takes {', '.join(get_args(Form))}, got {form[:40]!r}; pass one of them"
+            )
+    try:
+        fields = read_spec_fields([text for text in given if not text.startswith("form=")])
+    except pytest.UsageError as error:
+        names = ", ".join(FIELDS)
+        sentence = str(error).replace("--spec ", "--against-spec ").replace(f"field of {names}", f"field of {names}, form")
+        raise pytest.UsageError(sentence) from error
+    return fields | ({"form": forms[0]} if forms else {})
+
+
+def _is_elsewhere(side: Side) -> bool:
+    return side != Side(name=side.name)
+
+
+def _asked(side: Side) -> str:
+    """The options that made a side."""
+    python, root = ("--baseline-python", "--baseline-root") if side.name == BASE else ("--against", "--against-root")
+    words = [f"{python} {side.python}"] if side.python != sys.executable else []
+    words += [f"{root} {side.root}"] if side.root is not None else []
+    return " ".join(words + [f"--against-env {name}={value[:40]!r}" for name, value in side.environment.items()])

@@ -1,0 +1,170 @@
+"""Runs with two sides: real processes, whose candidate is the same, or slower, or cannot be measured."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.project import Finished, Project
+
+# A step that a CPU does quietly, as no training is, and of which a module in another folder makes a slower one.
+MODEL = """
+import torch
+from torch import nn
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self, rows):
+        for _ in range({sums}):
+            rows = (rows @ self.weight).clamp(-1, 1)
+        return rows
+
+def sums():
+    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
+"""
+STEPS = """
+import pytest
+from ddpperf.specs import TrainingSpec
+
+@pytest.mark.parametrize("batch", [256, 512])
+def test_step(measure, batch):
+    measure(TrainingSpec(model="mine:sums", world_size=1, per_rank_batch_size=batch, strategy="single"))
+"""
+FAST, SLOW = MODEL.format(sums=20), MODEL.format(sums=32)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """Its current folder has the fast model, the folder `other` the slower one."""
+    project = Project(tmp_path)
+    project.experiment.write_text(STEPS)
+    (tmp_path / "mine.py").write_text(FAST)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(SLOW)
+    try:
+        yield project
+    finally:
+        project.clean()
+
+
+def run(project: Project, *arguments: str, rounds: str = "7") -> Finished:
+    return project.run("perf", "--world-sizes", "1", "--model", "mine:sums", "--rounds", rounds, *arguments)
+
+
+def found(project: Project) -> dict[tuple[str, str], dict[str, object]]:
+    (header,) = (each["ddpperf"] for each in project.saved_runs())
+    return {(row["test"].rpartition("::")[2], row["metric"]): row for row in header["against"]["rows"]}
+
+
+def test_a_slower_candidate_fails_after_a_second_look_on_fresh_sets(project: Project) -> None:
+    finished = run(project, "--against-root", "other", "--junitxml", "junit.xml")
+    assert finished.status == 1, finished
+    assert "test_it.py::test_step[256] is worse: its time is 1." in finished.output
+    rows = found(project)
+    for test in ("test_step[256]", "test_step[512]"):
+        row = rows[test, "time"]
+        assert (row["finding"], row["look"]) == ("worse", 2)
+        assert 1.3 < float(str(row["ratio"])) < 1.9  # 32 of 20, less what is beside
+    (document,) = project.saved_runs()
+    first, second = document["benchmarks"][0]["extra_info"]["ddpperf"], document["ddpperf"]["against"]["second_look"]
+    again = second["perf/test_it.py::test_step[256]"]
+    sets = [{sample["set"] for sample in look["samples"]} for look in (first, again)]
+    assert [len(each) for each in sets] == [6, 10]
+    times = [{sample["seconds"][0][0] for sample in look["samples"]} for look in (first, again)]
+    assert not times[0] & times[1], "fresh sets alone decide"
+    cases = ET.parse(project.root / "junit.xml").getroot().findall(".//testcase")
+    failed = {case.get("name"): case.findtext("failure", "") for case in cases if case.find("failure") is not None}
+    assert "is worse: its time is 1." in failed["test_step[256]"]
+    assert failed["verdict"].startswith("FAIL: perf/test_it.py::test_step[256] is worse")
+
+
+def test_the_same_candidate_is_not_worse_and_its_run_never_a_baseline(project: Project) -> None:
+    finished = run(project, "--against", sys.executable, "--benchmark-save=same")
+    assert finished.status in (0, 125), finished  # a noisy machine leaves it undecided
+    assert "is worse" not in finished.output
+    assert "not saved as a baseline" in finished.output
+    rows = found(project)
+    assert rows["test_step[256]", "time"]["finding"] in ("unchanged", "undecided")
+    assert rows["positive control", "time"]["control"] == "positive"
+    assert float(str(rows["positive control", "time"]["ratio"])) == pytest.approx(1.25, abs=0.15)
+    assert float(str(rows["negative control", "time"]["ratio"])) == pytest.approx(1, abs=0.15)
+    (document,) = project.saved_runs()
+    samples = document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
+    assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
+    assert len(document["benchmarks"][0]["stats"]["data"]) == 3 * 7, "the time that is told is one side's"
+
+
+def test_a_variable_reaches_the_candidate_alone(project: Project) -> None:
+    project.experiment.write_text(STEPS.replace("[256, 512]", "[256]"))
+    (project.root / "mine.py").write_text(
+        f"import os\nif os.environ.get('SLOWER'):\n    {'pass'}\n"
+        + FAST.replace("range(20)", "range(40 if os.environ.get('SLOWER') else 20)")
+    )
+    finished = run(project, "--against-env", "SLOWER=1", "--replicates", "2")
+    assert float(str(found(project)["test_step[256]", "time"]["ratio"])) > 1.3, finished
+
+
+def test_a_spec_of_its_own_for_the_candidate(project: Project) -> None:
+    project.experiment.write_text(
+        "from ddpperf.specs import TrainingSpec\n\n"
+        "def test_step(measure):\n"
+        '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp"))\n'
+        '    measure.metric("sent", "B", step.counter("gradient_bytes"))\n'
+    )
+    finished = project.run("perf", "--against-spec", "comm_hook=bf16", "--replicates", "2")
+    (stored,) = project.measured().values()
+    assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
+    sent = stored["metrics"]["sent"]["by_set"]
+    by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
+    assert by_side["B"] == by_side["A"] / 2
+    assert stored["metrics"]["sent"]["value"] == by_side["A"]
+
+
+def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_is_no_verdict(project: Project) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n"
+        "    yield options.step(world_size=2, per_rank_batch_size=2, accumulation_steps=2)\n\n"
+        "@pytest.mark.specs(cells=cells)\n"
+        "def test_step(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    finished = project.run("perf", "--against-spec", "static_graph=true")
+    assert finished.status == 125, finished
+    assert "skipped: the candidate cannot measure it: static_graph does not know no_sync" in finished.output
+
+
+def test_a_candidate_whose_rank_dies_fails_its_test(project: Project) -> None:
+    (project.root / "other" / "mine.py").write_text(FAST + "\nimport os\nif 'RANK' in os.environ:\n    os._exit(7)\n")
+    finished = run(project, "--against-root", "other")
+    assert finished.status == 1, finished
+    assert "of set B" in finished.output
+    assert "exited with status 7" in finished.output
+    assert "Traceback" not in finished.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--replicates", "1", "--against-env", "A=1"), ("--replicates 1 leaves nothing to judge a difference by", "pass 2")),
+        (("--against-spec", "comm_hook=avg"), ("comm_hook avg needs NCCL; this runs on the CPU",)),
+        (("--against-spec", "comm_hook=int8"), ("comm_hook must be one of none, avg",)),
+        (("--against-spec", "colour=red"), ("--against-spec takes FIELD=VALUE with a field of", "form, got 'colour=red'")),
+        (("--against-root", "perf"), ("--against-root", "holds nothing that a rank loads", "name a checkout of one of them")),
+        (("--against", "no-python"), ("--against takes a Python interpreter, got 'no-python', which is not on PATH",)),
+        (("--against-env", "A=1", "--benchmark-compare=x"), ("--benchmark-compare compares with a stored run, got two sides",)),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
+    project: Project, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    finished = project.run("perf", *arguments)
+    finished.assert_one_sentence(4, *words)
+    assert not project.saved_runs()

@@ -1,0 +1,269 @@
+"""Two sides judged: what is a suspect, what fresh sets decide, and what the whole then says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.analysis.against import Decision, Row
+from ddpperf.analysis.decision import Finding
+from ddpperf.analysis.judgement import Judgement
+from ddpperf.analysis.readings import Control, Reading, readings_of
+from ddpperf.analysis.settings import DecisionSettings, read_decision
+from ddpperf.analysis.verdict import Outcome, Status, decide
+from ddpperf.results import Measured, Sample
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from tests.generated import BOUNDED
+
+GPU = read_decision({}, name="built in")["gpu"]
+QUIET = (1.0, 1.001, 0.999)
+FRESH = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0)
+STEP = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
+
+
+def reading(
+    by: float = 1.0, test: str = "t", metric: str = "time", base: tuple[float, ...] = QUIET, **fields: object
+) -> Reading:
+    """A gated primary metric whose candidate has `by` times the base's values, in another order."""
+    chosen = {"kind": "k", "gated": True, "primary": metric == "time", **fields}
+    return Reading(test=test, metric=metric, base=base, candidate=tuple(by * value for value in reversed(base)), **chosen)  # type: ignore[arg-type]
+
+
+def suite(*more: Reading) -> list[Reading]:
+    """Eight tests that did not change, the controls, and these."""
+    controls = [reading(1, "negative control", control="negative"), reading(1.05, "positive control", control="positive")]
+    return [*(reading(test=f"same{number}") for number in range(8)), *(replace(each, gated=False) for each in controls), *more]
+
+
+def row(decision: Decision, test: str = "t", metric: str = "time") -> Row:
+    (found,) = [row for row in decision.rows if (row.test, row.metric) == (test, metric)]
+    return found
+
+
+def verdict(decision: Decision, *problems: str) -> tuple[Status, tuple[str, ...]]:
+    tests = {row.test: Outcome(outcome="passed") for row in decision.rows if row.control is None}
+    answer = Judgement(rows=decision.rows, holes=decision.holes, problems=problems)
+    made = decide(tests, measured=tests, answer=answer)
+    return made.status, made.reasons
+
+
+def test_what_did_not_change_passes_and_the_pass_says_what_it_would_have_seen() -> None:
+    decision = Decision(suite(), GPU)
+    assert decision.suspects() == []
+    status, (reason,) = verdict(decision)
+    assert status is Status.PASS
+    assert "8 tests measured, nothing worse than the base: half of the tests would show" in reason
+
+
+def test_a_suspect_is_worse_only_if_fresh_sets_say_so() -> None:
+    decision = Decision(suite(reading(1.03)), GPU)
+    assert decision.suspects() == ["t"]
+    decision.confirm([reading(1.03, base=FRESH)])
+    assert (row(decision).finding, row(decision).look) == (Finding.WORSE, 2)
+    assert row(decision).ratio == pytest.approx(1.03)
+    status, (reason,) = verdict(decision)
+    assert status is Status.FAIL
+    assert reason.startswith("t is worse: its time is 1.030 times the base's (1.0")
+    assert reason.endswith("on fresh process sets)")
+
+    decision = Decision(suite(reading(1.03)), GPU)
+    decision.confirm([reading(1.0, base=FRESH)])
+    assert row(decision).finding is Finding.UNCHANGED
+    assert verdict(decision)[0] is Status.PASS
+
+
+def test_a_suspect_that_could_not_be_measured_again_is_a_hole() -> None:
+    for again in ([], [replace(reading(1.03, base=FRESH), base=(math.nan,) * 6)]):
+        decision = Decision(suite(reading(1.03)), GPU)
+        decision.confirm(again)
+        status, (reason,) = verdict(decision)
+        assert status is Status.NO_VERDICT
+        assert reason == "t could not be measured again, with time 1.030 times the base's"
+
+
+@pytest.mark.parametrize(
+    ("metric", "by", "finding"),
+    [
+        ("time", 1.03, Finding.SUSPECT),
+        ("time", 0.97, Finding.BETTER),
+        ("speedup", 0.97, Finding.SUSPECT),
+        ("speedup", 1.03, Finding.BETTER),
+        ("peak_memory_bytes", 1.03, Finding.SUSPECT),
+        ("busbw_bytes_per_second", 0.97, Finding.SUSPECT),
+        ("speedup_over_eager", 0.97, Finding.SUSPECT),
+    ],
+)
+def test_each_metric_has_its_own_direction_and_its_ratio_its_own_units(metric: str, by: float, finding: Finding) -> None:
+    others = [reading(1, f"other{number}", metric) for number in range(4)]
+    decision = Decision([*others, reading(by, metric=metric)], GPU)
+    found = row(decision, metric=metric)
+    assert found.finding is finding
+    assert found.ratio == pytest.approx(by)
+    assert found.low < by < found.high
+
+
+def test_a_lower_speedup_is_no_failure_where_only_the_one_device_got_faster() -> None:
+    def decided(time_by: float) -> Decision:
+        more = [reading(1, f"same{number}", "speedup") for number in range(8)]
+        decision = Decision(suite(*more, reading(time_by), reading(0.96, metric="speedup")), GPU)
+        assert decision.suspects() == ["t"]
+        decision.confirm([reading(time_by, base=FRESH), reading(0.96, metric="speedup", base=FRESH)])
+        return decision
+
+    assert row(decided(0.999), metric="speedup").finding is Finding.UNDECIDED
+    assert verdict(decided(0.999))[0] is Status.PASS
+    assert row(decided(1.004), metric="speedup").finding is Finding.WORSE
+    assert verdict(decided(1.004))[0] is Status.FAIL
+
+
+def test_an_exact_metric_is_worse_by_any_amount() -> None:
+    for by, status in ((1 + 1e-6, Status.FAIL), (1, Status.PASS), (1 - 1e-6, Status.PASS)):
+        exact = replace(reading(by, metric="communicated_bytes_per_epoch"), base=(1.0,) * 3, candidate=(by,) * 3)
+        assert verdict(Decision(suite(exact), GPU))[0] is status
+
+
+@pytest.mark.parametrize(
+    ("control", "by", "words"),
+    [
+        ("negative", 1.03, "the negative control failed: what no change can touch was found worse, at 1.030 times"),
+        ("negative", 0.97, "the negative control failed: what no change can touch was found better"),
+        ("positive", 1.0, "the positive control failed: a slow-down that was put in was found unchanged, at 1.000 times"),
+    ],
+)
+def test_a_failed_control_is_no_verdict(control: Control, by: float, words: str) -> None:
+    failed = [each if each.control != control else replace(each, candidate=tuple(by * v for v in QUIET)) for each in suite()]
+    status, (reason,) = verdict(Decision(failed, GPU))
+    assert status is Status.NO_VERDICT
+    assert words in reason
+
+
+def test_a_control_that_is_missing_is_no_verdict() -> None:
+    status, reasons = verdict(Decision([each for each in suite() if each.control is None], GPU))
+    assert status is Status.NO_VERDICT
+    assert reasons == ("the negative control was not measured", "the positive control was not measured")
+
+
+def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_many_sets_would_do() -> None:
+    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), kind="noisy") for number in range(3)]
+    decision = Decision(suite(*noisy), GPU)
+    status, (reason,) = verdict(decision)
+    assert status is Status.NO_VERDICT
+    needed = row(decision, "noisy0").sets
+    assert needed is not None
+    assert needed > GPU.default.confirm_sets
+    assert reason == f"3 of 11 tests are undecided, as noisy0 is; --replicates {needed} would do"
+    twice = [replace(each, base=each.base * needed, candidate=each.candidate * needed) for each in suite(*noisy)]
+    assert verdict(Decision(twice, GPU.with_sets(3 * needed)))[0] is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "words"),
+    [
+        (QUIET, QUIET[:2], "time of 3 and 2 sets; equally many are needed, 2 or more"),
+        (QUIET[:1], QUIET[:1], "time of 1 and 1 sets"),
+        (QUIET, (1.0, math.nan, 1.0), "a time that is no positive number"),
+        (QUIET, (1.0, 0.0, 1.0), "a time that is no positive number"),
+        (QUIET, (1.0, math.inf, 1.0), "a time that is no positive number"),
+    ],
+)
+def test_what_cannot_be_judged_is_never_a_pass(base: tuple[float, ...], candidate: tuple[float, ...], words: str) -> None:
+    decision = Decision(suite(replace(reading(), base=base, candidate=candidate)), GPU)
+    status, (reason,) = verdict(decision)
+    assert status is Status.NO_VERDICT
+    assert reason.startswith("t has ")
+    assert words in reason
+
+
+def test_nothing_measured_is_never_a_pass() -> None:
+    assert Judgement(rows=(), holes={}).unseen()[-1] == "no test has a metric that can be judged"
+
+
+def test_a_problem_of_the_run_is_no_verdict() -> None:
+    assert verdict(Decision(suite(), GPU), "the run ended early") == (Status.NO_VERDICT, ("the run ended early",))
+
+
+values = st.lists(st.floats(0.5, 2), min_size=3, max_size=3).map(tuple)
+
+
+@BOUNDED
+@given(values, values, st.sampled_from(["time", "speedup"]), st.floats(1e-3, 1e3))
+def test_swapped_sides_and_other_units_change_nothing_but_the_direction(
+    base: tuple[float, ...], candidate: tuple[float, ...], metric: str, unit: float
+) -> None:
+    def of(one: tuple[float, ...], other: tuple[float, ...]) -> Row:
+        return row(Decision(suite(replace(reading(metric=metric), base=one, candidate=other)), GPU), metric=metric)
+
+    found, swapped = of(base, candidate), of(candidate, base)
+    assert swapped.ratio == pytest.approx(1 / found.ratio)
+    assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
+    assert swapped.detectable == pytest.approx(found.detectable)
+    scaled = of(tuple(unit * value for value in base), tuple(unit * value for value in candidate))
+    assert (scaled.ratio, scaled.low, scaled.high) == pytest.approx((found.ratio, found.low, found.high))
+    assert scaled.finding is found.finding
+
+
+# --- from measurements to readings
+
+
+def measured(spec: Spec, *, sides: tuple[str, ...] = ("A", "B"), bound: float = 1.0, **fields: Any) -> Measured:
+    """Two sets a side, with two rounds of one second and one of three; launches bind a step as often as its device needs it."""
+    samples = tuple(
+        Sample(
+            set=f"{side}{number}",
+            side=side,
+            torch="2",
+            seconds=((1.0, 1.0), (1.0, 1.0), (3.0, 3.0)),
+            counters={"device_seconds": (1 / bound,) * 2},
+        )
+        for number in (1, 2)
+        for side in sides
+    )
+    return Measured(spec=spec, iterations=1, samples=samples, **fields)
+
+
+def by_set(value: float) -> dict[str, object]:
+    return {"value": value, "unit": "1", "by_set": dict.fromkeys(("A1", "B1", "A2", "B2"), value)}
+
+
+def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
+    metrics = {name: by_set(2) for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_share")}
+    readings = {each.metric: each for each in readings_of("t", measured(STEP), metrics, "cuda")}
+    assert set(readings) == {"time", "tail_seconds", "speedup", "efficiency", "images_per_second", "peak_memory_bytes"}
+    assert [name for name, each in readings.items() if each.gated] == ["time", "tail_seconds", "speedup", "peak_memory_bytes"]
+    assert [name for name, each in readings.items() if each.primary] == ["time"]
+    assert readings["time"].base == (1.0, 1.0)
+    assert readings["tail_seconds"].candidate == pytest.approx((2.6, 2.6))  # a stall that no median sees
+
+
+def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -> None:
+    metrics = {"cpu_seconds": by_set(0.5), "speedup": by_set(2)}
+    readings = readings_of("t", measured(STEP, bound=2), metrics, "cuda")
+    assert [each.metric for each in readings if each.gated] == ["cpu_seconds"]
+    assert [each.metric for each in readings if each.primary] == ["cpu_seconds"]
+    captured = replace(STEP, form="graph")
+    for each in (measured(captured, bound=2), measured(STEP, bound=2, candidate_spec=captured)):
+        readings = readings_of("t", each, metrics, "cuda")
+        assert [each.metric for each in readings if each.primary] == ["time"]
+
+
+def test_a_small_all_reduce_on_gpus_is_for_information() -> None:
+    for nbytes, device, gated in ((2**20, "cuda", False), (2**24, "cuda", True), (2**20, "cpu", True)):
+        readings = readings_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)
+        assert [each.gated for each in readings if each.primary] == [gated]
+
+
+def test_one_side_alone_has_nothing_to_compare() -> None:
+    assert readings_of("t", measured(STEP, sides=("A",)), {}, "cuda") == []
+
+
+def test_settings_with_other_sets_keep_all_else() -> None:
+    more = GPU.with_sets(8)
+    assert (more.default.screen_sets, more.default.confirm_sets) == (8, 8)
+    assert (GPU.with_sets(2).default.screen_sets, GPU.with_sets(2).default.confirm_sets) == (2, 6)
+    assert isinstance(more, DecisionSettings)
+    assert {name: own.margin for name, own in more.metrics.items()} == {name: own.margin for name, own in GPU.metrics.items()}
