@@ -141,7 +141,7 @@ def header(session: Session, verdict: Verdict) -> dict[str, Any]:
         },
         "timing": {
             "seconds": time.monotonic() - session.begun,
-            "counted_seconds": sum(measure.counted_seconds for measure in session.measures.values()),
+            "counted_seconds": session.counted_seconds,
             "overhead_seconds": {
                 test: session.test_seconds[test] - measure.counted_seconds
                 for test, measure in session.measures.items()

@@ -60,6 +60,7 @@ class Session:
         self.applied: set[int] = set()  # the numbers of those that a test was held to
         self.begun = time.monotonic()
         self.test_seconds: dict[str, float] = {}
+        self.counted_seconds = 0.0  # spent in rounds that count, by all sets
         self._pinning = Pinning()
         self._watch: GpuWatch | None = None
         self._doubts: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
@@ -176,6 +177,7 @@ class Session:
         if self._pool is not None:
             ending, self._pool = self._pool, None
             self.environment |= ending.environment() | self._pinning.environment()
+            self.counted_seconds += ending.counted_seconds
             ending.close()
 
     def collect(self, tests: Sequence[str]) -> None:
