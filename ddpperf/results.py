@@ -21,7 +21,8 @@ class Sample:
     """One process set's rounds.
 
     seconds[round][rank]: what rank's own clock read for all `iterations` steps of that round.
-    counters[name][rank]: what a rank counted besides, such as `peak_memory_bytes`.
+    counters[name][rank]: what a rank counted besides, such as `peak_memory_bytes`. kernels: a digest of those that a step of
+    it ran, on all ranks; empty where that was not asked for, or could not be told.
     """
 
     set: str
@@ -29,6 +30,7 @@ class Sample:
     torch: str
     seconds: tuple[tuple[float, ...], ...]
     counters: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    kernels: str = ""
 
     def __post_init__(self) -> None:
         widths = {len(ranks) for ranks in self.seconds}
@@ -40,6 +42,8 @@ class Sample:
         for name, values in self.counters.items():
             if not (values and all(isinstance(value, int | float) and math.isfinite(value) for value in values)):
                 raise ValueError(f"set {self.set} counted {str(values)[:40]} as {name}; a finite number a rank is needed")
+        if not isinstance(self.kernels, str):
+            raise ValueError(f"set {self.set} has {str(self.kernels)[:40]} as its kernels; their digest, a word, is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,18 @@ class Measured:
                 bound[sample.set] = seconds / (steps * (device_seconds + spec.delay_seconds))
         return bound
 
+    def different_kernels(self) -> dict[str, list[str]]:
+        """By digest, the sets of a side that did not all run the same kernels; empty if those of each side did.
+
+        Two sides may differ by design. A set whose kernels are not known is left out.
+        """
+        different: dict[str, list[str]] = {}
+        for side in (BASE, CANDIDATE):
+            known = [sample for sample in self.samples if sample.side == side and sample.kernels]
+            for sample in known if len({each.kernels for each in known}) > 1 else []:
+                different.setdefault(sample.kernels, []).append(sample.set)
+        return different
+
     def counted_seconds(self) -> float:
         """What all rounds of all sets took: ranks that worked together at the same time, the others one after the other."""
         return sum(
@@ -153,4 +169,5 @@ def _sample(fields: dict[str, Any]) -> Sample:
         torch=fields["torch"],
         seconds=tuple(tuple(float(value) for value in ranks) for ranks in fields["seconds"]),
         counters={name: tuple(values) for name, values in fields["counters"].items()},
+        kernels=fields.get("kernels", ""),  # not in older files
     )

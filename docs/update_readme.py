@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.format import format_seconds
+from ddpperf.report.format import format_seconds, short
 from ddpperf.report.summary import summary_lines
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, format_bytes
@@ -21,9 +21,10 @@ from ddpperf.specs.strategy import CAPTURED_FORMS
 
 ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
-PAGES = (ROOT / "README.md", PICTURED, ROOT / "docs" / "images.md")
+PAGES = (ROOT / "README.md", PICTURED, ROOT / "docs" / "images.md", ROOT / "docs" / "gate.md")
 PICTURE = ROOT / "docs" / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+GATE = "the gate in "  # a run with two equal sides
 ALL_RUNS = "all runs in "  # a folder; else one run, or one run and the folder of another's output
 TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
 
@@ -41,6 +42,8 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
         source = found[1]
         if source.startswith(ALL_RUNS):
             table = over_runs(source.removeprefix(ALL_RUNS))
+        elif source.startswith(GATE):
+            table = gate_table(source.removeprefix(GATE))
         else:
             run, both, folder = source.partition(" and ")
             run = runs.get(folder_of(run), run)
@@ -49,6 +52,22 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
         return f"<!-- made by docs/update_readme.py from {source} -->\n{table}<!-- end -->"
 
     return MADE.sub(made, readme)
+
+
+def gate_table(run: str) -> str:
+    """What each test of a run tells, and what that costs: information is of a second, 1 / (detectable squared x seconds), as a
+    share of the best test's."""
+    header = json.loads((ROOT / run).read_text())["ddpperf"]
+    seconds = header["timing"]["test_seconds"]
+    rows = [row for row in header["against"]["rows"] if row["primary"]]
+    told = {row["test"]: 1 / (row["detectable"] ** 2 * seconds[row["test"]]) for row in rows}
+    lines = ["| test | stands for | detectable | seconds | information | gate |", "|---|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -told[row["test"]]):
+        test = row["test"]
+        figures = f"{row['detectable']:.1%} | {seconds[test]:.0f} | {told[test] / max(told.values()):.2f}"
+        chosen = "yes" if test in header["gate"] else ""
+        lines.append(f"| {short(test)} | {row['metric']} | {figures} | {chosen} |")
+    return "\n".join([*lines, ""])
 
 
 def over_runs(folder: str) -> str:

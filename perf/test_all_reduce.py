@@ -10,6 +10,7 @@ from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import AllReduceSpec
+from perf import gate
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (*SIZES, 2**28, 2**30)
@@ -22,7 +23,7 @@ def backend(options: Options) -> Iterator[AllReduceSpec]:
                 yield AllReduceSpec(world_size=world_size, nbytes=nbytes)
 
 
-@pytest.mark.specs(cells=backend)
+@pytest.mark.specs(cells=backend, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     seconds = measure(spec).median_step_seconds()
     measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})

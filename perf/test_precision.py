@@ -9,6 +9,7 @@ import pytest
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import Precision, TrainingSpec
+from perf import gate
 from perf.metrics import training_metrics
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -21,7 +22,7 @@ def precisions(options: Options) -> Iterator[TrainingSpec]:
             yield options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
 
 
-@pytest.mark.specs(cells=precisions)
+@pytest.mark.specs(cells=precisions, gate=gate.reduced_precision)
 def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     training_metrics(measure, step)

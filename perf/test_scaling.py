@@ -15,6 +15,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
 from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS
+from perf import gate
 from perf.metrics import training_metrics
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
@@ -87,13 +88,13 @@ def heavy(options: Options, world_size: int) -> Cell:
     return without_torchvision(cell, f"model {HEAVY}")
 
 
-@pytest.mark.specs(cells=weak_scaling)
+@pytest.mark.specs(cells=weak_scaling, gate=gate.scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The batch a rank stays the same: N devices do N times the work in a step."""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
-@pytest.mark.specs(cells=strong_scaling)
+@pytest.mark.specs(cells=strong_scaling, gate=gate.most_ranks)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The global batch stays the same: N devices share the work of one step."""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)

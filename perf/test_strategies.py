@@ -13,6 +13,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
+from perf import gate
 from perf.metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"comm_hook": "bf16"}, {"strategy": "zero1"}, {"strategy": "fsdp"})
@@ -46,7 +47,7 @@ def variants(options: Options) -> Iterator[Cell]:
             yield if_valid(f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **cell | fields))
 
 
-@pytest.mark.specs(cells=variants)
+@pytest.mark.specs(cells=variants, gate=gate.most_ranks)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     ddp = spec.ddp()

@@ -106,9 +106,10 @@ def test_a_spec_of_its_own_for_the_candidate(project: Project) -> None:
         '    measure.metric("sent", "B", step.counter("gradient_bytes"))\n'
     )
     (project.root / "perf" / "thresholds.toml").write_text("[decision.cpu]\nmargin = 0.8\ntolerance = 0.9\n")  # no second look
-    finished = project.run("perf", "--against-spec", "comm_hook=bf16", "--rounds", "1")
+    finished = project.run("perf", "--against-spec", "comm_hook=bf16", "--slow-down", "0.01", "--rounds", "1")
     (stored,) = project.measured().values()
     assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
+    assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.01)
     sent = stored["metrics"]["sent"]["by_set"]
     by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
     assert by_side["B"] == by_side["A"] / 2
@@ -158,3 +159,23 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
     finished = project.run("perf", *arguments)
     finished.assert_one_sentence(4, *words)
     assert not project.saved_runs()
+
+
+def test_a_stored_runs_suspects_are_measured_beside_its_code(project: Project) -> None:
+    """The fast model is what was stored, and what the base is; the slow one that is here now is worse than both."""
+    stored = run(project, "--benchmark-save=fast")
+    assert stored.status == 0, stored
+    (project.root / "before").mkdir()
+    (project.root / "before" / "mine.py").write_text(FAST)
+    (project.root / "mine.py").write_text(SLOW)
+    finished = run(project, "--baseline-root", "before", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    assert finished.status == 1, finished
+    assert "test_it.py::test_step is worse: its time is 1." in finished.output
+    assert "on fresh process sets" in finished.output
+    (project.root / "before" / "mine.py").write_text(SLOW)  # another day's machine would do the same to what did not change
+    finished = run(project, "--baseline-root", "before", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    assert finished.status in (0, 125), finished
+    assert "test_step is slower" not in finished.output
+    assert "compared with 0001_fast.json: 1 suspect was measured beside its code, and none is worse" in finished.output or (
+        "undecided" in finished.output
+    )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, NOISY_LIMIT, QUIET_LIMIT, Change, Comparison, compare
+from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
+from ddpperf.analysis.history import PastRun
+from ddpperf.analysis.settings import read_decision
 from ddpperf.analysis.verdict import Outcome, Status, decide
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from tests.generated import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+GPU = read_decision({}, name="t.toml")["gpu"]
 Counters = dict[str, tuple[float, ...]]
 
 
@@ -24,10 +29,16 @@ def measured(*step_seconds: float, spec: Spec = SPEC, iterations: int = 1) -> Me
     return Measured(spec=spec, iterations=iterations, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),))
 
 
-def compared(now: dict[str, Measured], then: dict[str, Measured], expected: set[str] | None = None) -> Comparison:
-    return compare(
-        now, then, expected=now.keys() | then.keys() if expected is None else expected, baseline="0001_x.json", limit=1.5
-    )
+def compared(
+    now: dict[str, Measured],
+    then: dict[str, Measured],
+    expected: set[str] | None = None,
+    limit: float | None = 1.5,
+    history: Sequence[dict[str, Measured]] = (),
+) -> Comparison:
+    tests = now.keys() | then.keys() if expected is None else expected
+    runs = [PastRun(measured=run, promoted=True) for run in history]
+    return compare(now, then, expected=tests, baseline="0001_x.json", limit=limit, settings=GPU, history=runs)
 
 
 def test_the_ratio_is_now_over_then_by_their_medians() -> None:
@@ -130,26 +141,17 @@ def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool)
     assert comparison.slower == ({"t": change} if slower else {})
 
 
-QUIET = (1.0, 1.001, 1.002, 1.003)
-NOISY = (1.0, 1.1, 1.2, 1.3)
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "limit"),
-    [
-        (QUIET, QUIET, QUIET_LIMIT),
-        (QUIET, NOISY, NOISY_LIMIT),
-        (NOISY, QUIET, NOISY_LIMIT),
-        (NOISY, NOISY, NOISY_LIMIT),
-        (QUIET, QUIET[:3], NOISY_LIMIT),  # too few rounds to tell
-    ],
-)
-def test_a_test_has_the_narrow_limit_only_if_both_sides_are_quiet(
-    then: tuple[float, ...], now: tuple[float, ...], limit: float
-) -> None:
-    sides = {"t": measured(*now)}, {"t": measured(*then)}
-    assert compare(*sides, expected={"t"}, baseline="x", limit=None).changes["t"].limit == limit
-    assert compare(*sides, expected={"t"}, baseline="x", limit=1.5).changes["t"].limit == 1.5
+@BOUNDED
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.floats(0.1, 10))
+def test_the_median_shift_is_of_logs_and_swapping_negates_it(ratios: list[float], faster: float) -> None:
+    then = {str(number): measured(1.0) for number, _ in enumerate(ratios)}
+    now = {str(number): measured(ratio) for number, ratio in enumerate(ratios)}
+    shift, back = compared(now, then).median_shift(), compared(then, now).median_shift()
+    assert shift is not None
+    assert shift == pytest.approx(-(back or 0.0))
+    twice = compared({test: measured(faster * ratios[int(test)]) for test in now}, then).median_shift()
+    assert twice == pytest.approx(shift + math.log(faster))
+    assert sum(math.log(ratio) <= shift + 1e-9 for ratio in ratios) * 2 >= len(ratios)
 
 
 # --- bound by launches
@@ -197,8 +199,9 @@ def test_what_is_captured_is_compared_by_its_times_whatever_bound_it() -> None:
 @pytest.mark.parametrize("limit", [None, 1.01, 9.0])
 def test_cpu_seconds_have_their_own_limit(cpu_seconds: float, slower: bool, limit: float | None) -> None:
     sides = {"t": counted(2.0, cpu_seconds)}, {"t": counted(2.0, 0.004)}
-    comparison = compare(*sides, expected={"t"}, baseline="x", limit=limit)
+    comparison = compared(*sides, limit=limit, history=[sides[1]] * 2)
     assert (comparison.changes["t"].limit, "t" in comparison.slower) == (CPU_LIMIT, slower)
+    assert (comparison.suspects, comparison.median_shift()) == ({}, None)
 
 
 @pytest.mark.parametrize(

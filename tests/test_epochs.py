@@ -53,8 +53,9 @@ class Told:
     def add(self, spec: Spec, fraction: float) -> None:
         self.progress.append((spec, fraction))
 
-    def look(self, processes: list[int], done: int) -> None:
+    def look(self, processes: list[int], done: int) -> str:
         self.looks.append((processes, done))
+        return ""
 
     def clear(self) -> None:
         self.progress.clear()

@@ -1,4 +1,4 @@
-"""What counts as a disturbance, from readings as the driver gives them; without a GPU nothing is, and nothing raises."""
+"""What disturbs and spoils a round, by readings as the driver gives them; without a GPU nothing does, and nothing raises."""
 
 from __future__ import annotations
 
@@ -18,15 +18,9 @@ from ddpperf.plugin.gpu_watch import Disturbance, GpuWatch, Reading, foreign, na
 from tests.generated import BOUNDED
 
 
-def reading(
-    seconds: float, power_cap_ns: int | None = None, reasons: Collection[str] = (), processes: Collection[int] = ()
-) -> Reading:
-    return Reading(
-        reference_seconds=seconds,
-        violations_ns={} if power_cap_ns is None else {"power cap": power_cap_ns},
-        reasons=frozenset(reasons),
-        processes=frozenset(processes),
-    )
+def reading(at: float, held_ns: int | None = None, reasons: Collection[str] = (), processes: Collection[int] = ()) -> Reading:
+    counted = {} if held_ns is None else {"power cap": held_ns}
+    return Reading(reference_seconds=at, violations_ns=counted, reasons=frozenset(reasons), processes=frozenset(processes))
 
 
 # --- throttled
@@ -123,7 +117,6 @@ SHARED = Disturbance(foreign=frozenset({4711}))
     ("rounds", "doubts"),
     [
         ([], []),
-        (rounds_of(None, None), []),
         (rounds_of(CAPPED, None, CAPPED), ["doubtful: GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
         (rounds_of(HOT, CAPPED, None), ["doubtful: GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"]),
         (rounds_of(None, SHARED, SHARED), ["doubtful: process 4711 also uses GPU 1"]),
@@ -132,6 +125,20 @@ SHARED = Disturbance(foreign=frozenset({4711}))
 )
 def test_a_doubt_names_the_gpu_and_what_disturbed_it(rounds: list[dict[int, Disturbance]], doubts: list[str]) -> None:
     assert sentences(rounds) == doubts
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reasons"),
+    [
+        (rounds_of(HOT, SHARED, None), []),
+        (rounds_of(HOT, HOT), ["GPU 1 was throttled (temperature)"]),  # the work's own it never is
+        (rounds_of(None, CAPPED), []),
+        (rounds_of(None, None, CAPPED), ["GPU 1 was throttled (power cap)"]),
+        ([{0: CAPPED}, {0: CAPPED}, {0: Disturbance(), 1: CAPPED}], ["GPU 1 was throttled (power cap)"]),  # those were GPU 0's
+    ],
+)
+def test_a_round_is_spoiled_by_all_but_the_works_own_cap(rounds: list[dict[int, Disturbance]], reasons: list[str]) -> None:
+    assert gpu_watch.spoiling(rounds) == reasons
 
 
 # --- what NVML says
@@ -195,7 +202,7 @@ def test_a_part_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatc
 
 def test_without_the_gpu_nothing_is_doubted() -> None:
     watch = GpuWatch(["GPU-00000000-0000-0000-0000-000000000000", "no uuid at all"])
-    watch.look({1})
+    assert [watch.look({1}, done) for done in range(3)] == ["", "", ""]
     assert watch.doubts() == []
 
 
@@ -211,40 +218,32 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[Reading]
 
 
 def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(driver: dict[str, deque[Reading]]) -> None:
-    held_seconds = (7, 7, 8, 8, 8, 9)  # 7 of them long before
-    driver["GPU-b"] = deque(reading(at, held * 10**9) for at, held in enumerate(held_seconds))
+    driver["GPU-b"] = deque(reading(at, held * 10**9) for at, held in enumerate((6, 7, 8, 8, 8, 8, 9)))  # 7 before all rounds
     watch = GpuWatch(["GPU-a", "GPU-b"])  # the driver does not know GPU-a
-    assert watch.doubts() == []
-    for _ in range(3):
-        watch.look({1})
+    assert [watch.look({1}, done) for done in range(4)] == [""] * 4
     assert watch.doubts() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 3 rounds"]
     assert watch.doubts() == []
-    watch.look({1})
-    assert watch.doubts() == []
-    watch.look({1})
+    assert [watch.look({1}, done) for done in range(2)] == [""] * 2
     assert watch.doubts() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 1 round"]
 
 
 def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(driver: dict[str, deque[Reading]]) -> None:
-    driver["GPU-a"] = deque(
-        reading(at, processes=listed) for at, listed in enumerate([[9], [9, 501], [1, 2], [1, 3, 2], [3, 8]])
-    )
+    lists = [9], [9, 501], [1, 2], [1, 3, 2], [3, 8], [3]
+    driver["GPU-a"] = deque(reading(at, processes=listed) for at, listed in enumerate(lists))
     watch = GpuWatch(["GPU-a"])
-    watch.look({1})  # not listed as 1, but perhaps as 501
+    assert watch.look({1}, 1) == "process 9 also used GPU 0", "perhaps one of ours is listed as 501"
     assert watch.doubts() == ["doubtful: process 9 also uses GPU 0"]
-    watch.look({1, 2})
-    watch.look({1, 3})  # rank 2 was replaced and is still listed
-    assert watch.doubts() == []
-    watch.look({3})
-    assert watch.doubts() == ["doubtful: process 8 also uses GPU 0"]
+    assert watch.look({1, 2}, 1) == ""
+    assert watch.look({1, 3}, 2) == "", "rank 2 was replaced and is still listed"
+    assert watch.look({3}, 3) == "process 8 also used GPU 0"
+    watch.look({3}, 0)
+    assert watch.doubts() == [], "that was another measurement"
 
 
 def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:
     driver["GPU-a"] = deque([reading(0.0, 0, processes=[9]), reading(1.0, 0, processes=[9, 1])])
-    driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, processes=[2])])
+    driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, ["temperature"], processes=[2])])
     watch = GpuWatch(["GPU-a", "GPU-b"])
-    watch.look({1, 2})
-    assert watch.doubts() == [
-        "doubtful: process 9 also uses GPU 0",
-        "doubtful: GPU 1 was throttled (power cap) during 1 of 1 round",
-    ]
+    assert watch.look({1, 2}, 1) == "process 9 also used GPU 0; GPU 1 was throttled (temperature)"
+    throttled = "doubtful: GPU 1 was throttled (power cap, temperature) during 1 of 1 round"
+    assert watch.doubts() == ["doubtful: process 9 also uses GPU 0", throttled]

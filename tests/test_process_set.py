@@ -73,6 +73,7 @@ def test_ddp_training_leaves_equal_parameters_and_finite_losses(pool: Pool) -> N
     (sample,) = pool.measure(spec).samples
     losses = sample.counters["loss_after_5_steps"]
     assert len(set(losses)) == 2, "each rank has a batch of its own"
+    assert sample.kernels == "", "there is no other set to compare it with"
 
 
 def test_two_sets_of_two_sides_interleave_their_rounds(marked: Marked, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import re
 import time
 import weakref
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from ddpperf import specs
 from ddpperf.specs import EpochSpec, TrainingSpec
-from ddpperf.training import TrainingEpoch
+from ddpperf.training import TrainingEpoch, TrainingStep
 from ddpperf.workers import rank
 from ddpperf.workers.rank import Rank
 
@@ -138,10 +140,41 @@ def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
 def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
     recorder = recorder_of(opened)
     calls = recorder.calls
-    assert opened.close() == {"counters": {"loss": 0.5}}
+    assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
     assert calls[-1] == "finish"
     assert opened.measurement is None, "its memory is given back"
     assert vars(recorder) == {}, "at once, not when a collector finds it"
+
+
+@pytest.mark.parametrize("spec", [SINGLE, EPOCH])
+def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an epoch's too: all of it would take long. Wherever the rounds ended, what begins an epoch is no part of the step."""
+    steps: list[bool] = []
+    train = TrainingStep.train
+
+    def noted(training: TrainingStep) -> None:
+        steps.append(torch._C._autograd._profiler_enabled())
+        train(training)
+
+    monkeypatch.setattr(TrainingStep, "train", noted)
+    digests = set()
+    for more in range(3):
+        mine = Rank(0)
+        mine.open(specs.to_json(dataclasses.replace(spec, input="device", epoch_images=6)))
+        mine.sample(1)
+        assert isinstance(mine.measurement, TrainingStep)
+        for _ in range(more):
+            mine.measurement.advance()
+        steps.clear()
+        digests.add(mine.close(kernels=True)["kernels"])
+        assert steps == [True]
+    assert len(digests) == 1
+    assert re.fullmatch("[0-9a-f]{12}", *digests)
+    mine.open(specs.to_json(spec))
+    mine.sample(1)
+    steps.clear()
+    assert mine.close()["kernels"] == ""
+    assert steps == []
 
 
 def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,5 +190,5 @@ def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyP
     assert counters.keys() == {"loss", "communicator_seconds"}
     assert took / 2 < counters["communicator_seconds"] <= took
     mine.open(specs.to_json(SINGLE))
-    assert mine.close() == {"counters": {"loss": 0.5}}, "one alone has none"
+    assert mine.close() == {"counters": {"loss": 0.5}, "kernels": ""}, "one alone has none"
     mine.exit()

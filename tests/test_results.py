@@ -149,6 +149,40 @@ def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
     assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
 
 
+def ran(*kernels: str) -> Measured:
+    """A set a digest, of the sides in turn."""
+    samples = [
+        dataclasses.replace(sample((0.1, 0.1), name=f"{side}{number}"), side=side, kernels=digest)
+        for number, (side, digest) in enumerate(zip("ABABABAB", kernels, strict=False), 1)
+    ]
+    return measured(*samples)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "different"),
+    [
+        (["x", "y"], {}),  # two sides may differ
+        (["x", "y", "x", "y"], {}),
+        (["x", "y", "z", "y"], {"x": ["A1"], "z": ["A3"]}),
+        (["x", "y", "x", "x", "z", ""], {"x": ["A1", "A3", "B4"], "z": ["A5"], "y": ["B2"]}),
+        (["x", "y", "", ""], {}),  # what is not known differs from nothing
+        (["", "", "", ""], {}),
+    ],
+)
+def test_sets_of_one_side_that_ran_different_kernels_are_told_by_digest(
+    kernels: list[str], different: dict[str, list[str]]
+) -> None:
+    assert ran(*kernels).different_kernels() == different
+
+
+def test_the_kernels_are_kept_and_an_older_file_has_none() -> None:
+    kept = ran("0123456789ab", "").to_json()
+    assert Measured.from_json(json.loads(json.dumps(kept))) == ran("0123456789ab", "")
+    for each in kept["samples"]:
+        del each["kernels"]
+    assert [each.kernels for each in Measured.from_json(kept).samples] == ["", ""]
+
+
 def stored(**change: Any) -> dict[str, Any]:
     return measured(sample((0.1, 0.2)), iterations=2).to_json() | change
 
@@ -180,6 +214,7 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         (stored_sample(seconds=[["fast", 0.2]]), "could not convert string to float: 'fast'"),
         (stored_sample(seconds=0.1), "another form than this: TypeError"),
         (stored_sample(counters=[1.0]), "another form than this: AttributeError"),
+        (stored_sample(kernels=["x"]), "set A1 has ['x'] as its kernels; their digest, a word, is needed"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -18,6 +18,7 @@ from tests.generated import BOUNDED
 from tests.project import REPOSITORY
 
 KEYS = tuple(field.name for field in fields(Settings))
+SPREADS = ("quiet_iqr", "run_spread", "noisy_run_spread")
 BUILT_IN = read_decision({}, name="t.toml")
 
 classes = st.sampled_from(("gpu", "cpu"))
@@ -60,10 +61,11 @@ def own(one: Settings) -> dict[str, Any]:
 
 def written(decision: Mapping[str, DecisionSettings]) -> dict[str, Any]:
     """All values of all classes and metrics, as the table of a file."""
-    return {
-        hardware: asdict(each.default) | {"metrics": {metric: own(one) for metric, one in each.metrics.items()}}
-        for hardware, each in decision.items()
-    }
+    tables: dict[str, Any] = {name: asdict(each.default) | asdict(each) for name, each in decision.items()}
+    for name, each in decision.items():
+        tables[name]["metrics"] = {metric: own(one) for metric, one in each.metrics.items()}
+        del tables[name]["default"]
+    return tables
 
 
 # --- what is built in
@@ -178,16 +180,12 @@ def test_a_value_where_a_table_belongs_is_refused(text: str, header: str, found:
         ("[decision.h200x4]", "decision", "class 'h200x4'; use gpu, cpu"),
         ("[decision]\nmargin = 0.1", "decision", "class 'margin'; use gpu, cpu"),
         ("[decision.gpu]\nmargn = 0.1", "decision.gpu", "key 'margn'; write margin"),
-        ("[decision.cpu]\nzzz = 1", "decision.cpu", f"key 'zzz'; use {', '.join(KEYS)}, metrics"),
+        ("[decision.cpu]\nzzz = 1", "decision.cpu", f"key 'zzz'; use {', '.join((*KEYS, *SPREADS))}, metrics"),
         ("[decision.gpu.metric.time]", "decision.gpu", "key 'metric'; write metrics"),
         ("[decision.gpu.metrics.cpu_second]", "decision.gpu.metrics", "metric 'cpu_second'; write cpu_seconds"),
         ("[decision.cpu.metrics]\nmargin = 0.1", "decision.cpu.metrics", f"metric 'margin'; use {', '.join(METRICS_DECIDED)}"),
         ("[decision.gpu.metrics.time]\ntolerence = 1", "decision.gpu.metrics.time", "key 'tolerence'; write tolerance"),
-        (
-            "[decision.gpu.metrics.time]\nscreen_sets = 4",
-            "decision.gpu.metrics.time",
-            "key 'screen_sets'; use margin, tolerance",
-        ),
+        ("[decision.gpu.metrics.time]\nscreen_sets=4", "decision.gpu.metrics.time", "key 'screen_sets'; use margin, tolerance"),
     ],
 )
 def test_an_unknown_name_is_refused(text: str, table: str, found: str) -> None:
@@ -199,6 +197,7 @@ def test_an_unknown_name_is_refused(text: str, table: str, found: str) -> None:
     ("keys", "wanted", "values"),
     [
         ("margin tolerance metrics.time.margin metrics.time.tolerance", "a fraction from 0 to below 1, such as 0.02", "-1e-9"),
+        ("quiet_iqr run_spread noisy_run_spread", "a fraction above 0 and below 1, such as 0.02", "-1e-9 0 0.0"),
         ("screen_alpha suite_alpha", "a probability above 0 and below 0.5, such as 0.02", "0 0.0 0.5"),
         ("screen_sets confirm_sets", "a whole number, 2 or more", "0 -3 3.5"),
     ],
@@ -219,6 +218,7 @@ def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str)
         ("tolerance = 0.01", "cpu", "margin 0.01 must be at least 0 and below tolerance 0.01"),
         ("suite_alpha = 0.02", "gpu", "screen_alpha must lie between 0.02 and 0.5, got 0.02"),
         ("screen_alpha = 0.01", "cpu", "screen_alpha must lie between 0.01 and 0.5, got 0.01"),
+        ("noisy_run_spread = 0.04", "cpu", "run_spread 0.06 must lie above 0, up to noisy_run_spread 0.04"),
         ("margin = 0.05", "gpu.metrics.time", "margin 0.05 must be at least 0 and below tolerance 0.02"),
         ("tolerance = 0.05", "gpu.metrics.cpu_seconds", "margin 0.05 must be at least 0 and below tolerance 0.05"),
         (

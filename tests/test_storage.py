@@ -56,7 +56,7 @@ def files_below(root: Path) -> list[str]:
 
 
 @BOUNDED
-@given(st.dictionaries(st.text(max_size=5), measurements(), max_size=3))
+@given(st.dictionaries(st.text(max_size=5), measurements(), min_size=1, max_size=3))
 def test_what_was_written_is_read_back(measured: dict[str, Measured]) -> None:
     with TemporaryDirectory() as root:
         storage = Storage(root=Path(root), hardware_key=KEY)
@@ -194,6 +194,10 @@ def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {"benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]}
 
 
+def with_seconds(seconds: float) -> dict[str, Any]:
+    return damaged(samples=[MEASURED.to_json()["samples"][0] | {"seconds": [[seconds]]}])
+
+
 def other(**header: object) -> dict[str, Any]:
     return run_of() | {"ddpperf": run_of()["ddpperf"] | header}
 
@@ -204,11 +208,16 @@ def other(**header: object) -> dict[str, Any]:
         ({}, r"was not saved by ddpperf \(no 'ddpperf'\); name a file below"),
         ([], r"was not saved by ddpperf .*; name a file below"),
         (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
+        (other(schema=SCHEMA - 1), rf"has schema {SCHEMA - 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
         (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
-        (damaged(samples=[MEASURED.to_json()["samples"][0] | {"seconds": [[math.nan]]}]), r"is damaged .*no duration"),
+        (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
+        (with_seconds(-1.0), r"is damaged .*no duration"),
+        (run_of({}), r"holds no measured test; name another, or save one anew$"),
+        (other(against={}), r"measured two sides in turn, and this run one; name a run of one side$"),
+        (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
         *((each, r"cannot be read \(.*\); name another, or save one anew$") for each in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
 )  # fmt: skip

@@ -64,19 +64,20 @@ class Row:
 class Decision:
     """A run's readings, judged: `rows` after the first look; `confirm` with the suspects' readings from fresh sets.
 
-    holes: by test, why one of its gated metrics cannot be judged.
+    holes: by test, why one of its gated metrics cannot be judged. among: where the readings are of suspects that something else
+    found, and so are a second look at once, the number of metrics that it looked at.
     """
 
-    def __init__(self, readings: Iterable[Reading], settings: DecisionSettings) -> None:
+    def __init__(self, readings: Iterable[Reading], settings: DecisionSettings, *, among: int | None = None) -> None:
         readings = list(readings)
         self.settings = settings
         self.holes = {each.test: each.hole for each in readings if each.hole and each.gated}
         whole = [each for each in readings if not each.hole]
-        self.gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
+        self.gated = among or max(1, sum(each.gated and each.metric not in EXACT for each in whole))
         self._usual: dict[tuple[str, str], tuple[float, float]] = {}  # variance and freedom, by test and metric
         self.rows: list[Row] = []
         for metric in dict.fromkeys(each.metric for each in whole):
-            self.rows += self._judged([each for each in whole if each.metric == metric], look=1)
+            self.rows += self._judged([each for each in whole if each.metric == metric], look=1 if among is None else 2)
 
     def suspects(self) -> list[str]:
         """The tests to be measured again, on fresh sets."""

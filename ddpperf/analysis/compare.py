@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from statistics import median
 from typing import Literal
 
+from ddpperf.analysis.history import Bounds, PastRun, bounds, drift, first_and_last, series, spread
+from ddpperf.analysis.settings import DecisionSettings
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results import Measured
-
-# With one process set a side, how much slower is too slow depends on what bounds a step. Between runs of identical code on
-# H200s, GPU-bound cells, whose rounds spread by less than 1 %, stayed within 1.1 % of each other on a machine and 3 % between
-# machines; cells bound by the CPU's launches differed by up to 1.93 times.
-QUIET_IQR = 0.01
-QUIET_LIMIT = 1.1
-NOISY_LIMIT = 2.5
 
 # Above this, the step's time over the GPU's own for it, a step waits for the CPU's launches; unless it is captured, its time
 # then moves from run to run, and is for information.
 LAUNCH_BOUND = 1.05
 CPU_LIMIT = 1.25  # instead, how many times the CPU seconds of a step are too many
 
+LARGEST_LOG = 700.0  # of a ratio that a float can hold
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Seconds of a step, then and now: its median time, or its CPU seconds; a ratio above `limit` is slower."""
+    """Seconds of a step, then and now: its median time, or its CPU seconds; a ratio above `limit` is slower.
+
+    suspect_limit: what is above it but not slower may be so by chance in a suite; None where one limit decides.
+    """
 
     then_seconds: float
     now_seconds: float
     limit: float
+    suspect_limit: float | None = None
     quantity: Literal["step", "CPU seconds"] = "step"
 
     @property
@@ -37,23 +39,46 @@ class Change:
         """Now over then: above 1 is slower."""
         return self.now_seconds / self.then_seconds
 
+    @property
+    def slower(self) -> bool:
+        return self.ratio > self.limit
+
+    @property
+    def suspect(self) -> bool:
+        return self.suspect_limit is not None and self.suspect_limit < self.ratio <= self.limit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """changes: by test id, what could be compared. holes: by test id, why the others could not."""
+    """changes: by test id, what could be compared. holes: by test id, why the others could not.
+
+    drifts: by test id, where there are runs enough, the log of how much slower the last five are than the first five promoted;
+    0 where that is no more than chance.
+    """
 
     baseline: str
     changes: Mapping[str, Change] = field(default_factory=dict)
     holes: Mapping[str, str] = field(default_factory=dict)
+    drifts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slower(self) -> dict[str, Change]:
-        return {test: change for test, change in self.changes.items() if change.ratio > change.limit}
+        return {test: change for test, change in self.changes.items() if change.slower}
+
+    @property
+    def suspects(self) -> dict[str, Change]:
+        """Slower by more than chance makes one test, but not one of this many: A/B against the baseline's code can tell."""
+        return {test: change for test, change in self.changes.items() if change.suspect}
+
+    def median_shift(self) -> float | None:
+        """The median, over compared times, of log(now) - log(then): positive if the suite got slower; None without any."""
+        shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
+        return median(shifts) if shifts else None
 
     def failures(self) -> dict[str, str]:
         """By test that is slower, how much."""
         return {
-            test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, limit {change.limit:g}"
+            test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, limit {change.limit:.4g}"
             for test, change in self.slower.items()
         }
 
@@ -63,7 +88,9 @@ class Comparison:
 
     def passed(self) -> str:
         """What a pass means."""
-        return f"none slower than in {self.baseline} by more than its limit"
+        suspects = len(self.suspects)
+        but = f", but {suspects} {'is a suspect' if suspects == 1 else 'are suspects'}" if suspects else ""
+        return f"none slower than in {self.baseline} by more than its limit{but}"
 
 
 def compare(
@@ -73,36 +100,72 @@ def compare(
     expected: Collection[str],
     baseline: str,
     limit: float | None,
+    settings: DecisionSettings,
+    history: Sequence[PastRun] = (),
 ) -> Comparison:
     """Compare test by test, times or, of what launches bound then and now, CPU seconds; comparable means equal id and spec.
 
     expected: the ids of the tests that this run had to compare. baseline: what to call the other run. limit: the ratio of times
-    above which a step is slower; None for each test's own, by how much its rounds spread. CPU seconds have `CPU_LIMIT`.
+    above which a step is slower; None for each test's own, by how far its runs in `history`, oldest first, differ. CPU seconds
+    have `CPU_LIMIT`.
+
+    The reference is the run that is named, with the error of one run against one, also where the history has more: their mean
+    is another code's time as soon as a change was accepted. Simulated with 20 runs that differ by 0.5 %: of tests that got 5 %
+    slower the mean calls 98 % so, the named run 43 %, and 99 % suspects. But once a loss of 10 % was accepted, which the last 5
+    runs have, the mean calls 87 % of unchanged tests slower, the named run none; and once a gain of 10 % was, of the tests that
+    lose it again the mean makes none a suspect, the named run all.
     """
-    changes, holes = {}, {}
-    for test in sorted(expected):
-        if test not in then:
-            if test in now:
-                holes[test] = f"is not in {baseline}"
-        elif test not in now:
-            holes[test] = f"is in {baseline} but was not measured"
-        elif now[test].spec != then[test].spec:
-            holes[test] = f"measures another spec than in {baseline}"
-        elif _by_cpu_seconds(then[test], now[test]):
-            cpu_then, cpu_now = _cpu_seconds(then[test]), _cpu_seconds(now[test])
-            if cpu_then is None or cpu_now is None:
-                side = baseline if cpu_then is None else "this run"
-                holes[test] = f"is bound by launches, and {side} has no CPU seconds of it to compare"
-            else:
-                changes[test] = Change(then_seconds=cpu_then, now_seconds=cpu_now, limit=CPU_LIMIT, quantity="CPU seconds")
-        else:
-            sides = then[test].all_step_seconds(), now[test].all_step_seconds()
-            changes[test] = Change(
-                then_seconds=median(sides[0]),
-                now_seconds=median(sides[1]),
-                limit=limit or (QUIET_LIMIT if all(map(is_quiet, sides)) else NOISY_LIMIT),
-            )
-    return Comparison(baseline=baseline, changes=changes, holes=holes)
+    present = sorted(test for test in expected if test in now or test in then)
+    holes = {test: why for test in present if (why := _hole(now.get(test), then.get(test), baseline))}
+    compared = [test for test in present if test not in holes]
+    timed = [test for test in compared if not _by_cpu_seconds(then[test], now[test])]
+    suite_alpha = settings.default.suite_alpha
+    changes, drifts = {}, {}
+    for test in compared:
+        if test not in timed:
+            changes[test] = _of_cpu_seconds(then[test], now[test])
+            continue
+        usual = _usual_spread(then[test], now[test], settings)
+        between = spread(series(history, test, now[test]), usual)
+        own = bounds(between, margin=settings.of("time").margin, suite_alpha=suite_alpha, compared=len(timed))
+        changes[test] = _of_times(then[test], now[test], own, limit)
+        if ends := first_and_last(history, test, now[test]):
+            drifts[test] = drift(*ends, usual, suite_alpha / len(timed))
+    return Comparison(baseline=baseline, changes=changes, holes=holes, drifts=drifts)
+
+
+def _hole(now: Measured | None, then: Measured | None, baseline: str) -> str:
+    """Why these two cannot be compared, of which one was measured; empty if they can."""
+    if then is None:
+        return f"is not in {baseline}"
+    if now is None:
+        return f"is in {baseline} but was not measured"
+    if now.spec != then.spec:
+        return f"measures another spec than in {baseline}"
+    if _by_cpu_seconds(then, now) and not (_cpu_seconds(then) and _cpu_seconds(now)):
+        side = "this run" if _cpu_seconds(then) else baseline
+        return f"is bound by launches, and {side} has no CPU seconds of it to compare"
+    return ""
+
+
+def _of_cpu_seconds(then: Measured, now: Measured) -> Change:
+    return Change(then_seconds=_cpu_seconds(then), now_seconds=_cpu_seconds(now), limit=CPU_LIMIT, quantity="CPU seconds")
+
+
+def _of_times(then: Measured, now: Measured, own: Bounds, limit: float | None) -> Change:
+    suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in (own.suspect, own.slower))
+    return Change(
+        then_seconds=median(then.all_step_seconds()),
+        now_seconds=median(now.all_step_seconds()),
+        limit=limit or slower,
+        suspect_limit=None if limit else suspect,
+    )
+
+
+def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
+    """The standard deviation between runs of such a test: it is quiet if its rounds are in both runs."""
+    quiet = all(_is_quiet(side.all_step_seconds(), settings.quiet_iqr) for side in (then, now))
+    return settings.run_spread if quiet else settings.noisy_run_spread
 
 
 def _by_cpu_seconds(then: Measured, now: Measured) -> bool:
@@ -116,13 +179,12 @@ def is_launch_bound(measured: Measured) -> bool:
     return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
 
 
-def _cpu_seconds(measured: Measured) -> float | None:
-    """What a step took of the CPU in the median set, of the rank that needed most; None unless that is a positive number."""
+def _cpu_seconds(measured: Measured) -> float:
+    """What a step took of the CPU in the median set, of the rank that needed most; 0 unless that is a positive number."""
     by_set = measured.counter("cpu_seconds")
-    seconds = median(by_set.values()) if by_set else 0.0
-    return seconds if seconds > 0 else None
+    return max(0.0, median(by_set.values())) if by_set else 0.0
 
 
-def is_quiet(seconds: Sequence[float]) -> bool:
-    """Whether enough rounds agree well enough to see small changes."""
-    return len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < QUIET_IQR
+def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
+    """Whether enough rounds agree well enough for runs to differ by little."""
+    return len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < quiet_iqr

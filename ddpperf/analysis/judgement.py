@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpperf.analysis.against import Row
+from ddpperf.analysis.compare import Comparison
 from ddpperf.analysis.decision import Finding
 
 MOST_UNDECIDED = 0.05  # of the tests, for a PASS
 CONTROLS = (
-    ("negative", Finding.UNCHANGED, "what no change can touch"),
-    ("positive", Finding.SUSPECT, "a slow-down that was put in"),
+    ("negative", (Finding.UNCHANGED,), "what no change can touch"),
+    ("positive", (Finding.SUSPECT, Finding.WORSE), "a slow-down that was put in"),
 )
 
 
@@ -52,7 +53,7 @@ class Judgement:
         for control, right, what in CONTROLS:
             if (row := rows.get(control)) is None:
                 sentences.append(f"the {control} control was not measured")
-            elif row.finding is not right:
+            elif row.finding not in right:
                 sentences.append(
                     f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
                     f"({row.low:.3f} to {row.high:.3f})"
@@ -70,3 +71,25 @@ class Judgement:
         enough = max((sets for sets in needed if sets is not None), default=None)
         advice = "no number of sets would do" if enough is None or None in needed else f"--replicates {enough} would do"
         return [f"{len(undecided)} of {len(primaries)} tests are undecided, as {undecided[0].test} is; {advice}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """A comparison with a stored run whose suspects were then measured beside that run's own code, which alone decides."""
+
+    comparison: Comparison
+    judgement: Judgement
+
+    def failures(self) -> dict[str, str]:
+        """By test that got worse, what of it did."""
+        return self.judgement.failures()
+
+    def unseen(self) -> list[str]:
+        """What was not compared, or not judged well enough, a sentence each."""
+        return [*self.comparison.unseen(), *self.judgement.unseen()]
+
+    def passed(self) -> str:
+        """What a pass means."""
+        tests = len({row.test for row in self.judgement.rows if row.control is None})
+        suspects = "1 suspect was" if tests == 1 else f"{tests} suspects were"
+        return f"compared with {self.comparison.baseline}: {suspects} measured beside its code, and none is worse"

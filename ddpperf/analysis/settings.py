@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ddpperf.analysis.decision import CPU, GPU, Settings
 from ddpperf.analysis.thresholds import advice
@@ -26,6 +26,18 @@ METRICS_DECIDED = (
 )
 
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
+
+# Measured between runs of nearly the same code: root mean square over pairs of runs, test by test, and the largest difference.
+# H200s, the 5 runs in perf/baselines, on 2 machines. Where the rounds of both runs are quiet: 0.14 % on a machine, 0.59 %
+# between the two, 0.46 % in all (578 pairs, at most 2.2 %); else 14 % (132 pairs, at most 137 %). With 10 earlier ones that git
+# still has, on 6 more machines: quiet 0.25 % on a machine, 0.77 % between, 0.91 % between two days (1311 pairs, at most 6.0 %).
+# 2 cores of an EPYC, the 8 runs in perf/baselines: steps whose rounds spread by less than 5 % have 3.1 % (86 pairs, at most
+# 12 %), by 5 to 10 % 5.9 % (37 pairs, at most 15 %), and all that spread by more 12 % (at most 167 % in 22 runs of a day).
+# A value above what was seen costs little, for a test's own runs correct it. One below it costs false alarms on another day.
+_SPREADS = {
+    "gpu": {"quiet_iqr": 0.01, "run_spread": 0.01, "noisy_run_spread": 0.2},
+    "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2},
+}
 _OWN = {  # by class and metric, what differs from the class' default
     "gpu": {
         "tail_seconds": {"margin": 0.02, "tolerance": 0.10},
@@ -39,15 +51,27 @@ _OWN = {  # by class and metric, what differs from the class' default
 }
 _SETS = ("screen_sets", "confirm_sets")
 _KEYS = tuple(field.name for field in dataclasses.fields(Settings))
+_SPREAD_KEYS = ("quiet_iqr", "run_spread", "noisy_run_spread")
 _METRIC_KEYS = ("margin", "tolerance")  # the sets are measured once for all metrics, and the alphas are the suite's
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings:
-    """The values of one class of hardware. metrics: by name, those that have their own."""
+    """The values of one class of hardware. metrics: by name, those that have their own.
+
+    run_spread, noisy_run_spread: the usual standard deviation, of the natural log of a time, between runs of the same code; of
+    tests whose rounds spread by less than `quiet_iqr`, as a fraction of their median, and of all others.
+    """
 
     default: Settings
     metrics: Mapping[str, Settings]
+    quiet_iqr: float
+    run_spread: float
+    noisy_run_spread: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.run_spread <= self.noisy_run_spread:
+            raise ValueError(f"run_spread {self.run_spread} must lie above 0, up to noisy_run_spread {self.noisy_run_spread}")
 
     def of(self, metric: str) -> Settings:
         """The metric's own values, else the default."""
@@ -60,9 +84,11 @@ class DecisionSettings:
             confirm_sets = max(screen_sets, settings.confirm_sets)
             return dataclasses.replace(settings, screen_sets=screen_sets, confirm_sets=confirm_sets)
 
-        return DecisionSettings(
-            default=changed(self.default), metrics={metric: changed(own) for metric, own in self.metrics.items()}
-        )
+        metrics = {metric: changed(own) for metric, own in self.metrics.items()}
+        return dataclasses.replace(self, default=changed(self.default), metrics=metrics)
+
+
+Changed = TypeVar("Changed", Settings, DecisionSettings)
 
 
 def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
@@ -77,14 +103,16 @@ def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, Decisi
 
 def _class(classes: Mapping[str, Any], hardware: str, name: str) -> DecisionSettings:
     header = f"decision.{hardware}"
-    values = _table(classes, header, "key", (*_KEYS, "metrics"), name)
+    values = _table(classes, header, "key", (*_KEYS, *_SPREAD_KEYS, "metrics"), name)
     metrics = _table(values, f"{header}.metrics", "metric", METRICS_DECIDED, name)
-    default = _changed(_DEFAULTS[hardware], {key: values[key] for key in _KEYS if key in values}, f"[{header}] of {name}")
+    place = f"[{header}] of {name}"
+    default = _changed(_DEFAULTS[hardware], {key: values[key] for key in _KEYS if key in values}, place)
     built_in, own = _OWN[hardware], {}
     for metric in [*built_in, *(metric for metric in metrics if metric not in built_in)]:
         given = _table(metrics, f"{header}.metrics.{metric}", "key", _METRIC_KEYS, name)
         own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, f"[{header}.metrics.{metric}] of {name}")
-    return DecisionSettings(default=default, metrics=own)
+    decided = DecisionSettings(default=default, metrics=own, **_SPREADS[hardware])
+    return _changed(decided, {key: values[key] for key in _SPREAD_KEYS if key in values}, place)
 
 
 def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str], name: str) -> Mapping[str, Any]:
@@ -98,7 +126,7 @@ def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[st
     return table
 
 
-def _changed(settings: Settings, values: Mapping[str, Any], place: str) -> Settings:
+def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Changed:
     """`settings` with these values, checked one by one and together."""
     for key, value in values.items():
         number = type(value) in (int, float)
@@ -106,6 +134,8 @@ def _changed(settings: Settings, values: Mapping[str, Any], place: str) -> Setti
             fits, wanted = type(value) is int and value >= 2, "a whole number, 2 or more"
         elif key in _METRIC_KEYS:
             fits, wanted = number and 0 <= value < 1, "a fraction from 0 to below 1, such as 0.02"
+        elif key in _SPREAD_KEYS:
+            fits, wanted = number and 0 < value < 1, "a fraction above 0 and below 1, such as 0.02"
         else:
             fits, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.02"
         if not fits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and take saving and comparing over before pytest-benchmark reads what was asked for."""
-    config.addinivalue_line("markers", "specs(cells=f): f takes the Options and yields the specs to measure, a test for each")
+    config.addinivalue_line(
+        "markers",
+        "specs(cells=f, gate=g): f takes the Options and yields the specs to measure, a test for each; g takes the Options and "
+        "a spec, and says whether -m gate selects it",
+    )
+    config.addinivalue_line("markers", "gate: worth its time before every merge; set by the specs marker")
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out")
@@ -51,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     session.read_thresholds()
     config.stash[SESSION] = session
     if not _is_xdist_worker(config):
-        config.pluginmanager.register(session, "ddpperf-session")
+        config.pluginmanager.register(session.reports, "ddpperf-reports")
         config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
@@ -80,7 +85,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("specs")
     if marker is not None:
         session = metafunc.config.stash[SESSION]
-        cells = [_parameters(cell, session) for cell in _cells(marker, metafunc.function.__name__, session)]
+        gate = marker.kwargs.get("gate", lambda options, spec: False)
+        cells = [_parameters(cell, session, gate) for cell in _cells(marker, metafunc.function.__name__, session)]
         if len({cell.id for cell in cells}) < len(cells):
             session.refusals.append(
                 f"{metafunc.function.__name__} has two cells of one id, which is a stored key; measure each once"
@@ -88,14 +94,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("spec", cells)
 
 
-def _parameters(cell: Cell, session: Session) -> ParameterSet:
+def _parameters(cell: Cell, session: Session, gate: Callable[[Options, Any], bool]) -> ParameterSet:
     """The cell as pytest takes it, slowed down if that was asked for; one that cannot be measured here is a skipped one."""
     spec = cell if isinstance(cell, Spec) else cell.values[0]
+    marks = [pytest.mark.gate] if isinstance(spec, Spec) and gate(session.options, spec) else []
     if isinstance(spec, Spec):
-        spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
+        if session.options.sides is None:
+            spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
         if reason := side_reason(spec, session.options):
             return skipped(str(cell.id), reason)
-    return pytest.param(spec, id=cell.id) if isinstance(cell, Spec) else cell._replace(values=(spec,))
+    if isinstance(cell, Spec):
+        return pytest.param(spec, id=cell.id, marks=marks)
+    return cell._replace(values=(spec,), marks=[*cell.marks, *marks])
 
 
 def side_reason(spec: Spec, options: Options) -> str:
@@ -133,14 +143,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(session.refusals[0])
     empty = [item for item in items if _has_no_cells(item)]
     items[:] = [item for item in items if item not in empty]
-    session.collect([item.nodeid for item in items if _measures(item)])
+    session.reports.collect([item.nodeid for item in items if _measures(item)])
+    session.in_gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
     session.arguments = [_relative(argument, config) for argument in config.args]
     session.command_line = " ".join(str(argument) for argument in config.invocation_params.args)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in filter(_measures, items):
-        item.config.stash[SESSION].deselected.add(item.nodeid)
+        item.config.stash[SESSION].reports.deselected.add(item.nodeid)
 
 
 def _has_no_cells(item: pytest.Item) -> bool:
@@ -179,7 +190,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Take the devices before the first test, where a second run on them is refused; after the last one judge two sides."""
     ours = session.config.stash[SESSION]
-    measuring = ours.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config)
+    measuring = ours.reports.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config)
     if measuring:
         ours.start()
     result = yield
@@ -206,9 +217,7 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    session.measures[request.node.nodeid] = fixture = Measure(
-        benchmark, session.pool, session.doubts, sides=session.options.sides
-    )
+    session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.doubts, sides=session.sides)
     return fixture
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 
 from ddpperf.analysis.compare import Comparison
+from ddpperf.analysis.judgement import Confirmed
 from ddpperf.analysis.verdict import Answer, Status, Verdict
 from ddpperf.plugin.junit import tell_junit
 from ddpperf.plugin.session import Session
@@ -44,7 +45,7 @@ class Ending:
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not (ran and self._session.active) or self._config.option.collectonly:
             return
-        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._session.uncollected:
+        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._session.reports.uncollected:
             self._session.problems.append("the run was interrupted")
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
@@ -57,9 +58,10 @@ class Ending:
             return
         answer, verdict = self.decided
         document = self._document(verdict)
-        self.lines = summary_lines(document, answer if isinstance(answer, Comparison) else None)
+        comparison = answer.comparison if isinstance(answer, Confirmed) else answer
+        self.lines = summary_lines(document, comparison if isinstance(comparison, Comparison) else None)
         page = markdown(document, self.lines)
-        saved = self._save(document) if self._session.outcomes or self._session.uncollected else True
+        saved = self._save(document) if self._session.reports.outcomes or self._session.reports.uncollected else True
         saved = self._publish(page) and saved
         session.exitstatus = EXIT_STATUS[verdict.status]
         if not saved and verdict.status is not Status.FAIL:
@@ -134,21 +136,23 @@ def header(session: Session, verdict: Verdict) -> dict[str, Any]:
             "worker_logs": session.options.worker_logs and str(session.options.worker_logs),
             "data": {"name": session.options.data.name, "digest": session.options.data.digest},
         },
-        **({"against": session.gate.to_json()} if session.gate is not None else {}),
+        **({"against": session.gate.to_json()} if session.gate is not None and session.gate.wanted else {}),
         "thresholds": {
             "applied": len(session.applied),
             "known": sum(each.hardware == session.storage.hardware_key for each in session.thresholds),
         },
+        "gate": session.in_gate,
         "timing": {
             "seconds": time.monotonic() - session.begun,
             "counted_seconds": session.counted_seconds,
+            "test_seconds": session.reports.seconds,
             "overhead_seconds": {
-                test: session.test_seconds[test] - measure.counted_seconds
+                test: session.reports.seconds[test] - measure.counted_seconds
                 for test, measure in session.measures.items()
-                if test in session.test_seconds
+                if test in session.reports.seconds
             },
         },
-        "outcomes": {test: asdict(outcome) for test, outcome in session.all_outcomes().items()},
+        "outcomes": {test: asdict(outcome) for test, outcome in session.reports.all().items()},
         "verdict": asdict(verdict),
     }
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, replace
 from statistics import mean
 from typing import Any
 
 from ddpperf.analysis.against import Decision
-from ddpperf.analysis.judgement import Judgement
+from ddpperf.analysis.compare import Comparison
+from ddpperf.analysis.judgement import Confirmed, Judgement
 from ddpperf.analysis.readings import Control, Reading, readings_of
 from ddpperf.analysis.settings import DecisionSettings
+from ddpperf.analysis.verdict import Answer
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.sides import Sides
 from ddpperf.results import BASE, CANDIDATE, Measured
@@ -25,21 +27,31 @@ SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # of a step, that the positive control 
 
 
 class Gate:
-    """What a run with two sides decides; `judgement` is None until the tests have run, and then what became of them."""
+    """What a run with two sides decides. confirms: only of the suspects of a comparison with a stored run, the base's."""
 
-    def __init__(self, sides: Sides, settings: DecisionSettings, device: str, replicates: int | None) -> None:
+    def __init__(
+        self, sides: Sides, settings: DecisionSettings, device: str, replicates: int | None, *, confirms: bool
+    ) -> None:
         self.sides = sides
+        self.confirms = confirms
         self.device = device
         self.settings = settings.with_sets(replicates) if replicates is not None else settings
         self.second_look: dict[str, Any] = {}
         self._decision: Decision | None = None
         self._problems: list[str] = []
+        self._compared: int | None = None  # tests with a stored run
+
+    @property
+    def wanted(self) -> bool:
+        """Whether two sides were to be measured: always, but where a comparison with a stored run found no suspects."""
+        return self._decision is not None or not self.confirms
 
     @property
     def replicates(self) -> int:
         """Process sets a side: of the first look, and when that is done of the second."""
         settings = self.settings.default
-        return settings.screen_sets if self._decision is None else settings.confirm_sets
+        first = self._decision is None and not self.confirms
+        return settings.screen_sets if first else settings.confirm_sets
 
     def sides_in_any_order(self) -> list[Side]:
         """Which side begins is left to chance, for what comes first may meet colder caches in every round."""
@@ -48,26 +60,41 @@ class Gate:
     def first_look(self, measures: Mapping[str, Measure], pool: Pool) -> list[str]:
         """Judge what the tests measured, with two controls by the same sets; returns the suspects."""
         readings = self._readings(measures)
-        measured = {test: each.measured for test, each in measures.items() if each.measured is not None}
-        try:
-            readings += self._controls(measured, readings, pool)
-        except (SetFailure, ValueError, OSError) as error:
-            self._problems.append(f"a control could not be measured: {str(error).splitlines()[0]}")
-        if self.sides.spec_fields and not any(each.candidate_spec for each in measured.values()):
+        readings += self._try_controls(measures, readings, pool)
+        measured = [each.measured for each in measures.values() if each.measured is not None]
+        if self.sides.spec_fields and not any(each.candidate_spec for each in measured):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self._problems.append(f"no test measures anything that --against-spec {fields} changes")
         self._decision = Decision(readings, self.settings)
         return self._decision.suspects()
 
-    def confirm(self, measures: Mapping[str, Measure]) -> None:
-        """Decide by the suspects' second measurement, on fresh sets."""
-        assert self._decision is not None
-        self._decision.confirm(self._readings(measures))
+    def suspects_of(self, comparison: Comparison | None) -> list[str]:
+        """The tests that a comparison with a stored run finds slower, or suspects; none where it could not be had."""
+        if comparison is None:
+            return []
+        self._compared = len(comparison.changes)
+        return [*comparison.slower, *comparison.suspects]
+
+    def confirm(self, measures: Mapping[str, Measure], pool: Callable[[], Pool]) -> None:
+        """Decide by the suspects' second measurement, on fresh sets; and of a stored run's suspects the first of two sides."""
+        readings = self._readings(measures)
+        if self._decision is None:
+            readings = [*readings, *self._try_controls(measures, readings, pool())]
+            self._decision = Decision(readings, self.settings, among=self._compared)
+        else:
+            self._decision.confirm(readings)
         self.second_look = {test: each.stored for test, each in measures.items() if each.stored}
+
+    def answer(self, comparison: Comparison | None) -> Answer | None:
+        """What the run says: of a comparison with a stored run that, unless it had suspects, whom two sides then judged."""
+        if comparison is None:
+            return None if self.confirms else self.judgement()
+        judged = self._decision is not None
+        return Confirmed(comparison=comparison, judgement=self.judgement()) if judged else comparison
 
     def judgement(self) -> Judgement:
         if self._decision is None:
-            return Judgement(rows=(), holes={}, problems=["the run ended before its two sides could be compared"])
+            return Judgement(rows=(), holes={}, problems=["the two sides were not compared: no test measured both to its end"])
         return Judgement(rows=self._decision.rows, holes=self._decision.holes, problems=self._problems)
 
     def _readings(self, measures: Mapping[str, Measure]) -> list[Reading]:
@@ -79,6 +106,15 @@ class Gate:
         ]
 
     # --- controls
+
+    def _try_controls(self, measures: Mapping[str, Measure], readings: list[Reading], pool: Pool) -> list[Reading]:
+        """The controls' readings; one that cannot be measured is one of the run's problems."""
+        measured = {test: each.measured for test, each in measures.items() if each.measured is not None}
+        try:
+            return self._controls(measured, readings, pool)
+        except (SetFailure, ValueError, OSError) as error:
+            self._problems.append(f"a control could not be measured: {str(error).splitlines()[0]}")
+            return []
 
     def _controls(self, measured: Mapping[str, Measured], readings: list[Reading], pool: Pool) -> list[Reading]:
         """Of what no change can touch, and of a slow-down in the shortest of the steps that can fail the run by their time."""

@@ -1,4 +1,5 @@
-"""What disturbs the GPUs while rounds run: throttled clocks and other processes. CUDA is never initialised here."""
+"""What disturbs the GPUs while rounds run, throttled clocks and other processes, and which rounds that spoils. CUDA is never
+initialised here."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+POWER_CAP = "power cap"
 LEAST_SHARE = 0.01  # of the time between two looks, for a throttled round: less slows it by less than steady rounds differ
 
 # NVML's counters of nanoseconds for which something held the clocks down, by field: NVML_FI_DEV_PERF_POLICY_*. Not the newer
 # NVML_FI_DEV_CLOCKS_EVENT_REASON_*, which count power brakes, too: their numbers changed from driver to driver, so one older
 # than nvidia-ml-py answers with something else. Left out: 78, low utilization, which every idle GPU has, and the totals.
-COUNTERS = {74: "power cap", 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
+COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
 # What holds the clocks down at this moment, by bit. Left out: idle, application clocks and display, which someone chose.
 REASONS = {
-    0x04: "power cap",
+    0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x10: "sync boost",
     0x20: "temperature",
@@ -48,12 +50,17 @@ class Disturbance:
     foreign: frozenset[int] = frozenset()
 
 
-class GpuWatch:
-    """What disturbed the GPUs while rounds ran.
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What disturbed each GPU in a round, and what of that spoiled it. number: from 1, the same when it is measured again."""
 
-    The first look covers what came before the first round, too. Where that is a warm-up, look once before the rounds and drop
-    its doubts. Nothing here raises: what the driver does not tell is no doubt.
-    """
+    number: int
+    disturbances: Mapping[int, Disturbance]
+    spoiled: Sequence[str] = ()
+
+
+class GpuWatch:
+    """What disturbed the GPUs while rounds ran. Nothing here raises: what the driver does not tell is no doubt."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         """`uuids` of the GPUs that ranks will use, in CUDA's order; who computes on them by now is remembered as foreign."""
@@ -61,27 +68,37 @@ class GpuWatch:
         self._last = self._read()
         self._before = {gpu: reading.processes for gpu, reading in self._last.items()}
         self._own: set[int] = set()
-        self._rounds: list[dict[int, Disturbance]] = []
+        self._rounds: list[Round] = []
 
-    def look(self, own: Collection[int]) -> None:
-        """Read every GPU, once after each round; `own` are the process ids of our ranks."""
+    def look(self, own: Collection[int], done: int) -> str:
+        """Read every GPU, before a measurement's first round and after each; answers what spoiled that round, if anything.
+
+        own: the process ids of our ranks. done: the number of rounds with this one; one of the same number as the last was
+        measured again, and takes its place.
+        """
         self._own.update(own)  # a rank that has just ended may still be listed
-        now = self._read()
-        self._rounds.append(
-            {
-                gpu: Disturbance(
-                    throttled=throttled(self._last[gpu], reading),
-                    foreign=foreign(reading.processes, self._own, self._before[gpu]),
-                )
-                for gpu, reading in now.items()
-            }
-        )
-        self._last = now
+        before, self._last = self._last, self._read()
+        if not done:  # what came before the first round is of no interest
+            self._rounds = []
+            return ""
+        now = {
+            gpu: Disturbance(
+                throttled=throttled(before[gpu], reading),
+                foreign=foreign(reading.processes, self._own, self._before[gpu]),
+            )
+            for gpu, reading in self._last.items()
+        }
+        spoiled = spoiling([*(each.disturbances for each in self._rounds), now])
+        self._rounds.append(Round(number=done, disturbances=now, spoiled=spoiled))
+        return "; ".join(spoiled)
 
     def doubts(self) -> list[str]:
-        """A sentence for each GPU and what disturbed it since the last call; that is then forgotten."""
+        """A sentence for each GPU and what disturbed it in the rounds that count, and one about those that were measured again;
+        all of that is then forgotten."""
         rounds, self._rounds = self._rounds, []
-        return sentences(rounds)
+        counting = {each.number: each for each in rounds}  # of equal numbers the last
+        again = [each for each in rounds if counting[each.number] is not each]
+        return [*sentences([each.disturbances for each in counting.values()]), *notes(again)]
 
     def _read(self) -> dict[int, Reading]:
         return {gpu: read(handle) for gpu, handle in self._handles.items()}
@@ -111,6 +128,31 @@ def foreign(listed: Collection[int], own: Collection[int], before: Collection[in
     return frozenset(listed) - frozenset(own) if frozenset(listed) & frozenset(own) else frozenset(listed) & frozenset(before)
 
 
+def spoiling(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
+    """What spoiled the last of all `rounds` that a measurement has had so far, GPU by GPU; empty if it is a good one.
+
+    A power cap that held a GPU down in half of them or more is the work's own: any round of it would be like that.
+    """
+    reasons = []
+    for gpu, last in sorted(rounds[-1].items()):
+        capped = sum(gpu in each and POWER_CAP in each[gpu].throttled for each in rounds)
+        own = {POWER_CAP} if 2 * capped >= len(rounds) else set()
+        if why := sorted(last.throttled - own):
+            reasons.append(f"GPU {gpu} was throttled ({', '.join(why)})")
+        if last.foreign:
+            reasons.append(f"{_processes(last.foreign)} also used GPU {gpu}")
+    return reasons
+
+
+def notes(again: Sequence[Round]) -> list[str]:
+    """What is told of spoiled rounds that were measured again: no doubt, for they do not count."""
+    if not again:
+        return []
+    how_many = "1 spoiled round was" if len(again) == 1 else f"{len(again)} spoiled rounds were"
+    reasons = dict.fromkeys(reason for each in again for reason in each.spoiled)
+    return [f"{how_many} measured again: {'; '.join(reasons)}"]
+
+
 def sentences(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
     """The doubts of rounds[round][GPU], GPU by GPU."""
     doubts: list[str] = []
@@ -121,11 +163,13 @@ def sentences(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
             held = sum(bool(each.throttled) for each in disturbances)
             of = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
             doubts.append(f"doubtful: GPU {gpu} was throttled ({', '.join(reasons)}) during {held} of {of}")
-        pids = sorted({pid for each in disturbances for pid in each.foreign})
-        if pids:
-            who, use = ("process", "uses") if len(pids) == 1 else ("processes", "use")
-            doubts.append(f"doubtful: {who} {', '.join(map(str, pids))} also {use} GPU {gpu}")
+        if pids := {pid for each in disturbances for pid in each.foreign}:
+            doubts.append(f"doubtful: {_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
     return doubts
+
+
+def _processes(pids: Collection[int]) -> str:
+    return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, sorted(pids)))}"
 
 
 # --- reading

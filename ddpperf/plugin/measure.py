@@ -11,7 +11,6 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.plugin.sides import Sides
-from ddpperf.plugin.spec_options import changed
 from ddpperf.plugin.storage import SCHEMA
 from ddpperf.results import BASE, Measured
 from ddpperf.specs import Spec
@@ -51,7 +50,7 @@ class Measure:
     this very environment.
 
     measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stored: all that it holds of the
-    test. stats: pytest-benchmark's. notes: what makes them doubtful. counted_seconds: spent in rounds that count, of what was
+    test. stats: pytest-benchmark's. notes: what is told of them, which if it begins with `doubtful` makes them so. counted_seconds: spent in rounds that count, of what was
     not measured before.
     """
 
@@ -72,7 +71,7 @@ class Measure:
         self._benchmark = benchmark
         self._pool = pool
         self._doubts = doubts
-        self._spec_fields = sides.spec_fields if sides is not None else {}
+        self._sides = sides
         self._here = sides.here if sides is not None else BASE
         self._legs: dict[str, Any] = {}
 
@@ -83,7 +82,7 @@ class Measure:
         """
         if self.measured is not None:
             pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
-        self.measured = measured = self._measure(spec)
+        self.measured = measured = self._measure(spec, own=True)
         for name, leg in self._legs.items():
             self._require_same_sets(name, {sample["set"] for sample in leg["samples"]})
         self._benchmark.extra_info["ddpperf"] = self.stored = {
@@ -103,7 +102,7 @@ class Measure:
 
     def leg(self, name: str, spec: Spec) -> Measured:
         """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
-        measured = self._measure(spec)
+        measured = self._measure(spec, own=False)
         self._require_same_sets(name, {sample.set for sample in measured.samples})
         self._legs[name] = measured.to_json()
         return measured
@@ -128,13 +127,14 @@ class Measure:
         if (note := f"doubtful: {reason}") not in self.notes:
             self.notes.append(note)
 
-    def _measure(self, spec: Spec) -> Measured:
+    def _measure(self, spec: Spec, *, own: bool) -> Measured:
         if not isinstance(spec, Spec):
             pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
             pool = self._pool()
             before = pool.counted_seconds
-            measured = pool.measure_once(spec, changed(spec, self._spec_fields))
+            candidate = self._sides.candidate_of(spec, own=own) if self._sides is not None else None
+            measured = pool.measure_once(spec, candidate)
             spent = pool.counted_seconds - before
             self.counted_seconds += spent
             self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]

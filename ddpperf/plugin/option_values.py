@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
-from ddpperf.plugin.sides import has_sides
+from ddpperf.plugin.sides import has_sides, names_candidate
 
 MAX_WORLD_SIZE = 1024
 MOST_DIGITS = 9
@@ -100,7 +100,8 @@ def slower_ratio(config: pytest.Config) -> float | None:
     pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
     """
     checks = config.getoption("benchmark_compare_fail") or []
-    given = sum(str(arg).startswith("--benchmark-compare-fail") for arg in config.invocation_params.args)
+    words = [*config.invocation_params.args, *config.getini("addopts"), *os.environ.get("PYTEST_ADDOPTS", "").split()]
+    given = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
     if not checks:
         return None
     (check, *more) = checks
@@ -133,8 +134,8 @@ def check_benchmark_options(config: pytest.Config) -> None:
     compare = config.getoption("benchmark_compare")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
         raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
-    if compare and has_sides(config):
-        raise pytest.UsageError("--benchmark-compare compares with a stored run, got two sides for this one; leave one out")
+    if compare and names_candidate(config):
+        raise pytest.UsageError("--benchmark-compare compares this environment with a stored run, got --against; leave one out")
 
 
 def read_replicates(config: pytest.Config) -> int | None:
@@ -143,6 +144,6 @@ def read_replicates(config: pytest.Config) -> int | None:
     if text is None:
         return None
     replicates = whole_number("--replicates", text)
-    if replicates == 1 and has_sides(config):
+    if replicates == 1 and has_sides(config) and not config.getoption("benchmark_compare"):
         raise pytest.UsageError("--replicates 1 leaves nothing to judge a difference by, got two sides; pass 2 or more")
     return replicates

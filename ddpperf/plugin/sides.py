@@ -15,9 +15,9 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.plugin.probing import check_side
-from ddpperf.plugin.spec_options import FIELDS, Value, read_spec_fields
+from ddpperf.plugin.spec_options import FIELDS, Value, changed, read_spec_fields
 from ddpperf.results import BASE, CANDIDATE
-from ddpperf.specs import Form
+from ddpperf.specs import Form, Spec
 from ddpperf.workers.rank_process import Side
 
 OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES"  # what ddpperf itself sets for a rank, or relies on
@@ -34,17 +34,29 @@ REPEATED = ("--against-env", "--against-spec")
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """What is compared. spec_fields: what --against-spec sets in the trainings of B. torchvision: whether both have it."""
+    """What is compared.
+
+    spec_fields: what --against-spec sets in the candidate's trainings. delay_seconds: put into each step of what its tests
+    measure as their own. torchvision: whether both sides have it.
+    """
 
     base: Side
     candidate: Side
     spec_fields: Mapping[str, Value]
+    delay_seconds: float = 0.0
     torchvision: bool = True
 
     @property
     def here(self) -> str:
         """The name of the side that is this very environment; the base's where neither is."""
         return CANDIDATE if _is_elsewhere(self.base) and not _is_elsewhere(self.candidate) else BASE
+
+    def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
+        """What the candidate measures where the base measures `spec`, a test's own or a leg; None for the same."""
+        other = changed(spec, self.spec_fields) or spec
+        if own and self.delay_seconds:
+            other = dataclasses.replace(other, delay_seconds=self.delay_seconds)
+        return other if other != spec else None
 
 
 def add_side_options(group: pytest.OptionGroup) -> None:
@@ -59,7 +71,12 @@ def has_sides(config: pytest.Config) -> bool:
     return any(config.getoption(name) not in (None, []) for name in OPTIONS)
 
 
-def read_sides(config: pytest.Config, *, device: str, model: str) -> Sides | None:
+def names_candidate(config: pytest.Config) -> bool:
+    """Whether an option names the candidate, which otherwise is this environment."""
+    return any(config.getoption(name) not in (None, []) for name in OPTIONS if name.startswith("--against"))
+
+
+def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds: float = 0.0) -> Sides | None:
     """The sides that the options name, None without any; raises pytest.UsageError with one sentence for one that cannot run.
 
     Imports torch and an own model by each interpreter, root and environment that is not this one, which takes seconds.
@@ -74,7 +91,7 @@ def read_sides(config: pytest.Config, *, device: str, model: str) -> Sides | Non
         known = side is candidate and dataclasses.replace(side, name=BASE) == base
         if _is_elsewhere(side) and not known:
             torchvision &= check_side(side, _asked(side), device, model).torchvision
-    return Sides(base=base, candidate=candidate, spec_fields=spec_fields, torchvision=torchvision)
+    return Sides(base=base, candidate=candidate, spec_fields=spec_fields, delay_seconds=delay_seconds, torchvision=torchvision)
 
 
 def _side(config: pytest.Config, name: str, python_option: str, root_option: str, variables: Mapping[str, str]) -> Side:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddpperf import specs
+from ddpperf.analysis.history import DRIFT_RUNS, PastRun
 from ddpperf.analysis.verdict import Status
 from ddpperf.results import Measured
 from ddpperf.specs import Spec
 
 SCHEMA = 1
+MOST_READ = 20  # files of a history: 20 of 0.85 MB take 0.4 s
 
 
 class NoBaseline(Exception):
@@ -27,10 +29,11 @@ class NoBaseline(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An earlier run: its measurements by test id."""
+    """An earlier run: its measurements by test id. when: its beginning, in ISO 8601; empty if it does not say."""
 
     path: Path
     measured: dict[str, Measured]
+    when: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +66,13 @@ class Storage:
         the NAME it was saved under, or the beginning of its file name.
         """
         if wanted is True:
-            newest = _numbered(self.baselines)[-1:] or [path for path in _numbered(self.runs) if _passed(path)][-1:]
-            if not newest:
+            newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
+            if newest is None:
                 raise NoBaseline(
                     f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds a run that passed; "
                     "save one with --benchmark-save=NAME, then compare"
                 )
-            return newest[0]
+            return newest
         if os.path.isfile(wanted):
             return Path(wanted)
         for folder in (self.baselines, self.runs):
@@ -82,10 +85,30 @@ class Storage:
 
     def load(self, path: Path) -> Baseline:
         """Read a run back; raises NoBaseline for what is unreadable, not ours, or of other hardware."""
-        try:
-            document = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise NoBaseline(f"the baseline {path} cannot be read ({error}); name another, or save one anew") from error
+        return self._baseline(_document(path), path)
+
+    def history(self, compared: Baseline) -> list[PastRun]:
+        """The runs of this hardware that can be read, oldest first and none twice, with the one that is compared with.
+
+        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs, of which only those whose
+        tests all passed count. A baseline is still among the runs, too, and is the same run where it measured the same.
+        """
+        promoted, first = _numbered(self.baselines), DRIFT_RUNS
+        paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
+        found: list[tuple[Baseline, bool]] = []
+        for path in paths[:MOST_READ]:
+            with contextlib.suppress(NoBaseline):
+                document, promoted_too = _document(path), path.parent == self.baselines
+                if promoted_too or _passed(document):
+                    found.append((self._baseline(document, path), promoted_too))
+        unique: list[tuple[Baseline, bool]] = []
+        for run, promoted_too in [*found, (compared, False)]:
+            if all(run.measured != known.measured for known, _ in unique):
+                unique.append((run, promoted_too))
+        unique.sort(key=lambda each: each[0].when)
+        return [PastRun(measured=run.measured, promoted=promoted_too) for run, promoted_too in unique]
+
+    def _baseline(self, document: Any, path: Path) -> Baseline:
         try:
             header = document["ddpperf"]
             schema, key = header["schema"], header["hardware_key"]
@@ -95,6 +118,8 @@ class Storage:
             raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; save a baseline anew")
         if key != self.hardware_key:
             raise NoBaseline(f"{path} was measured on {key}, this is {self.hardware_key}; save a baseline here")
+        if "against" in header:
+            raise NoBaseline(f"{path} measured two sides in turn, and this run one; name a run of one side")
         try:
             measured = {
                 benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
@@ -104,7 +129,21 @@ class Storage:
                 raise TypeError("a test's fullname is no word")
         except (KeyError, TypeError, ValueError) as error:
             raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
-        return Baseline(path=path, measured=measured)
+        if not measured:
+            raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
+        return Baseline(path=path, measured=measured, when=str(document.get("datetime", "")))
+
+
+def _document(path: Path) -> Any:
+    """The JSON of a stored run; raises NoBaseline for a file that is cut, empty or no JSON, which has no NaN."""
+    try:
+        return json.loads(path.read_text(), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoBaseline(f"the baseline {path} cannot be read ({error}); name another, or save one anew") from error
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -138,11 +177,19 @@ def is_baseline(document: dict[str, Any]) -> bool:
     return wanted and passed and header["verdict"]["status"] != Status.FAIL
 
 
-def _passed(path: Path) -> bool:
+def _passed(document: Any) -> bool:
     try:
-        return is_baseline(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return is_baseline(document)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _newest_passed(folder: Path) -> Path | None:
+    for path in reversed(_numbered(folder)):
+        with contextlib.suppress(NoBaseline):
+            if _passed(_document(path)):
+                return path
+    return None
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:

@@ -12,15 +12,16 @@ FIGURES = range(2, 7)
 TOLD = ("worse", "suspect")  # findings of metrics that a test does not stand for
 
 
-def against_lines(header: Mapping[str, Any], doubts: Mapping[str, Sequence[str]]) -> list[str]:
-    """The table, and what its words mean, as lines without markup."""
+def against_lines(header: Mapping[str, Any], doubts: Mapping[str, Sequence[str]], *, only_judged: bool) -> list[str]:
+    """The table, and what its words mean, as lines without markup. only_judged: without the tests that have no row."""
     told = header["against"]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for test, outcome in header["outcomes"].items():
         ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
         found = [row for row in told["rows"] if row["test"] == test]
         shown = [row for row in found if row["primary"] or (row["gated"] and row["finding"] in TOLD)]
-        rows += [_row(row, ended) for row in shown] or [(short(test), *("-",) * (len(COLUMNS) - 2), ended)]
+        unseen = [] if only_judged else [(short(test), *("-",) * (len(COLUMNS) - 2), ended)]
+        rows += [_row(row, ended) for row in shown] or unseen
     rows += [_row(row, "") for row in told["rows"] if row["control"] is not None]
     return [
         f"base: {_described(told['base'])}",

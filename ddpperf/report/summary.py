@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.compare import Change, Comparison
+from ddpperf.analysis.history import DRIFT_RUNS
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
 from ddpperf.report.against import against_lines
 from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
 from ddpperf.results import Measured
 
+DOUBT = "doubtful: "
 DOUBTFUL_IQR = 0.25
+NAMED = 3  # of several tests
 SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
 DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
 
@@ -23,16 +27,14 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     header = document["ddpperf"]
     stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     doubts = {test: doubts_of(each) for test, each in stored.items()}
-    if "against" in header:
-        lines = [_title(header, stored), *against_lines(header, doubts)]
-    else:
+    lines = [_title(header, stored), ""]
+    if comparison is not None or "against" not in header:
         rows = _table(header, stored, doubts, comparison)
-        lines = [_title(header, stored), "", *aligned(rows, range(1, len(rows[0]) - 2)), ""]
-    if comparison is not None:
-        lines.append(f"ratio: step time over that in {comparison.baseline}; above its limit it is slower")
-        if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
-            lines.append(f"ratio with cpu: CPU seconds over those in {comparison.baseline}, for launches bound the step's time")
+        lines += [*aligned(rows, range(1, len(rows[0]) - 2)), ""]
+    lines += _compared(comparison) if comparison is not None else []
+    lines += against_lines(header, doubts, only_judged=comparison is not None) if "against" in header else []
     lines += _by_reason({test: reasons for test, reasons in doubts.items() if reasons})
+    lines += _by_reason({test: [note for note in each["notes"] if not note.startswith(DOUBT)] for test, each in stored.items()})
     skipped = {
         test: [f"skipped: {outcome['reason']}"]
         for test, outcome in header["outcomes"].items()
@@ -81,9 +83,35 @@ def _table(
 
 
 def _ratio(change: Change) -> tuple[str, str]:
-    """The ratio, marked where it is not of times, and its limit."""
-    mark = " cpu" if change.quantity == "CPU seconds" else ""
-    return f"{change.ratio:.3f}{mark}", f"{change.limit:g}"
+    """The ratio, marked where it is not of times or a suspect's, and its limit."""
+    mark = " cpu" if change.quantity == "CPU seconds" else " suspect" if change.suspect else ""
+    return f"{change.ratio:.3f}{mark}", f"{change.limit:.4g}"
+
+
+def _compared(comparison: Comparison) -> list[str]:
+    """What the ratios are, and what all of them say together."""
+    lines = [f"ratio: step time over that in {comparison.baseline}; above its limit it is slower"]
+    if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
+        lines.append(f"ratio with cpu: CPU seconds over those in {comparison.baseline}, for launches bound the step's time")
+    if (shift := comparison.median_shift()) is not None:
+        timed = sum(change.quantity == "step" for change in comparison.changes.values())
+        by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
+        lines.append(f"median shift of {count(timed, 'time')}: {by} than in {comparison.baseline}")
+    if suspects := comparison.suspects:
+        named = _most({test: change.ratio - 1 for test, change in suspects.items()})
+        measure = "measure them against the baseline's code, with --baseline-root or --baseline-python"
+        lines.append(f"{count(len(suspects), 'suspect')}, as {named}: {measure}")
+    if drifts := comparison.drifts:
+        slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
+        found = f"{count(len(slower), 'test')} slower, as {_most(slower)}" if slower else "no test slower"
+        lines.append(f"slow drift, last {DRIFT_RUNS} runs against first {DRIFT_RUNS} promoted: {found}, of {len(drifts)}")
+    return lines
+
+
+def _most(excess: Mapping[str, float]) -> str:
+    """The tests with most of it, and how much."""
+    tests = sorted(excess, key=lambda test: -excess[test])[:NAMED]
+    return ", ".join(f"{short(test)} ({excess[test]:+.1%})" for test in tests)
 
 
 def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
@@ -109,7 +137,8 @@ def _most_sets(stored: Mapping[str, Any]) -> int:
 
 def doubts_of(stored: dict[str, Any]) -> list[str]:
     """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds and its legs' show."""
-    doubts = [*stored["notes"], *_doubts_of_rounds(Measured.from_json(stored), "the")]
+    doubts = [note for note in stored["notes"] if note.startswith(DOUBT)]
+    doubts += _doubts_of_rounds(Measured.from_json(stored), "the")
     for name, leg in stored["legs"].items():
         measured = Measured.from_json(leg)
         doubts += _doubts_of_rounds(measured, f"{name}'s")

@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ddpperf import specs
+from ddpperf.kernels import digest_of_ranks
 from ddpperf.results import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
+from ddpperf.workers.rounds import Job, Seconds, sample, sample_rounds
 
 ROUND_SECONDS = {"cpu": 0.3, "cuda": 0.05}  # a round lasts about this long, or one step
 WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
-
-Job = tuple[ProcessSet, Spec]  # a set, and what it measures
 
 
 class Pool:
@@ -31,7 +32,7 @@ class Pool:
     once and is replaced, under a new name, before the next measurement. log_folder: where each rank's output stays; by
     default in a private folder that goes with the pool. cores: by rank, those it is kept on in each set. progress: told of
     the spec that is measured and how much of that is done. look: called with the process ids of all ranks and the number
-    of rounds done, before the first and after each.
+    of rounds done, before the first and after each; what it answers spoiled that round, which is then measured again.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Pool:
         log_folder: Path | None = None,
         cores: Sequence[Sequence[int]] | None = None,
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
-        look: Callable[[list[int], int], None] = lambda processes, done: None,
+        look: Callable[[list[int], int], str] = lambda processes, done: "",
     ) -> None:
         self.size = size
         self.device = device
@@ -118,31 +119,20 @@ class Pool:
         self._progress(spec, 0.0)
         limit = min(_open(jobs))
         iterations = max(_calibrate(*job, limit) for job in jobs) if spec.repeats else 1
-        seconds = self._sample_rounds(jobs, spec, iterations)
-        samples = tuple(_close(*job, seconds[job[0].name]) for job in jobs)
+        seconds = sample_rounds(
+            jobs,
+            iterations,
+            rounds=self.rounds,
+            enough_seconds=math.inf if spec.repeats else WHOLE_SECONDS * len(jobs),
+            look=self._look,
+            tell=partial(self._tell, spec),
+        )
+        samples = tuple(_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs)
         for process_set, _ in jobs:
             process_set.require_alive()
         measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
         self.counted_seconds += measured.counted_seconds()
         return measured
-
-    def _sample_rounds(self, jobs: list[Job], spec: Spec, iterations: int) -> dict[str, list[tuple[float, ...]]]:
-        """By set, each round's seconds by rank: as many rounds as were asked for, if they are long as fill `WHOLE_SECONDS`."""
-        seconds: dict[str, list[tuple[float, ...]]] = {process_set.name: [] for process_set, _ in jobs}
-        processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
-        spent = 0.0
-        self._look(processes, 0)
-        self._tell(spec, 0, 0.0)  # time left counts from here
-        for index in range(self.rounds):
-            for process_set, own in jobs if index % 2 == 0 else reversed(jobs):  # A B B A: drift meets both sides alike
-                process_set.progress = partial(self._tell, spec, index)
-                seconds[process_set.name].append(_sample(process_set, own, iterations))
-                spent += max(seconds[process_set.name][-1])
-            self._look(processes, index + 1)
-            self._tell(spec, index + 1, 0.0)
-            if not spec.repeats and spent >= WHOLE_SECONDS * len(jobs):
-                break
-        return seconds
 
     def _tell(self, spec: Spec, index: int, fraction: float) -> None:
         """How much is done; of what is long only the round is known, not how many there will be."""
@@ -217,23 +207,18 @@ def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:
     round_seconds = ROUND_SECONDS[process_set.device]
     iterations = 1
     while True:
-        seconds = max(_sample(process_set, spec, iterations))
+        seconds = max(sample(process_set, spec, iterations))
         if seconds >= round_seconds / 8 or iterations * 4 > limit:
             return choose_iterations(seconds / iterations, limit, round_seconds)
         iterations *= 4
 
 
-def _sample(process_set: ProcessSet, spec: Spec, iterations: int) -> tuple[float, ...]:
-    """Seconds of one round by rank."""
-    answers: dict[int, Message] = {}
-    for ranks in spec.turns(process_set.size):
-        answers |= process_set.request("sample", ranks=ranks, iterations=iterations)
-    return tuple(answers[rank]["seconds"] for rank in sorted(answers))
-
-
-def _close(process_set: ProcessSet, spec: Spec, seconds: list[tuple[float, ...]]) -> Sample:
+def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
+    """End the measurement. compared: with other sets', so that it is asked which kernels each ran."""
     ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]
-    answers = process_set.request("close", ranks=ranks)
+    ours = process_set.side.package == Side().package  # another ddpperf's ranks may not know what is asked
+    asked: dict[str, Any] = {"kernels": True} if compared and ours else {}
+    answers = process_set.request("close", ranks=ranks, **asked)
     names = answers[0]["counters"]
     return Sample(
         set=process_set.name,
@@ -241,4 +226,5 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[tuple[float, ...]]
         torch=str(process_set.environment["torch"]),
         seconds=tuple(seconds),
         counters={name: tuple(answers[rank]["counters"][name] for rank in sorted(answers)) for name in names},
+        kernels=digest_of_ranks([answers[rank].get("kernels", "") for rank in sorted(answers)]),
     )

@@ -19,6 +19,7 @@ from ddpperf import specs
 from ddpperf.allreduce import BackendAllReduce
 from ddpperf.copying import Copy
 from ddpperf.forms import forbid_compiling, forget_compiled, require_none_new
+from ddpperf.kernels import digest, kernel_names
 from ddpperf.sampling import Sampling
 from ddpperf.specs import AllReduceSpec, CopySpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.timing import delayed, seconds_of, synchronize
@@ -169,16 +170,23 @@ class Rank:
         print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
 
-    def close(self) -> Message:
-        """The last check, the counters, and the memory given back."""
+    def close(self, kernels: bool = False) -> Message:
+        """The last check, the counters, a digest of a training's kernels if asked for, and the memory given back."""
         assert self.measurement is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "close")
         counters = self.measurement.finish()
         if self.spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
+        ran = self._kernels(self.measurement) if kernels and isinstance(self.measurement, TrainingStep) else ""
         self._drop_measurement()
-        return {"counters": counters}
+        return {"counters": counters, "kernels": ran}
+
+    def _kernels(self, training: TrainingStep) -> str:
+        """A digest of what a step runs: the first of an epoch, without what begins the epoch, wherever the rounds ended."""
+        training.begin_epoch()
+        training.place = 1  # or the step would begin it again
+        return digest(kernel_names(training.advance, self.device))
 
     def exit(self) -> Message:
         if dist.is_initialized():

@@ -1,0 +1,61 @@
+"""The rounds of a measurement: each on all process sets in turn, and once more if it was spoiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ddpperf.specs import Spec
+from ddpperf.workers.channel import Message
+from ddpperf.workers.process_set import ProcessSet
+
+Job = tuple[ProcessSet, Spec]  # a set, and what it measures
+Seconds = tuple[float, ...]  # of one round, by rank
+
+
+def sample_rounds(
+    jobs: list[Job],
+    iterations: int,
+    *,
+    rounds: int,
+    enough_seconds: float,
+    look: Callable[[list[int], int], str],
+    tell: Callable[[int, float], None],
+) -> dict[str, list[Seconds]]:
+    """By set, the seconds of each of `rounds` rounds, or of as many as last `enough_seconds` in all.
+
+    A round that `look` calls spoiled is measured again, by all sets in the same order. At most `rounds` rounds are measured
+    again, and no more when those have lasted `enough_seconds`; a round that is spoiled after that counts as it is.
+    look: called with the process ids of all ranks and the number of rounds done, the one that has just ended among them, before
+    the first round and after each; answers what spoiled it, an empty string if nothing did. tell: told the number of rounds
+    that count so far, and the part of the next that is done.
+    """
+    processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
+    kept: list[dict[str, Seconds]] = []
+    again = 0
+    kept_seconds = again_seconds = 0.0
+    look(processes, 0)
+    tell(0, 0.0)  # time left counts from here
+    while len(kept) < rounds and kept_seconds < enough_seconds:
+        index = len(kept)
+        taken: dict[str, Seconds] = {}
+        for process_set, spec in jobs if index % 2 == 0 else reversed(jobs):  # A B B A: drift meets both sides alike
+            process_set.progress = partial(tell, index)
+            taken[process_set.name] = sample(process_set, spec, iterations)
+        lasted = sum(map(max, taken.values()))
+        if look(processes, index + 1) and again < rounds and again_seconds < enough_seconds:
+            again += 1
+            again_seconds += lasted
+            continue
+        kept.append(taken)
+        kept_seconds += lasted
+        tell(index + 1, 0.0)
+    return {process_set.name: [taken[process_set.name] for taken in kept] for process_set, _ in jobs}
+
+
+def sample(process_set: ProcessSet, spec: Spec, iterations: int) -> Seconds:
+    """Seconds of one round by rank."""
+    answers: dict[int, Message] = {}
+    for ranks in spec.turns(process_set.size):
+        answers |= process_set.request("sample", ranks=ranks, iterations=iterations)
+    return tuple(answers[rank]["seconds"] for rank in sorted(answers))

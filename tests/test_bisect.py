@@ -1,0 +1,95 @@
+"""The README's `git bisect run`, run for real: it passes over what cannot be measured and names the commit that is slower."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.project import Project
+
+# A step of one device, whose work is `sums` products; the spec, and with it the test's id, is the same for any number.
+MODEL = """
+import torch
+from torch import nn
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self, rows):
+        for _ in range({sums}):
+            rows = (rows @ self.weight).clamp(-1, 1)
+        return rows
+
+def sums():
+    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
+"""
+STEP = """
+from ddpperf.specs import TrainingSpec
+
+def test_step(measure):
+    measure(TrainingSpec(model="mine:sums", world_size=1, per_rank_batch_size=128, strategy="single"))
+"""
+FAST, SLOW = 20, 400  # twenty times the work, of which a limit of five times tells whatever else the machine does
+OPTIONS = "[pytest]\naddopts = --device cpu --world-sizes 1 --model mine:sums --rounds 3 -p no:cacheprovider\n"
+OWN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"} | {
+    f"GIT_{role}_{what}": "t@t" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+}
+
+
+class Repository:
+    """A project of one's own under git, with nobody's settings."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        inherited = {name: value for name, value in project.environment.items() if not name.startswith("GIT_")}
+        project.environment = inherited | OWN
+        self.run("git", "init", "--quiet")
+
+    def run(self, *command: str) -> str:
+        """Run it at the root to its end, which must be a good one; gives what it printed."""
+        root, environment = self.project.root, self.project.environment
+        finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
+        assert finished.returncode == 0, finished
+        return finished.stdout.strip()
+
+    def commit(self, message: str, *, experiment: str = "test_it.py", sums: int = FAST) -> str:
+        """Commit the experiment under that name, with a model of so many sums; gives the commit."""
+        perf = self.project.root / "perf"
+        for path in perf.glob("*.py"):
+            path.unlink()
+        (perf / experiment).write_text(STEP)
+        (self.project.root / "mine.py").write_text(MODEL.format(sums=sums))
+        self.run("git", "add", "conftest.py", "pytest.ini", "mine.py", "perf/*.py")
+        self.run("git", "commit", "--quiet", "--allow-empty", "-m", message)
+        return self.run("git", "rev-parse", "HEAD")
+
+
+def test_bisecting_passes_over_what_cannot_be_measured_and_names_the_slower_commit(project: Project) -> None:
+    """Of six commits git tries the third first; to name the fifth it needs the fourth's PASS and the fifth's FAIL."""
+    repository, before = Repository(project), project.root / "outside" / "before.json"
+    before.parent.mkdir()
+    (project.root / "pytest.ini").write_text(OPTIONS)
+    (project.root / ".gitignore").write_text("outside/\n")
+    good = repository.commit("fast")
+    repository.run(sys.executable, "-m", "pytest", "perf/", f"--benchmark-json={before}")
+    repository.commit("one more")
+    repository.commit("another")
+    renamed = repository.commit("what is measured has another name", experiment="test_that.py")
+    repository.commit("its name again")
+    slow = repository.commit("slow", sums=SLOW)
+    repository.commit("still slow", sums=SLOW)
+    repository.run("git", "bisect", "start", "HEAD", good)
+    limit, compare = "--benchmark-compare-fail=median:400%", f"--benchmark-compare={before}"
+    found = repository.run("git", "bisect", "run", sys.executable, "-m", "pytest", "perf/", limit, compare)
+    for said in (
+        "NO VERDICT: perf/test_it.py::test_step is in before.json but was not measured",
+        "PASS: 1 test measured, none slower than in before.json by more than its limit",
+        "FAIL: perf/test_it.py::test_step is slower: ",
+        f"{slow} is the first bad commit",
+    ):
+        assert said in found, found
+    assert repository.run("git", "for-each-ref", "--format=%(refname)", "refs/bisect/skip-*") == f"refs/bisect/skip-{renamed}"
+    project.assert_nothing_left()

@@ -1,0 +1,90 @@
+"""What -m gate selects: the cells that tell most for each second, none that is bound by launches or noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpperf.plugin.options import Options, read_options
+from ddpperf.specs import AllReduceSpec, TrainingSpec
+from perf import test_all_reduce, test_precision, test_scaling, test_strategies
+from tests.project import REPOSITORY, Project
+
+pytest_plugins = ["pytester"]
+
+TESTS = {
+    test_all_reduce.test_all_reduce,
+    test_precision.test_precision,
+    test_scaling.test_weak_scaling,
+    test_scaling.test_strong_scaling,
+    test_strategies.test_strategies,
+}
+
+
+def options(pytester: pytest.Pytester, gpus: int) -> Options:
+    return read_options(pytester.parseconfig("-p", "ddpperf.plugin"), gpus)
+
+
+def gated(options: Options) -> list[AllReduceSpec | TrainingSpec]:
+    """The specs that the experiments' markers select."""
+    found = []
+    for test in TESTS:
+        (marker,) = (mark for mark in test.pytestmark if mark.name == "specs")  # type: ignore[attr-defined]
+        cells = [cell for cell in marker.kwargs["cells"](options) if isinstance(cell, AllReduceSpec | TrainingSpec)]
+        found += [cell for cell in cells if marker.kwargs["gate"](options, cell)]
+    return found
+
+
+def test_on_gpus_every_cell_is_captured_or_a_large_all_reduce(pytester: pytest.Pytester) -> None:
+    selected = gated(options(pytester, gpus=4))
+    steps = [spec for spec in selected if isinstance(spec, TrainingSpec)]
+    assert all(spec.captured for spec in steps)
+    assert {spec.world_size for spec in steps} == {1, 4}
+    assert {spec.per_rank_batch_size for spec in steps if spec.world_size == 4} == {32, 128, 512}
+    assert {spec.strategy for spec in steps} == {"single", "ddp", "zero1"}
+    assert {spec.nbytes for spec in selected if isinstance(spec, AllReduceSpec)} == {2**24, 2**26, 2**28, 2**30}
+
+
+def test_on_a_cpu_no_all_reduce_is_selected(pytester: pytest.Pytester) -> None:
+    selected = gated(options(pytester, gpus=0))
+    assert all(isinstance(spec, TrainingSpec) for spec in selected)
+    assert {spec.id for spec in selected} == {
+        "world_size=1-batch=32-resnet18-single-bf16-eager-fixed",
+        "world_size=1-batch=32-resnet18-single-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-ddp-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-ddp+bf16-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-zero1-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-fsdp-fp32-eager-fixed",
+    }
+
+
+def test_the_marker_selects_cells_of_an_own_experiment(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n"
+        "    for nbytes in (1024, 2048):\n"
+        "        yield AllReduceSpec(world_size=2, nbytes=nbytes)\n\n"
+        "@pytest.mark.specs(cells=cells, gate=lambda options, spec: spec.nbytes > 1024)\n"
+        "def test_it(measure, spec):\n"
+        "    measure(spec)\n\n"
+        "@pytest.mark.specs(cells=cells)\n"
+        "def test_other(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    try:
+        finished = project.run("perf", "-m", "gate", "--strict-markers")
+    finally:
+        project.clean()
+    assert finished.status == 0, finished
+    assert list(project.measured()) == ["test_it[world_size=2-2KiB-backend-eager]"]
+
+
+def test_the_page_on_the_gate_names_what_is_selected_now(pytester: pytest.Pytester) -> None:
+    """Its table is of a run on a CPU; a cell that comes or goes must be measured, and told."""
+    page = (REPOSITORY / "docs" / "gate.md").read_text()
+    chosen = [line for line in page.splitlines() if line.endswith("| yes |")]
+    assert chosen
+    for spec in gated(options(pytester, gpus=0)):
+        assert any(f"[{spec.id}]" in line for line in chosen), spec.id
