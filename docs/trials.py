@@ -33,7 +33,6 @@ GPU_STEPS = [
         precision="bf16",
         memory_format="channels_last",
         form="graph",
-        input="device",
     )
     for batch_size in (32, 128, 256, 512)
 ]
@@ -52,15 +51,12 @@ def fresh(device: str, sets: int) -> Pool:
 
 
 def without_margin(settings: DecisionSettings) -> DecisionSettings:
-    return DecisionSettings(default=replace(settings.default, margin=0.0), metrics={})
+    return replace(settings, default=replace(settings.default, margin=0.0), metrics={})
 
 
-def found(device: str, settings: DecisionSettings, steps: list[TrainingSpec], first: list[Reading], slower: float) -> str:
-    """What becomes of the first step if it is slower on the candidate's side, beside the others as they were measured."""
-    spec = steps[0]
-    slowed = replace(spec, delay_seconds=slower * median(first[0].base))
-    with fresh(device, settings.default.screen_sets) as pool:
-        decision = Decision([times(pool, spec, slowed), *first[1:]], settings)
+def decided(device: str, settings: DecisionSettings, spec: TrainingSpec, slowed: TrainingSpec, first: list[Reading]) -> str:
+    """What becomes of a step that is slower on the candidate's side, first of the readings, the others being as they are."""
+    decision = Decision(first, settings)
     decision.gated = SUITE * 4
     if decision.suspects() != [spec.id]:
         return f"not suspected: {decision.rows[0].ratio:.4f}"
@@ -77,11 +73,13 @@ def main(device: str = "cpu", trials: str = "20", *slower: str) -> None:
     for trial in range(1, int(trials) + 1):
         with fresh(device, settings.default.screen_sets) as pool:
             first = [times(pool, spec) for spec in steps]
+            slowed = {slow: replace(steps[0], delay_seconds=float(slow) * median(first[0].base)) for slow in slower}
+            again = {slow: times(pool, steps[0], slowed[slow]) for slow in slower}
         rows = Decision(first, without_margin(settings)).rows
         suspected += sum(row.finding is Finding.SUSPECT for row in rows)
         told = [f"{row.ratio:.4f}{'*' * (row.finding is Finding.SUSPECT)}" for row in rows]
         for slow in slower:
-            answer = found(device, settings, steps, first, float(slow))
+            answer = decided(device, settings, steps[0], slowed[slow], [again[slow], *first[1:]])
             detected[slow] += answer.startswith(Finding.WORSE)
             told.append(f"+{float(slow):.0%} {answer}")
         print(f"trial {trial}: {'; '.join(told)}", flush=True)

@@ -232,7 +232,7 @@ def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
     run = passed(
         test_a=stored(*(0.1,) * 4, notes=(shared,)),
         test_b=stored(*(0.1,) * 4, notes=(shared, "doubtful: loading the images limits")),
-        test_c=stored(*(0.1,) * 4),
+        test_c=stored(*(0.1,) * 4, notes=("1 spoiled round was measured again: process 7 also uses GPU 0",)),
     )
     for test, reason in {"test_d": "it needs a GPU", "test_e": "it needs a GPU", "test_f": "it needs two"}.items():
         run["ddpperf"]["outcomes"][FILE + test] = {"outcome": "skipped", "reason": reason}
@@ -241,6 +241,7 @@ def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
         "",
         "doubtful: 4 ranks share 2 cores: 2 tests",
         "doubtful: loading the images limits: test_b",
+        "1 spoiled round was measured again: process 7 also uses GPU 0: test_c",
         "skipped: it needs a GPU: 2 tests",
         "skipped: it needs two: test_f",
         "thresholds: none for h200x4",

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddpperf.analysis.decision import (
-    Array,
     Finding,
     Look,
     Noise,
-    Settings,
     class_variances,
     confirm,
     critical,
@@ -21,6 +19,7 @@ from ddpperf.analysis.decision import (
     noise,
     prior_freedom,
     screen,
+    sets_needed,
     untouched_findings,
 )
 from ddpperf.analysis.readings import EXACT, Control, Reading
@@ -110,6 +109,7 @@ class Decision:
         untouched = untouched_findings(seen, spread, settings)
         reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
         detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated))
+        needed = sets_needed(spread, settings, self.gated)
         return [
             Row(
                 test=reading.test,
@@ -121,7 +121,7 @@ class Decision:
                 high=math.exp(reading.sign * seen.effect[place] + reach[place]),
                 detectable=float(detectable[place]),
                 tolerance=math.expm1(settings.tolerance),
-                sets=_sets_needed(spread, place, settings, self.gated),
+                sets=int(needed[place]) if needed[place] <= MOST_SETS else None,
                 finding=untouched[place] if reading.control == "negative" else findings[place],
                 gated=reading.gated,
                 primary=reading.primary,
@@ -166,14 +166,3 @@ def _exact(reading: Reading) -> Row:
         gated=reading.gated,
         primary=False,
     )
-
-
-def _sets_needed(spread: Noise, place: int, settings: Settings, gated: int) -> int | None:
-    """The fewest sets a side in both looks with which a change of the tolerance would be found."""
-    one = Noise(spread.variance[[place]], spread.freedom[[place]])
-    for sets in range(2, MOST_SETS + 1):
-        with_sets = replace(settings, screen_sets=sets, confirm_sets=sets)
-        effect: Array = minimum_detectable_effect(one, with_sets, gated)
-        if effect[0] <= settings.tolerance:
-            return sets
-    return None

@@ -188,9 +188,24 @@ def _named(*answers: tuple[npt.NDArray[np.bool_], Finding]) -> list[Finding]:
 
 def minimum_detectable_effect(noise: Noise, settings: Settings, gated: int, power: float = 0.95) -> Array:
     """By metric, the least change, as a log ratio, that both looks together call worse with probability of about `power`."""
+    first, second = _reach(noise, settings, gated, power)
+    effect: Array = settings.margin + np.maximum(
+        first * noise.error(settings.screen_sets), second * noise.error(settings.confirm_sets)
+    )
+    return effect
+
+
+def sets_needed(noise: Noise, settings: Settings, gated: int, power: float = 0.95) -> Array:
+    """By metric, the fewest sets a side in both looks with which a change of the tolerance would be called worse, 2 or more."""
+    reach = np.maximum(*_reach(noise, settings, gated, power))
+    sets: Array = np.ceil(2 * noise.variance * (reach / (settings.tolerance - settings.margin)) ** 2)
+    return np.maximum(sets, 2)
+
+
+def _reach(noise: Noise, settings: Settings, gated: int, power: float) -> tuple[Array, Array]:
+    """By look and metric, how many standard errors above the margin an effect must be."""
     from scipy.stats import norm
 
-    looks = (settings.screen_sets, settings.screen_alpha), (settings.confirm_sets, settings.confirm_alpha(gated))
-    needed = [(critical(alpha, noise.freedom) + norm.isf(1 - power)) * noise.error(sets) for sets, alpha in looks]
-    effect: Array = settings.margin + np.maximum(*needed)
-    return effect
+    alphas = settings.screen_alpha, settings.confirm_alpha(gated)
+    first, second = (critical(alpha, noise.freedom) + norm.isf(1 - power) for alpha in alphas)
+    return first, second

@@ -50,8 +50,8 @@ class Measure:
     this very environment.
 
     measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stored: all that it holds of the
-    test. stats: pytest-benchmark's. notes: what is told of them, which if it begins with `doubtful` makes them so. counted_seconds: spent in rounds that count, of what was
-    not measured before.
+    test. stats: pytest-benchmark's. notes: what is told of the test, which is doubtful if one begins so. counted_seconds: spent
+    in rounds that count, of what was not measured before.
     """
 
     def __init__(

@@ -83,6 +83,8 @@ class Pool:
                     new.spawn()
                     started.append(new)
             for new in started:
+                new.connect()  # and let it take its devices, which takes longest, while the others connect
+            for new in started:
                 new.wait_ready()
         except BaseException:
             for new in started:

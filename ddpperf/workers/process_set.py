@@ -21,7 +21,8 @@ GROUP_GRACE_SECONDS = 300  # a group outlives every deadline, so that the contro
 
 
 class ProcessSet:
-    """`size` ranks. `spawn` returns at once, `wait_ready` when all ranks answer; every failure kills the whole set.
+    """`size` ranks. `spawn` returns at once, `connect` when all have begun, `wait_ready` when they have their devices; every
+    failure kills the whole set.
 
     folder: a private folder for the socket and the ranks' temporary files. log_folder: where each rank's output goes, one
     file a rank. deadline_seconds: how long a rank may take over one command, or be silent in one that reports its progress.
@@ -75,16 +76,19 @@ class ProcessSet:
             self.kill()
             raise
 
-    def wait_ready(self) -> None:
+    def connect(self) -> None:
         try:
             self._accept_all(time.monotonic() + START_SECONDS)
-            answers = self.request("setup", deadline_seconds=START_SECONDS, device=self.device, cores=self.cores)
-            self._store_port = answers[0]["port"]
-            self.environment = answers[0]["environment"]
         except BaseException:
             self.kill()
             raise
         self._listener.close()
+        self.ask("setup", device=self.device, cores=self.cores)
+
+    def wait_ready(self) -> None:
+        answers = self.answers(START_SECONDS)
+        self._store_port = answers[0]["port"]
+        self.environment = answers[0]["environment"]
 
     def _accept_all(self, end: float) -> None:
         while missing := [rank for rank in self.ranks if rank.connection is None]:
