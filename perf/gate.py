@@ -16,9 +16,14 @@ def scaling(options: Options, spec: TrainingSpec) -> bool:
     return spec.world_size in (1, max(options.world_sizes)) and _first_form(options, spec) and spec.model == options.model
 
 
-def most_ranks(options: Options, spec: TrainingSpec) -> bool:
-    """On all devices, in the first form."""
-    return spec.world_size == max(options.world_sizes) and _first_form(options, spec)
+def strong_scaling(options: Options, spec: TrainingSpec) -> bool:
+    """On all GPUs, in the first form; on a CPU its t(1) costs more than it tells, and its t(N) is weak scaling's, too."""
+    return options.device == "cuda" and spec.world_size == max(options.world_sizes) and _first_form(options, spec)
+
+
+def strategies(options: Options, spec: TrainingSpec) -> bool:
+    """On all devices, in the first form; on a CPU without FSDP, whose process sets differ too much."""
+    return _first_form(options, spec) and (options.device == "cuda" or spec.strategy != "fsdp")
 
 
 def reduced_precision(options: Options, spec: TrainingSpec) -> bool:

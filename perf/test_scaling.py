@@ -94,7 +94,7 @@ def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
-@pytest.mark.specs(cells=strong_scaling, gate=gate.most_ranks)
+@pytest.mark.specs(cells=strong_scaling, gate=gate.strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The global batch stays the same: N devices share the work of one step."""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)

@@ -47,7 +47,7 @@ def variants(options: Options) -> Iterator[Cell]:
             yield if_valid(f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **cell | fields))
 
 
-@pytest.mark.specs(cells=variants, gate=gate.most_ranks)
+@pytest.mark.specs(cells=variants, gate=gate.strategies)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     ddp = spec.ddp()

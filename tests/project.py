@@ -30,6 +30,25 @@ def test_all_reduce(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
 """
 
+# A model whose step a CPU does quietly, of as many products as one likes: the spec, and the test's id, stay the same.
+SUMS_MODEL = """
+import torch
+from torch import nn
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self, rows):
+        for _ in range({sums}):
+            rows = (rows @ self.weight).clamp(-1, 1)
+        return rows
+
+def sums():
+    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
+"""
+
 
 class Marked:
     """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""

@@ -9,33 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import Finished, Project
+from tests.project import SUMS_MODEL, Finished, Project
 
-# A step that a CPU does quietly, as no training is, and of which a module in another folder makes a slower one.
-MODEL = """
-import torch
-from torch import nn
-
-class Sums(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(64, 64))
-
-    def forward(self, rows):
-        for _ in range({sums}):
-            rows = (rows @ self.weight).clamp(-1, 1)
-        return rows
-
-def sums():
-    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
-"""
 STEPS = """
 from ddpperf.specs import TrainingSpec
 
 def test_step(measure):
     measure(TrainingSpec(model="mine:sums", world_size=1, per_rank_batch_size=256, strategy="single"))
 """
-FAST, SLOW = MODEL.format(sums=20), MODEL.format(sums=32)
+FAST, SLOW = SUMS_MODEL.format(sums=20), SUMS_MODEL.format(sums=32)
 
 
 @pytest.fixture

@@ -142,6 +142,11 @@ def test_a_failed_control_is_no_verdict(control: Control, by: float, words: str)
     assert words in reason
 
 
+def test_a_negative_control_on_a_noisy_machine_is_no_failed_one() -> None:
+    noisy = [replace(each, candidate=(0.9, 1.0, 1.12)) if each.control == "negative" else each for each in suite()]
+    assert verdict(Decision(noisy, GPU))[0] is Status.PASS
+
+
 def test_a_control_that_is_missing_is_no_verdict() -> None:
     status, reasons = verdict(Decision([each for each in suite() if each.control is None], GPU))
     assert status is Status.NO_VERDICT

@@ -6,26 +6,8 @@ import os
 import subprocess
 import sys
 
-from tests.project import Project
+from tests.project import SUMS_MODEL, Project
 
-# A step of one device, whose work is `sums` products; the spec, and with it the test's id, is the same for any number.
-MODEL = """
-import torch
-from torch import nn
-
-class Sums(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(64, 64))
-
-    def forward(self, rows):
-        for _ in range({sums}):
-            rows = (rows @ self.weight).clamp(-1, 1)
-        return rows
-
-def sums():
-    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
-"""
 STEP = """
 from ddpperf.specs import TrainingSpec
 
@@ -61,7 +43,7 @@ class Repository:
         for path in perf.glob("*.py"):
             path.unlink()
         (perf / experiment).write_text(STEP)
-        (self.project.root / "mine.py").write_text(MODEL.format(sums=sums))
+        (self.project.root / "mine.py").write_text(SUMS_MODEL.format(sums=sums))
         self.run("git", "add", "conftest.py", "pytest.ini", "mine.py", "perf/*.py")
         self.run("git", "commit", "--quiet", "--allow-empty", "-m", message)
         return self.run("git", "rev-parse", "HEAD")

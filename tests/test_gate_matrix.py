@@ -55,7 +55,6 @@ def test_on_a_cpu_no_all_reduce_is_selected(pytester: pytest.Pytester) -> None:
         "world_size=2-batch=32-resnet18-ddp-fp32-eager-fixed",
         "world_size=2-batch=32-resnet18-ddp+bf16-fp32-eager-fixed",
         "world_size=2-batch=32-resnet18-zero1-fp32-eager-fixed",
-        "world_size=2-batch=32-resnet18-fsdp-fp32-eager-fixed",
     }
 
 

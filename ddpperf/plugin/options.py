@@ -23,7 +23,7 @@ from ddpperf.plugin.option_values import (
     slower_ratio,
     whole_number,
 )
-from ddpperf.plugin.sides import Sides, add_side_options, read_candidate_fields, read_sides
+from ddpperf.plugin.sides import Sides, add_side_options, has_sides, read_candidate_fields, read_sides
 from ddpperf.plugin.spec_options import FIELDS, Value, check_candidate, check_training, fitting, read_forms, read_spec_fields
 from ddpperf.specs import EpochSpec, Form, Input, Precision, TrainingSpec, is_own_model, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
@@ -116,7 +116,7 @@ def add_options(parser: pytest.Parser) -> None:
         ("--data", "synthetic", "NAME", "synthetic (default), cifar10[:DIR], or imagefolder:DIR with train/ and test/"),
         ("--epoch-images", None, "N", "images in an epoch (default: all of the data set on GPUs, 1024 on the CPU)"),
         ("--slow-down", None, "SECONDS", "put a delay into every step, of two sides the candidate's, to see what notices it"),
-        ("--rounds", "10", "N", "timed rounds of each cell, of an epoch as many as fill 3 s (default: %(default)s)"),
+        ("--rounds", None, "N", "timed rounds of each cell, of an epoch as many as fill 3 s (default: 10, of two sides 7)"),
         ("--replicates", None, "N", "process sets a side that measure each test, side by side (default: 1; of two sides 3)"),
         ("--deadline", "120", "SECONDS", "how long a rank may take over a command, or be silent in it (default: %(default)s)"),
         ("--worker-logs", None, "DIR", "keep every rank's output in this folder, a file each"),
@@ -134,18 +134,14 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     Decodes the images and tries the model, which takes a while, where they are not the default.
     """
     check_benchmark_options(config)
-    device = config.getoption("device")
-    if device not in ("auto", "cpu", "cuda"):
-        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
-    if device == "auto":
-        device = "cuda" if gpu_count else "cpu"
+    device = _device(config, gpu_count)
     cuda = device == "cuda"
     world_sizes = sizes(config, "--world-sizes") or default_world_sizes(device, gpu_count)
     check_world_sizes(world_sizes, device, gpu_count)
     batch_sizes, global_batch_sizes = sizes(config, "--batch-sizes"), sizes(config, "--global-batch-sizes")
     check_global_batch_sizes(global_batch_sizes, world_sizes)
     precision = _precision(config, cuda)
-    rounds = whole_number("--rounds", config.getoption("rounds"))
+    rounds = whole_number("--rounds", config.getoption("rounds") or ("7" if has_sides(config) else "10"))
     deadline_seconds = seconds("--deadline", config.getoption("deadline"), 86400)
     logs, delay = config.getoption("worker_logs"), config.getoption("slow_down")
     delay_seconds = seconds("--slow-down", delay, MOST_DELAY_SECONDS) if delay is not None else 0.0
@@ -181,6 +177,15 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         worker_logs=worker_logs,
         slower_ratio=limit,
     )
+
+
+def _device(config: pytest.Config, gpu_count: int) -> str:
+    device = config.getoption("device")
+    if device not in ("auto", "cpu", "cuda"):
+        raise pytest.UsageError(f"--device must be auto, cpu or cuda, got {device!r}; pass one of them")
+    if device == "auto":
+        return "cuda" if gpu_count else "cpu"
+    return str(device)
 
 
 def _precision(config: pytest.Config, cuda: bool) -> Precision:

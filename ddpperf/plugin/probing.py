@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ddpperf
+from ddpperf.plugin.apart import run_apart
 from ddpperf.workers.rank_process import Side
 
 PROBE = Path(ddpperf.__file__).with_name("probe.py")
@@ -68,30 +65,17 @@ def _release(version: str) -> tuple[int, int]:
 def _probe(side: Side, asked: str, model: str) -> Found:
     """What the side's interpreter has, asked in a process of its own, of which nothing stays."""
     command = [side.python, str(PROBE), model, str(side.package)]
-    with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:  # torch leaves a cache where temporary files go
-        environment = os.environ | side.variables() | {"TMPDIR": folder}
-        said, failed = Path(folder) / "said", Path(folder) / "failed"  # files: a child of the model's would hold pipes open
-        with said.open("w") as out, failed.open("w") as err:
-            try:
-                probing = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
-                )
-            except OSError as error:
-                raise pytest.UsageError(f"{asked} cannot be started ({error.strerror}); name a Python interpreter") from error
-        try:
-            status = probing.wait(timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise pytest.UsageError(
-                f"{asked} did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
-            ) from error
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(probing.pid, signal.SIGKILL)
-            probing.wait()
-        answers = said.read_text(errors="replace").splitlines()
-        lines = [line[:200] for line in failed.read_text(errors="replace").splitlines() if line[:1].strip()]
+    try:
+        ended = run_apart(command, side.variables(), PROBE_SECONDS)
+    except OSError as error:
+        raise pytest.UsageError(f"{asked} cannot be started ({error.strerror}); name a Python interpreter") from error
+    except subprocess.TimeoutExpired as error:
+        sentence = f"{asked} did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
+        raise pytest.UsageError(sentence) from error
+    answers = ended.output.splitlines()
+    lines = [line[:200] for line in ended.errors.splitlines() if line[:1].strip()]
     reason = "".join(f" ({line})" for line in (lines[-1:] if answers else lines[:1]))  # what is no Python says it first
-    return _read_answers(asked, answers, f"ended with status {status}{reason}")
+    return _read_answers(asked, answers, f"ended with status {ended.status}{reason}")
 
 
 def _read_answers(asked: str, answers: Sequence[str], end: str) -> Found:
