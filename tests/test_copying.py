@@ -1,0 +1,58 @@
+"""A copy of memory, the control that no change can touch: it is checked, and sets that fail together leave nothing unread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ddpperf.copying import Copy
+from ddpperf.specs import CopySpec, Fault, from_json, to_json
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+
+SPEC = CopySpec(world_size=1, nbytes=1000)
+
+
+def copy() -> Copy:
+    made = Copy(SPEC, rank=0, device=torch.device("cpu"))
+    made.start_round()
+    return made
+
+
+def test_all_bytes_are_copied() -> None:
+    made = copy()
+    made.step()
+    made.end_round(1)
+    assert bytes(made.target.tolist()) == (bytes(range(256)) * 4)[:1000]
+
+
+def test_a_copy_that_did_not_happen_or_is_wrong_is_found() -> None:
+    with pytest.raises(ArithmeticError, match="a copy of 1000 bytes is not what was copied, after 7 steps"):
+        copy().end_round(7)
+    made = copy()
+    made.step()
+    made.target[999] += 1
+    with pytest.raises(ArithmeticError):
+        made.end_round(1)
+
+
+def test_its_spec_has_an_id_and_travels_as_json() -> None:
+    assert SPEC.id == "world_size=1-1000B-copy"
+    assert from_json(to_json(SPEC)) == SPEC
+    with pytest.raises(ValueError, match="nbytes must be a whole number of at least 1, got 0"):
+        replace(SPEC, nbytes=0)
+
+
+def test_sets_that_fail_together_are_all_replaced_and_the_next_measurement_is_whole() -> None:
+    """They open side by side: an answer that nobody read would be taken for the next one's."""
+    failing = replace(SPEC, fault=Fault(kind="raise", rank=0, command="open"))
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+        before = {sample.set for sample in pool.measure(SPEC).samples}
+        with pytest.raises(SetFailure, match=r"rank 0 of set A1 raised .* \(at open\)"):
+            pool.measure(failing)
+        after = pool.measure(SPEC)
+    assert len(after.samples) == 2
+    assert not before & {sample.set for sample in after.samples}
+    assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
