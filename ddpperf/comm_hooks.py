@@ -8,26 +8,33 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpperf.specs import CommHook
+from ddpperf.specs import TrainingSpec
+from ddpperf.symmetric import one_shot, symmetric_buffer, two_shot
+from ddpperf.timing import delayed
 
 SYMMETRIC_BYTES = 16 * 2**20  # above, NCCL's own algorithms are faster
+Message = tuple[int, torch.dtype]
 ONE_SHOT_BYTES = 2**18  # up to here each rank reads all others' buffers; above, its share of them
 
 
-def register(model: DistributedDataParallel, hook: CommHook, device: torch.device) -> None:
-    """Have `model` average its gradients by `hook`; "none" is DDP's own way: divide, then sum."""
+def register(
+    model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
+) -> None:
+    """Have `model` average its gradients by `hook`, or the spec's; "none" is DDP's own way: divide, then sum."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    if hook == "avg":
+    if hook is not None or spec.communication == "local" or spec.comm_delay_seconds:
+        model.register_comm_hook(None, (hook or OwnAverage(spec, device)).average)
+    elif spec.comm_hook == "avg":
         model.register_comm_hook(None, average)
-    elif hook == "bf16":
+    elif spec.comm_hook == "bf16":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    elif hook == "fp16":
+    elif spec.comm_hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "powersgd":
+    elif spec.comm_hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif hook == "symmetric_memory":
+    elif spec.comm_hook == "symmetric_memory":
         model.register_comm_hook(None, SymmetricMemoryAverage(device).average)
 
 
@@ -39,6 +46,54 @@ def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torc
     return averaged
 
 
+class OwnAverage:
+    """What the hooks none, avg, bf16 and fp16 do, so that a step can be taken apart: buckets may be filled and not sent,
+    and the last one of a step may leave a rank late.
+
+    messages: of the step that runs, or of the last one, each one's elements and their type, in their order.
+    """
+
+    def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
+        self.sends = spec.communication == "on"
+        self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
+        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.comm_hook)
+        self.device = device
+        self.world_size = dist.get_world_size()
+        self.messages: list[Message] = []
+        self.late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
+        self.devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.wait = delayed(lambda: None, self.late, device)
+
+    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        del state
+        if bucket.index() == 0:
+            self.messages = []
+        gradients: Tensor = bucket.buffer()
+        message = gradients if self.dtype is None else gradients.to(self.dtype)
+        if self.operation == dist.ReduceOp.SUM:
+            message.div_(self.world_size)
+        self.messages.append((message.numel(), message.dtype))
+        sending = self._send(message, late=bucket.is_last())
+        averaged: torch.futures.Future[torch.Tensor] = sending.then(lambda future: gradients.copy_(future.value()[0]))
+        return averaged
+
+    def _send(self, message: Tensor, *, late: bool) -> torch.futures.Future[list[Tensor]]:
+        """Beside the backward pass, which goes on."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            if late:
+                self.wait()
+            if self.sends:
+                future: torch.futures.Future[list[Tensor]]
+                future = dist.all_reduce(message, self.operation, async_op=True).get_future()
+                return future
+            filled: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=self.devices)
+            filled.set_result([message])
+            return filled
+
+
 class SymmetricMemoryAverage:
     """Buckets of up to SYMMETRIC_BYTES are averaged in memory that all GPUs of the node have mapped, on a stream of their own.
 
@@ -48,7 +103,6 @@ class SymmetricMemoryAverage:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.group = dist.group.WORLD.group_name  # type: ignore[union-attr]
         self.world_size = dist.get_world_size()
         self.buffers: dict[tuple[int, int], Tensor] = {}
 
@@ -60,20 +114,13 @@ class SymmetricMemoryAverage:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             torch.mul(gradients, 1 / self.world_size, out=shared)
-            if gradients.nbytes <= ONE_SHOT_BYTES:
-                gradients.copy_(torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self.group))
-            else:
-                gradients.copy_(torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", self.group))
+            gradients.copy_(one_shot(shared) if gradients.nbytes <= ONE_SHOT_BYTES else two_shot(shared))
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self.device])
             done.set_result(gradients)
         return done
 
     def _buffer(self, index: int, gradients: Tensor) -> Tensor:
-        import torch.distributed._symmetric_memory as symmetric_memory  # only here: a build for the CPU may lack it
-
         key = index, gradients.numel()
         if key not in self.buffers:
-            buffer = symmetric_memory.empty(gradients.numel(), dtype=gradients.dtype, device=self.device)
-            symmetric_memory.rendezvous(buffer, self.group)
-            self.buffers[key] = buffer
+            self.buffers[key] = symmetric_buffer(gradients.numel(), gradients.dtype, self.device)
         return self.buffers[key]

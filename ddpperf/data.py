@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
+TRAIN_SEED, TEST_SEED = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,20 @@ def synthetic_images(count: int) -> Images:
     """Seeded images in the shape of CIFAR-10 that can be learned: a pattern for each class, half hidden under noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
+    return _hidden(patterns, count, generator)
+
+
+@lru_cache(maxsize=2)
+def coarse_images(count: int, seed: int) -> Images:
+    """The same with patterns so coarse that crops and flips still show them, from which a few epochs learn; another seed gives
+    other images of these patterns."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randint(128, (NUM_CLASSES, IMAGE_SHAPE[0], 4, 4), generator=generator).float()
+    patterns = F.interpolate(points, IMAGE_SHAPE[1:], mode="bilinear").to(torch.uint8)
+    return _hidden(patterns, count, torch.Generator().manual_seed(seed))
+
+
+def _hidden(patterns: Tensor, count: int, generator: torch.Generator) -> Images:
     labels = torch.randint(NUM_CLASSES, (count,), generator=generator)
     pixels = torch.randint(128, (count, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
     return Images(pixels=pixels.add_(patterns[labels]), labels=labels)
@@ -34,10 +50,22 @@ def synthetic_images(count: int) -> Images:
 
 def load_images(path: str | None, count: int) -> Images:
     """The first `count` training images, of the cached tensor file at `path`, or synthetic ones; less if it has less."""
-    if path is None:
-        return synthetic_images(count)
+    return synthetic_images(count) if path is None else _stored(path, "train", count)
+
+
+def load_run_images(path: str | None, count: int) -> Images:
+    """The same for a run, whose synthetic ones are coarse."""
+    return coarse_images(count, TRAIN_SEED) if path is None else _stored(path, "train", count)
+
+
+def load_test_images(path: str | None, count: int) -> Images:
+    """Others to test a run on."""
+    return coarse_images(count, TEST_SEED) if path is None else _stored(path, "test", count)
+
+
+def _stored(path: str, part: str, count: int) -> Images:
     stored = torch.load(path, weights_only=True, mmap=True)
-    return Images(pixels=stored["train_images"][:count], labels=stored["train_labels"][:count])
+    return Images(pixels=stored[f"{part}_images"][:count], labels=stored[f"{part}_labels"][:count])
 
 
 class EpochBatches:
@@ -47,7 +75,17 @@ class EpochBatches:
     batches of the epoch that `set_epoch` named last, a list of indices each.
     """
 
-    def __init__(self, images: int, *, world_size: int, rank: int, batch_size: int, drop_last: bool) -> None:
+    def __init__(
+        self,
+        images: int,
+        *,
+        world_size: int,
+        rank: int,
+        batch_size: int,
+        drop_last: bool,
+        seed: int = 0,
+        set_epoch: bool = True,
+    ) -> None:
         self.batch_size = batch_size
         self.drop_last = drop_last
         places = range(images)
@@ -56,10 +94,13 @@ class EpochBatches:
             num_replicas=world_size,
             rank=rank,
             drop_last=drop_last,
+            seed=seed,
         )
+        self._own_orders = set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        self.sampler.set_epoch(epoch)
+        """Shuffle anew for this epoch, unless each is to have the first one's order."""
+        self.sampler.set_epoch(epoch if self._own_orders else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         shard = list(self.sampler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -90,11 +91,21 @@ class DeviceInput:
         self.prepared = -1, self.plan  # an epoch's number, and its plan in the CPU's memory
         self.remaining = 0  # images of the epoch
 
+    def of_batches(self, batches: EpochBatches) -> DeviceInput:
+        """The same images, in other batches."""
+        other = copy.copy(self)
+        other.batches = batches
+        other.next_places = other.places = torch.arange(batches.batch_size, device=self.device)
+        other.first = torch.zeros_like(self.first)
+        other.plan = torch.zeros(0)
+        other.prepared = -1, other.plan
+        return other
+
     def prepare(self, number: int) -> None:
         """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
-        generator = torch.Generator().manual_seed(2**20 * self.rank + number)
+        generator = torch.Generator().manual_seed(2**40 * self.batches.sampler.seed + 2**20 * self.rank + number)
         offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
         flips = torch.randint(2, (1, len(order)), generator=generator)
         plan = torch.cat([order[None], offsets, flips])

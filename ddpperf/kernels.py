@@ -5,15 +5,12 @@ Without torch until a step is profiled.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ddpperf.trace import trace_of
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from ddpperf.results import Measured
 
 DIGITS = 12
-MARGIN_SECONDS = 1e-3  # at both ends of a profile: what a GPU's own clock puts outside of it would be dropped
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -31,43 +27,8 @@ def kernel_names(step: Callable[[], None], device: torch.device) -> list[str]:
     `step` is called once whatever becomes of the profile, for other ranks may wait in it; what it raises is raised. A profile
     that cannot be had, for want of CUPTI or of the right to use it, has no names. On a CPU a compiled part is no operator.
     """
-    from torch.profiler import ProfilerActivity, profile  # only here: the controller has no use for torch
-
-    from ddpperf.timing import synchronize
-
-    activity, category = (ProfilerActivity.CUDA, "kernel") if device.type == "cuda" else (ProfilerActivity.CPU, "cpu_op")
-    synchronize(device)
-    profiler: profile | None = None
-    failures: list[Exception] = []
-    with _told(failures):
-        profiler = profile(activities=[activity])
-        profiler.start()
-    try:
-        time.sleep(MARGIN_SECONDS)
-        step()
-        synchronize(device)
-        time.sleep(MARGIN_SECONDS)
-    finally:
-        if profiler is not None:
-            with _told(failures):
-                profiler.stop()
-    if profiler is None or failures:
-        return []
-    with _told(failures), tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(trace))
-        return _names(json.loads(trace.read_bytes())["traceEvents"], category)
-    return []
-
-
-@contextlib.contextmanager
-def _told(failures: list[Exception]) -> Iterator[None]:
-    """What goes wrong with a profile is told in the rank's own output, and ends no run."""
-    try:
-        yield
-    except Exception as error:
-        print(f"the kernels of a step could not be profiled: {error!r}")
-        failures.append(error)
+    category = "kernel" if device.type == "cuda" else "cpu_op"
+    return _names(trace_of(step, device), category)
 
 
 def _names(events: Iterable[dict[str, Any]], category: str) -> list[str]:

@@ -79,22 +79,29 @@ class ResNet(nn.Module):
     """Four stages of residual blocks; images [N, 3, H, W] to logits [N, num_classes]."""
 
     def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, num_classes: int, cifar_stem: bool
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: tuple[int, ...],
+        *,
+        num_classes: int,
+        cifar_stem: bool,
+        width: int = 64,
     ) -> None:
+        """width: channels of the first stage; each later one has twice as many."""
         super().__init__()
         if cifar_stem:
-            self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
             self.maxpool: nn.Module = nn.Identity()
         else:
-            self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        widths = [64 * block.expansion * 2**stage for stage in range(4)]
-        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
-        self.layer2 = _stage(block, widths[0], 128, depths[1], stride=2)
-        self.layer3 = _stage(block, widths[1], 256, depths[2], stride=2)
-        self.layer4 = _stage(block, widths[2], 512, depths[3], stride=2)
+        widths = [width * block.expansion * 2**stage for stage in range(4)]
+        self.layer1 = _stage(block, width, width, depths[0], stride=1)
+        self.layer2 = _stage(block, widths[0], 2 * width, depths[1], stride=2)
+        self.layer3 = _stage(block, widths[1], 4 * width, depths[2], stride=2)
+        self.layer4 = _stage(block, widths[2], 8 * width, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[3], num_classes)
         self._initialize()
@@ -114,6 +121,8 @@ class ResNet(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
     "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
+    # a sixtieth of resnet18_cifar's work, for runs that are to learn something on a CPU
+    "resnet10_cifar": lambda: ResNet(BasicBlock, (1, 1, 1, 1), num_classes=10, cifar_stem=True, width=8),
     "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
 }
 

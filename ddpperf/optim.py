@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpperf.specs import TrainingSpec
+from ddpperf.optimizers import Lamb, Lars, Muon
+from ddpperf.specs import RunSpec, TrainingSpec
 
 PEAK_RATE = 0.01
 
@@ -24,14 +25,34 @@ def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device, rate: float)
     return torch.optim.SGD(model.parameters(), **settings)
 
 
+def optimizer_of(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
+    """The run's own. Weights of two dimensions or more decay, biases and normalizations do not. Muon leaves the last of the
+    weights, which is a classifier's, to SGD."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    weights, vectors = ([each for each in trained if (each.ndim > 1) == wanted] for wanted in (True, False))
+    if spec.optimizer == "sgd":
+        decayed: list[dict[str, Any]] = [
+            {"params": weights, "weight_decay": spec.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(decayed, lr=spec.rate, momentum=spec.momentum, nesterov=True, fused=device.type == "cuda")
+    if spec.optimizer == "lars":
+        return Lars(trained, lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    if spec.optimizer == "lamb":
+        return Lamb(trained, lr=spec.rate, betas=(spec.momentum, 0.999), weight_decay=spec.weight_decay)
+    hidden: dict[str, Any] = {"params": weights[:-1]}
+    rest: dict[str, Any] = {"params": [*weights[-1:], *vectors], "orthogonal": False}
+    return Muon([hidden, rest], lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+
+
 def cosine_rates(peak: float, steps: int) -> list[float]:
     """The learning rate of each of an epoch's steps: half a cosine from `peak` towards 0 (SGDR, Loshchilov and Hutter 2017,
     equation 5, restarting every epoch)."""
     return [peak / 2 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
 
 
-class EpochSchedule:
-    """Gives the optimizer the rate of each step of an epoch, and again in the next one.
+class Schedule:
+    """Gives the optimizer the rate of each step, from `begin` on.
 
     captured: the rates lie on the device with a counter of the steps, and the optimizer's rate is a tensor, so that a graph
     moves them, too: a plain number would stay what it was when the graph was captured.
@@ -52,11 +73,11 @@ class EpochSchedule:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def begin(self) -> None:
-        """Start an epoch."""
-        self.steps = 0
+    def begin(self, step: int = 0) -> None:
+        """Start again, or at a later step."""
+        self.steps = step
         if self.rate is not None:
-            self.step_on_device.zero_()
+            self.step_on_device.fill_(step)
 
     def step(self) -> None:
         """Set the next step's rate."""

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -23,12 +24,17 @@ _BUFFER_SYNC = (
 )
 
 
-def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
-    """`model` as the spec's strategy trains it; the process group, where one is needed, is the default one."""
+def parallelize(
+    model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None = None
+) -> nn.Module:
+    """`model` as the spec's strategy trains it; the process group, where one is needed, is the default one.
+
+    hook: of DDP's gradients, instead of the spec's.
+    """
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if spec.strategy in DDP_STRATEGIES:
-        return _ddp(model, spec, device)
+        return _ddp(model, spec, device, hook)
     if spec.strategy == "fsdp":
         return _fsdp(model, spec, device)
     if spec.strategy == "data_parallel":
@@ -47,17 +53,19 @@ class _Whole(nn.Module):
         return self.model(inputs)
 
 
-def _ddp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> DistributedDataParallel:
+def _ddp(
+    model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None
+) -> DistributedDataParallel:
     options: dict[str, Any] = {_BUFFER_SYNC: spec.buffer_sync}
     ddp = DistributedDataParallel(
         _Whole(model) if spec.compiled and isinstance(model, nn.Sequential) else model,
         device_ids=[device] if device.type == "cuda" else None,
-        bucket_cap_mb=spec.bucket_cap_mb,
+        bucket_cap_mb=spec.bucket_cap_mb or None,
         gradient_as_bucket_view=spec.gradient_as_bucket_view,
         static_graph=spec.static_graph,
         **options,
     )
-    comm_hooks.register(ddp, spec.comm_hook, device)
+    comm_hooks.register(ddp, spec, device, hook)
     return ddp
 
 
@@ -83,3 +91,14 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return contextlib.nullcontext()
+
+
+def require_equal_parameters(model: nn.Module) -> None:
+    """Raise RuntimeError on every rank unless all ranks hold bit-identical parameters."""
+    for name, parameter in model.named_parameters():
+        bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        least, greatest = bits.clone(), bits.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        if not torch.equal(least, greatest):
+            raise RuntimeError(f"parameter {name} differs between ranks after training: gradients were not synchronized")

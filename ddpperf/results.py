@@ -77,6 +77,10 @@ class Measured:
         samples = tuple(sample for sample in self.samples if sample.side == side)
         return Measured(spec=self.spec_of(side), iterations=self.iterations, samples=samples)
 
+    def of_set(self, name: str) -> Sample:
+        """One process set's; raises KeyError if it did not measure this."""
+        return {sample.set: sample for sample in self.samples}[name]
+
     def step_seconds(self, sample: Sample) -> list[float]:
         """Seconds of a step in each round of `sample`: the slowest rank's, of the ranks that the spec's work is spread over.
 
@@ -91,6 +95,11 @@ class Measured:
     def median_step_seconds(self) -> dict[str, float]:
         """By set, the median over its rounds."""
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
+
+    def rank_step_seconds(self, sample: Sample) -> list[float]:
+        """Seconds of a step on each rank that the spec's work is spread over: its own median over the rounds of `sample`."""
+        ranks = list(zip(*sample.seconds, strict=True))[: self.spec.world_size]
+        return [median(rounds) / self.iterations for rounds in ranks]
 
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
         """By set, of ranks that worked in turn: the greatest of the first `devices` ranks' own medians.
@@ -134,7 +143,7 @@ class Measured:
     def counted_seconds(self) -> float:
         """What all rounds of all sets took: ranks that worked together at the same time, the others one after the other."""
         return sum(
-            max(seconds[place] for place in turn if place < len(seconds))
+            self.spec.calls * max(seconds[place] for place in turn if place < len(seconds))
             for sample in self.samples
             for seconds in sample.seconds
             for turn in self.spec.turns(len(seconds))

@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.data import EpochBatches, Images, load_images
+from ddpperf.data import EpochBatches, Images, load_images, load_run_images
 from ddpperf.inputs import DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.models import build
 from ddpperf.own_model import own_model
 from ddpperf.refusal import CannotTrain
-from ddpperf.specs import DATA_VARIABLE, TrainingSpec, is_own_model
+from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_own_model
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def task(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[nn.Module, Input, Callable[[Any, Tensor], Tensor]]:
     """The module on its device, its input and its loss: the user's own, or a classifier of images."""
-    torch.manual_seed(0)
+    torch.manual_seed(spec.seed)
     memory_format = MEMORY_FORMATS[spec.memory_format]
     if is_own_model(spec.model):
         own = own_model(spec.model)
@@ -32,22 +32,34 @@ def task(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[nn.Module
         fixed = FixedInput((inputs.to(device), targets.to(device)))
         return own.module.to(device), fixed, own.loss
     model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    images = partial(load_images, os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None, spec.epoch_images)
+    load = load_run_images if isinstance(spec, RunSpec) else load_images
+    images = partial(load, data_path(spec), spec.epoch_images)
     require_classifier(spec.model, model, images(), device)
     torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
     return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
 
 
-def _image_input(
-    spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device, memory_format: torch.memory_format
-) -> Input:
-    batches = EpochBatches(
+def data_path(spec: TrainingSpec) -> str | None:
+    """The cached file of the data set, None if its images are synthetic."""
+    return os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None
+
+
+def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
+    return EpochBatches(
         spec.epoch_images,
         world_size=spec.processes,
         rank=rank if spec.grouped else 0,
         batch_size=spec.process_batch_size,
         drop_last=spec.drop_last,
+        seed=spec.seed,
+        set_epoch=spec.set_epoch,
     )
+
+
+def _image_input(
+    spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device, memory_format: torch.memory_format
+) -> Input:
+    batches = epoch_batches(spec, rank)
     if spec.input == "dataloader":
         return LoaderInput(load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format)
     if spec.input == "device":

@@ -1,21 +1,21 @@
-"""Data-parallel training, as short as it can be written, ready to be repeated and timed: a step, or an epoch of steps."""
+"""A step of data-parallel training, as short as it can be written, ready to be repeated and timed."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpperf import timing
 from ddpperf.forms import capture, compiled
-from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates, sgd
-from ddpperf.parallel import parallelize, synchronization
+from ddpperf.optim import PEAK_RATE, Schedule, cosine_rates, sgd
+from ddpperf.parallel import parallelize, require_equal_parameters, synchronization
 from ddpperf.specs import TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import DDP_STRATEGIES
 from ddpperf.task import task
@@ -23,8 +23,6 @@ from ddpperf.task import task
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_STEPS = 5  # while the loss on the one batch still falls; after 20 it is near 0 in any precision
 CAPTURE_WARMUP = 11  # steps before a capture, in which DDP still arranges its buckets
-REPORT_SECONDS = 1.0
-SENT_SHARE = {"none": 1.0, "avg": 1.0, "symmetric_memory": 1.0, "bf16": 0.5, "fp16": 0.5}  # of fp32 gradients, by hook
 
 
 class TrainingStep:
@@ -46,12 +44,13 @@ class TrainingStep:
         self.stream = torch.cuda.Stream(device) if spec.captured else None  # a graph is captured where all was built
         with torch.cuda.stream(self.stream):
             self.model, self.input, self.loss_of = task(spec, rank, device)
-            parameters = list(self.model.parameters())
-            self.gradient_bytes = sum(each.numel() * each.element_size() for each in parameters if each.requires_grad)
+            trained = [each for each in self.model.parameters() if each.requires_grad]
+            self.gradient_bytes = sum(each.numel() * each.element_size() for each in trained)
+            self.halved_bytes = 2 * sum(each.numel() for each in trained)
             self.model = parallelize(self.model, spec, device)
-            rates = cosine_rates(PEAK_RATE, spec.steps_per_epoch)
-            self.optimizer = sgd(self.model, spec, device, rates[0])
-            self.schedule = EpochSchedule(self.optimizer, rates, device, captured=spec.captured)
+            rates = self.rates()
+            self.optimizer = self.optimizer_at(rates[0])
+            self.schedule = Schedule(self.optimizer, rates, device, captured=spec.captured)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
         self.take = self.input.take
@@ -65,8 +64,17 @@ class TrainingStep:
         self.loss = torch.empty((), device=device)
         self.early_loss = self.loss
         self.steps = self.epoch = self.place = 0
+        self.enter: Callable[[str], None] = lambda part: None  # told which part of a step begins
+        self.before_update: Callable[[], object] = lambda: None
         self.cpu_began = 0.0
         self.cpu_seconds: list[float] = []  # of a step, by round
+
+    def rates(self) -> list[float]:
+        """The learning rate of each step until the schedule begins anew."""
+        return cosine_rates(PEAK_RATE, self.spec.steps_per_epoch)
+
+    def optimizer_at(self, rate: float) -> torch.optim.Optimizer:
+        return sgd(self.model, self.spec, self.device, rate)
 
     # --- a step
 
@@ -88,16 +96,22 @@ class TrainingStep:
 
     def train(self) -> None:
         """One optimizer step on the input's next batch: all that a graph holds."""
+        self.enter("data")
         inputs, targets = self.take()
+        self.enter("optimizer")
         self.schedule.step()
         self.optimizer.zero_grad()
         parts = self.spec.accumulation_steps
         losses = []
         for number, part in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
-            with synchronization(self.model, last=number == parts - 1):
+            with synchronization(self.model, last=number == parts - 1 and self.spec.communication != "no_sync"):
+                self.enter("forward")
                 loss = self.forward(*part) if parts == 1 else self.forward(*part) / parts
+                self.enter("backward")
                 self.scaler.scale(loss).backward()
             losses.append(loss.detach())
+        self.enter("optimizer")
+        self.before_update()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.loss = losses[0] if parts == 1 else torch.stack(losses).sum()
@@ -107,10 +121,20 @@ class TrainingStep:
 
     def loss_on(self, inputs: Any, targets: Tensor) -> Tensor:
         """The mean loss on a batch."""
-        # without a cache of casted weights: a graph would keep those of the step that filled it
-        cache = not self.spec.captured
-        with torch.autocast(self.device.type, self.autocast_dtype, self.autocast_dtype is not None, cache_enabled=cache):
+        with self.autocast():
             return self.loss_of(self.model(inputs), targets)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Without a cache of casted weights where a step is captured: a graph would keep those of the step that filled it."""
+        cache = not self.spec.captured
+        return torch.autocast(self.device.type, self.autocast_dtype, self.autocast_dtype is not None, cache_enabled=cache)
+
+    def sent(self) -> dict[str, float]:
+        """gradient_bytes: what a step gives to DDP's all_reduce; absent without DDP or its communication, and for PowerSGD."""
+        sends = self.spec.strategy in DDP_STRATEGIES and self.spec.communication == "on"
+        if not sends or self.spec.comm_hook == "powersgd":
+            return {}
+        return {"gradient_bytes": float(self.halved_bytes if self.spec.comm_hook in ("bf16", "fp16") else self.gradient_bytes)}
 
     # --- starting
 
@@ -136,11 +160,15 @@ class TrainingStep:
             timing.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             began = time.perf_counter()
-            self.run = capture(self.train, self.stream, self.spec.form).replay
+            self.run = self.captured_train()
             self.startup_seconds["capture_seconds"] = time.perf_counter() - began
             # a replay allocates nothing; what is held besides is subtracted, for some of it is still the first steps'
             self.captured_bytes = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
         self.place = 0  # an epoch begins with what is measured
+
+    def captured_train(self) -> Callable[[], None]:
+        assert self.stream is not None
+        return capture(self.train, self.stream, self.spec.form).replay
 
     # --- rounds
 
@@ -160,20 +188,19 @@ class TrainingStep:
     def finish(self) -> dict[str, float]:
         """Counters of this rank; raises RuntimeError if, with DDP or ZeRO, its parameters are not the other ranks'.
 
-        loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. gradient_bytes:
-        what a step gives to DDP's all_reduce; absent for PowerSGD. compile_seconds, capture_seconds: of the form; the first
-        step's, with what this run has compiled before in the compiler's cache. cpu_seconds: what a step costs this process,
-        without preparing an epoch on a GPU. On a GPU only: device_seconds, what a step costs the device when that need not wait
-        for the CPU; absent for a DataLoader and PowerSGD, which wait for something else than launches. peak_memory_bytes, of
-        tensors in the last round; absent for symmetric memory, whose buffers torch does not count.
+        loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. compile_seconds,
+        capture_seconds: of the form; the first step's, with what this run has compiled before in the compiler's cache.
+        cpu_seconds: what a step costs this process, without preparing an epoch on a GPU. On a GPU only: device_seconds, what a
+        step costs the device when that need not wait for the CPU; absent for a DataLoader and PowerSGD, which wait for
+        something else than launches. peak_memory_bytes, of tensors in the last round; absent for symmetric memory, whose
+        buffers torch does not count. And what `sent` says.
         """
         counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps > LOSS_STEPS else {}
         cuda = self.device.type == "cuda"
         peak_bytes = torch.cuda.max_memory_allocated(self.device) if cuda else 0
-        if self.spec.strategy in DDP_STRATEGIES:
+        if self.spec.strategy in DDP_STRATEGIES and self.spec.communication == "on":
             require_equal_parameters(self.model)
-            if (share := SENT_SHARE.get(self.spec.comm_hook)) is not None:
-                counters["gradient_bytes"] = share * self.gradient_bytes
+        counters |= self.sent()
         counters |= self.startup_seconds
         if not cuda:
             return counters | {"cpu_seconds": median(self.cpu_seconds)}
@@ -187,51 +214,8 @@ class TrainingStep:
         return counters
 
 
-class TrainingEpoch(TrainingStep):
-    """The same training, an epoch at a time. after_step: called after each step. report: told the fraction done, about once a
-    second."""
-
-    def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
-        super().__init__(spec, rank=rank, device=device)
-        self.after_step: Callable[[], None] = lambda: None
-        self.report: Callable[[float], None] = lambda fraction: None
-
-    def warm_up(self, steps: int) -> None:
-        """The first epoch; where each step is the same work, and no loader must start, a few are as good: at most an epoch,
-        or as many as a capture needs."""
-        same = self.spec.input == "fixed" or (self.spec.captured and self.spec.input == "device")
-        if same or self.spec.captured:
-            super().warm_up(min(steps, self.spec.steps_per_epoch))
-        if not same:
-            self.step()
-
-    def step(self) -> None:
-        reported = time.monotonic()
-        for number in range(self.spec.steps_per_epoch):
-            self.advance()
-            self.after_step()
-            if (now := time.monotonic()) - reported > REPORT_SECONDS:
-                self.report((number + 1) / self.spec.steps_per_epoch)
-                reported = now
-        self.input.prepare(self.epoch)  # while the device still trains
-
-    def end_round(self, steps: int) -> None:
-        super().end_round(steps * self.spec.steps_per_epoch)
-
-
 def allow_tf32(allowed: bool) -> None:
     """Switch TF32 on or off for every kind of operation by itself: by default convolutions use it, and in torch 2.11 the
     one setting for all leaves them as they are."""
     backends: Any = torch.backends
     backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
-
-
-def require_equal_parameters(model: nn.Module) -> None:
-    """Raise RuntimeError on every rank unless all ranks hold bit-identical parameters."""
-    for name, parameter in model.named_parameters():
-        bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
-        least, greatest = bits.clone(), bits.clone()
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        dist.all_reduce(greatest, dist.ReduceOp.MAX)
-        if not torch.equal(least, greatest):
-            raise RuntimeError(f"parameter {name} differs between ranks after training: gradients were not synchronized")

@@ -23,7 +23,7 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
 from ddpperf.plugin.storage import Storage
 from ddpperf.specs import Spec
-from ddpperf.specs.strategy import DDP_OPTIONS, DDP_STRATEGIES
+from ddpperf.specs.strategy import APART, DDP_OPTIONS, DDP_STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
@@ -144,7 +144,7 @@ def where(spec: Spec) -> dict[str, Value]:
 
     Left out: DDP's options where nothing else is possible, and a value that TOML has not, such as None.
     """
-    left_out = {*NEVER_NAMED, *(() if getattr(spec, "strategy", "") in DDP_STRATEGIES else DDP_OPTIONS)}
+    left_out = {*NEVER_NAMED, *(() if getattr(spec, "strategy", "") in DDP_STRATEGIES else DDP_OPTIONS), *APART}
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.name not in left_out}
     return {name: value for name, value in values.items() if isinstance(value, get_args(Value))}
 

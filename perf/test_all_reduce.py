@@ -1,31 +1,228 @@
-"""All-reduce: how fast does the backend sum a buffer over all ranks, and how much of the link does it use?"""
+"""All-reduce: how fast is a buffer summed over all ranks, by which algorithm, and what does a model make of it?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 import pytest
 
-from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
+from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
+from ddpperf.analysis.cost_models import Cell as Call
+from ddpperf.analysis.cost_models import Estimate, choose_links
+from ddpperf.analysis.protocols import choose_envelope
+from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
-from ddpperf.specs import AllReduceSpec
+from ddpperf.results import Measured
+from ddpperf.specs import (
+    OWN_ALGORITHMS,
+    SYMMETRIC,
+    Algorithm,
+    AllReduceSpec,
+    CallForm,
+    CollectiveKind,
+    CollectiveSpec,
+    format_bytes,
+)
 from perf import gate
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
-GPU_SIZES = (*SIZES, 2**28, 2**30)
+GPU_SIZES = (2**10, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
+OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # of algorithms on messages from rank to rank
+RING_SIZE = 2**26  # of the one that such buffers are for
+COLLECTIVE_SIZES = (2**24,)
+KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
-def backend(options: Options) -> Iterator[AllReduceSpec]:
-    for world_size in options.world_sizes:
-        for nbytes in GPU_SIZES if options.device == "cuda" else SIZES:
-            if world_size > 1:
-                yield AllReduceSpec(world_size=world_size, nbytes=nbytes)
+def groups(options: Options) -> list[int]:
+    """The most ranks first: after a smaller group had its memory mapped, a larger one needs fresh sets."""
+    return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
 
 
-@pytest.mark.specs(cells=backend, gate=gate.large_all_reduce)
+def backend_sizes(*, captured: bool) -> Sequence[int]:
+    return GPU_SIZES if captured else SIZES
+
+
+def form(*, captured: bool) -> CallForm:
+    """How calls are laid beside each other: captured where they can be, for small eager ones are bound by launches."""
+    return "graph" if captured else "eager"
+
+
+def calls(options: Options) -> Iterator[AllReduceSpec]:
+    for N in groups(options):
+        for nbytes in backend_sizes(captured=options.device == "cuda"):
+            yield AllReduceSpec(world_size=N, nbytes=nbytes)
+            if options.device == "cuda":
+                yield from captured(N, nbytes)
+        for nbytes in (*OWN_SIZES, RING_SIZE):
+            yield from own(N, nbytes)
+        yield AllReduceSpec(world_size=N, nbytes=max(OWN_SIZES), in_place=False, form=form(captured=options.device == "cuda"))
+
+
+def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
+    names: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
+    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm, form="graph") for algorithm in names]
+
+
+def own(N: int, nbytes: int) -> list[AllReduceSpec]:
+    algorithms: tuple[Algorithm, ...] = ("ring",) if nbytes == RING_SIZE else OWN_ALGORITHMS
+    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
+
+
+def largest(options: Options) -> Iterator[AllReduceSpec]:
+    """The greatest of the backend's, by number of ranks."""
+    for N in groups(options):
+        yield AllReduceSpec(
+            world_size=N,
+            nbytes=max(backend_sizes(captured=options.device == "cuda")),
+            form=form(captured=options.device == "cuda"),
+        )
+
+
+def contests(options: Options) -> Iterator[AllReduceSpec]:
+    """The backend's, where something else was measured, too."""
+    for N in groups(options):
+        for nbytes in backend_sizes(captured=options.device == "cuda"):
+            if options.device == "cuda" or nbytes in (*OWN_SIZES, RING_SIZE):
+                yield AllReduceSpec(world_size=N, nbytes=nbytes, form=form(captured=options.device == "cuda"))
+
+
+def algorithms(options: Options) -> Iterator[AllReduceSpec]:
+    """Each by its greatest buffer."""
+    for N in groups(options):
+        yield from own(N, max(OWN_SIZES))
+
+
+def collectives(options: Options) -> Iterator[CollectiveSpec]:
+    for N in groups(options):
+        for nbytes in COLLECTIVE_SIZES:
+            for kind in KINDS:
+                yield CollectiveSpec(
+                    world_size=N, nbytes=nbytes - nbytes % (4 * N), kind=kind, form=form(captured=options.device == "cuda")
+                )
+
+
+@pytest.mark.specs(cells=calls, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
-    seconds = measure(spec).median_step_seconds()
+    call = measure(spec)
+    seconds = call.median_step_seconds()
     measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
-    busbw = {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
+    bandwidths(measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()})
+    beside_kernels(measure, call)
+
+
+@pytest.mark.specs(cells=collectives)
+def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
+    """What FSDP and ZeRO rest on."""
+    call = measure(spec)
+    seconds = call.median_step_seconds()
+    measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
+    busbw = {name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
+    bandwidths(measure, busbw)
+    beside_kernels(measure, call)
+
+
+def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
     measure.metric("busbw_bytes_per_second", "B/s", busbw)
+    if link := measure.machine.link_bytes_per_second:
+        measure.metric("link_utilization", "1", {name: each / link for name, each in busbw.items()})
+
+
+def beside_kernels(measure: Measure, call: Measured) -> None:
+    """What a call costs besides the library's own kernel, on the rank whose kernel waits the least for others."""
+    kernels = {sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples}
+    if all(kernels.values()):
+        beside = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
+        measure.metric("framework_seconds", "s", beside)
+
+
+@pytest.mark.specs(cells=contests)
+def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
+    """Of all algorithms that were measured on so many bytes."""
+    N = spec.world_size
+    beside = captured(N, spec.nbytes) if spec.captured else own(N, spec.nbytes)
+    calls: dict[str, Measured] = {each.algorithm: measure.leg(each.algorithm, each) for each in beside if each != spec}
+    calls[spec.algorithm] = measure(spec)  # last, for what is mapped may need fresh sets
+    by_set = {name: call.median_step_seconds() for name, call in calls.items()}
+    fastest = min(by_set, key=lambda name: median(by_set[name].values()))
+    ratio = {name: t / by_set[fastest][name] for name, t in by_set[spec.algorithm].items()}
+    measure.metric("speedup_of_the_fastest", "1", ratio)
+    for name in by_set:
+        if name != spec.algorithm:
+            over = {set_name: t / by_set[spec.algorithm][set_name] for set_name, t in by_set[name].items()}
+            measure.metric(f"{name}_over_backend", "1", over)
+    found = f"{format_bytes(spec.nbytes)} on {N} ranks: {fastest} is the fastest"
+    if alike := as_fast(calls, fastest):
+        found += f", and {', '.join(alike)} not told from it"
+    measure.notes.append(found)
+
+
+def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
+    """The others that cannot be told from the fastest: whose median is above its by no more than twice what both are off by."""
+    times = {name: median_and_error(call.all_step_seconds()) for name, call in calls.items()}
+    least, off = times.pop(fastest)
+    return [name for name, (t, error) in times.items() if t - least <= 2 * math.hypot(error, off)]
+
+
+@pytest.mark.specs(cells=largest)
+def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
+    """The backend's seconds over sizes, as lines: their starts, their bandwidths, and how well sizes left out are predicted."""
+    sizes = backend_sizes(captured=spec.captured)
+    legs = {
+        each: measure.leg(format_bytes(each), dataclasses.replace(spec, nbytes=each)) for each in sizes if each < spec.nbytes
+    }
+    measured = {nbytes: leg.median_step_seconds() for nbytes, leg in legs.items()}
+    measured[spec.nbytes] = measure(spec).median_step_seconds()
+    chosen = {name: choose_envelope(list(measured), [t[name] for t in measured.values()]) for name in measured[spec.nbytes]}
+    measure.metric("latency_seconds", "s", {name: each.envelope.seconds(0) for name, each in chosen.items()})
+    busbw = {
+        name: all_reduce_busbw(1, each.envelope.byte_seconds, spec.world_size)
+        for name, each in chosen.items()
+        if each.envelope.byte_seconds > 0
+    }
+    if busbw:
+        measure.metric("asymptotic_busbw_bytes_per_second", "B/s", busbw)
+    measure.metric("protocols", "1", {name: len(each.envelope.lines) for name, each in chosen.items()})
+    measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in chosen.items()})
+
+
+@pytest.mark.specs(cells=algorithms)
+def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
+    """One latency and one bandwidth for the messages of all algorithms, and what these make of this one's calls."""
+    measured = {
+        each: measure.leg(each.id, each).median_step_seconds()
+        for nbytes in (*OWN_SIZES, RING_SIZE)
+        for each in own(spec.world_size, nbytes)
+        if each != spec
+    }
+    measured[spec] = measure(spec).median_step_seconds()
+    sets = list(measured[spec])
+    fitted = {
+        name: choose_links(
+            [
+                Call(algorithm=each.algorithm, N=each.world_size, nbytes=each.nbytes, seconds=t[name])
+                for each, t in measured.items()
+            ]
+        )
+        for name in sets
+    }
+    estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
+    estimated(measure, "link_bytes_per_second", "B/s", {name: each.model.bandwidth for name, each in fitted.items()})
+    for each, t in measured.items():
+        if each.algorithm == spec.algorithm:
+            predicted = {
+                name: fitted[name].model.seconds(each.algorithm, each.world_size, each.nbytes) / t[name] for name in sets
+            }
+            measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", "1", predicted)
+    measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in fitted.items()})
+
+
+def estimated(measure: Measure, name: str, unit: str, by_set: Mapping[str, Estimate]) -> None:
+    """A fitted value and the ends of its interval; what has none in some set is left out."""
+    for end in ("", "_low", "_high"):
+        values = {of_set: getattr(each, end.lstrip("_") or "value") for of_set, each in by_set.items()}
+        if all(map(math.isfinite, values.values())):
+            measure.metric(f"{name}{end}", unit, values)

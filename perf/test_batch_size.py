@@ -1,4 +1,4 @@
-"""Batch size: how fast is an epoch on one device with small and large batches, and does loading the images hold it up?"""
+"""Batch size: how fast is an epoch with small and large batches, does loading the images hold it up, and which batch fits?"""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
-from ddpperf.plugin.cells import Cell, without_torchvision
+from ddpperf.analysis.search import largest_that_fits
+from ddpperf.plugin.cells import Cell, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
-from ddpperf.specs import EpochSpec, is_own_model
+from ddpperf.specs import EpochSpec, TrainingSpec, is_own_model
 from perf.metrics import training_metrics
 
 WORKERS = (0, 1, 2, 4, 8)
+SMALLEST = 32  # of the batches that are tried until one does not fit
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the number of workers
 
 
@@ -73,6 +75,40 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
         measure.doubt(f"loading the images limits, with {spec.loader_workers} workers, too")
     else:
         measure.metric("enough_workers", "1", {name: float(enough) for name in shares[enough]})
+
+
+def fixed_batches(options: Options) -> Iterator[Cell]:
+    """A small one, to begin with."""
+    if options.device == "cpu":
+        yield skipped("batch=32", "a CPU's memory ends where no step is worth its time; test_batch_size has the sizes given")
+    else:
+        yield options.step(world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
+
+
+@pytest.mark.specs(cells=fixed_batches)
+def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
+    """From a small batch four-fold until one does not fit, then in between, to a sixteenth."""
+    fitting: dict[int, Measured] = {}
+    reasons: list[str] = []
+
+    def fits(batch_size: int) -> bool:
+        found = measure.attempt(dataclasses.replace(spec, per_rank_batch_size=batch_size))
+        if isinstance(found, str):
+            reasons.append(f"a batch of {batch_size} does not fit: {found}")
+            return False
+        fitting[batch_size] = found
+        return True
+
+    largest = largest_that_fits(fits, spec.per_rank_batch_size)
+    names = [sample.set for sample in measure(spec).samples]
+    measure.metric("largest_batch_size", "1", dict.fromkeys(names, float(largest)))
+    for batch_size, step in sorted(fitting.items()):
+        seconds = median(step.all_step_seconds())
+        measure.metric(f"step_seconds_at_{batch_size}", "s", dict.fromkeys(names, seconds))
+        measure.metric(f"images_per_second_at_{batch_size}", "1/s", dict.fromkeys(names, batch_size / seconds))
+        if peaks := step.counter("peak_memory_bytes"):
+            measure.metric(f"peak_memory_bytes_at_{batch_size}", "B", dict.fromkeys(names, max(peaks.values())))
+    measure.notes += reasons
 
 
 def without_loading(spec: EpochSpec) -> EpochSpec:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
 import pytest
 
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
+from ddpperf.analysis.scaling_laws import SerialShare, amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup, over_sets
 from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
@@ -51,6 +53,23 @@ def strong_scaling(options: Options) -> Iterator[Cell]:
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
                 yield skipped(identity, reason)
+
+
+def weak_laws(options: Options) -> Iterator[Cell]:
+    """On all devices, in the first form; with two numbers of devices beyond one, or more, else there is nothing to fit."""
+    most = max(options.world_sizes)
+    if sum(world_size > 1 for world_size in options.world_sizes) > 1:
+        for batch_size in options.batch_sizes:
+            identity = f"world_size={most}-batch={batch_size}"
+            yield if_valid(identity, partial(step, options, most, batch_size, options.forms[0]))
+
+
+def strong_laws(options: Options) -> Iterator[Cell]:
+    for images in options.global_batch_sizes:
+        sizes = [world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0]
+        if len(sizes) > 1:
+            identity = f"world_size={max(sizes)}-global_batch={images}"
+            yield if_valid(identity, partial(step, options, max(sizes), images // max(sizes), options.forms[0]))
 
 
 def epochs(options: Options) -> Iterator[Cell]:
@@ -120,3 +139,52 @@ def scaling_metrics(
         measure.metric("speedup", "1", speedup)
         measure.metric("efficiency", "1", {name: efficiency(speedup[name], spec.world_size) for name in tN})
     training_metrics(measure, step)
+
+
+@pytest.mark.specs(cells=weak_laws)
+def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
+    """Which share of a step do N devices not share, if the batch a device stays the same?"""
+    cells = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
+    law_metrics(measure, spec, cells, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
+
+
+@pytest.mark.specs(cells=strong_laws)
+def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
+    """Which share of a step do N devices not share, if the global batch stays the same?"""
+    images = spec.global_batch_size
+    sizes = [N for N in fewer(measure, spec) if images % N == 0]
+    cells = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
+    one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=images)
+    law_metrics(measure, spec, cells, one_device, strong_speedup, fit_amdahl, amdahl_speedup)
+
+
+def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
+    """The numbers of devices that the run has between one and the spec's."""
+    return [N for N in measure.machine.world_sizes if 1 < N < spec.world_size]
+
+
+def law_metrics(
+    measure: Measure,
+    spec: TrainingSpec,
+    cells: Mapping[int, TrainingSpec],
+    one_device: TrainingSpec,
+    speedup_of: Callable[[float, float, int], float],
+    fit: Callable[[Sequence[int], Sequence[float]], SerialShare],
+    law: Callable[[float, int], float],
+) -> None:
+    """The serial share over the numbers of devices of `cells` and the spec's, with its interval, and beside each speedup what
+    the law makes of it."""
+    seconds = {N: measure.leg(f"world_size={N}", cell).median_step_seconds() for N, cell in cells.items()}
+    seconds[spec.world_size] = measure(spec).median_step_seconds()
+    t1 = measure.leg("one_device", one_device).slowest_device_seconds(spec.world_size)
+    sizes, sets = list(seconds), list(t1)
+    speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
+    shares = {name: fit(sizes, speedups[name]).share for name in sets}
+    measure.metric("serial_share", "1", shares)
+    together = over_sets(list(shares.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
+    if math.isfinite(together.high):
+        measure.metric("serial_share_low", "1", dict.fromkeys(sets, together.low))
+        measure.metric("serial_share_high", "1", dict.fromkeys(sets, together.high))
+    for place, N in enumerate(sizes):
+        measure.metric(f"speedup_of_{N}", "1", {name: speedups[name][place] for name in sets})
+        measure.metric(f"predicted_speedup_of_{N}", "1", {name: law(shares[name], N) for name in sets})

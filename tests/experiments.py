@@ -19,6 +19,7 @@ class Run:
     """A run of perf/: its exit status, what it printed, and what it stored of each test, by the test's name with its cell."""
 
     def __init__(self, root: Path) -> None:
+        self.traces = root / "traces"
         self.status, self.output = json.loads((root / "finished.json").read_text())
         (saved,) = root.glob(".ddpperf/runs/*/*.json")
         document = json.loads(saved.read_text())
@@ -40,11 +41,11 @@ def measure(root: Path) -> None:
     """Run perf/ in `root`, and leave there what a Run is read from."""
     project = Project(root)
     project.experiment.unlink()
-    for path in (REPOSITORY / "perf").glob("*.py"):
+    for path in (*(REPOSITORY / "perf").glob("*.py"), *(REPOSITORY / "perf").glob("recipes.*")):
         shutil.copy(path, root / "perf")
     sizes = ["--world-sizes", "1,2", "--batch-sizes", "8", "--global-batch-sizes", "16", "--epoch-images", str(IMAGES)]
     try:
-        finished = project.run("perf", *sizes, "--rounds", "1")
+        finished = project.run("perf", *sizes, "--rounds", "1", "--traces", "traces", within_seconds=300)
         (root / "finished.json").write_text(json.dumps([finished.status, finished.output]))
     finally:
         project.clean()

@@ -66,7 +66,7 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
         "form": form,
         "inductor": draw(inductors) if "compile" in form else "",
         "comm_hook": hook,
-        "bucket_cap_mb": draw(st.integers(1, MOST_BUCKET_CAP_MB)) if by_ddp else 25,
+        "bucket_cap_mb": draw(st.integers(0, MOST_BUCKET_CAP_MB)) if by_ddp else 0,
         "gradient_as_bucket_view": by_ddp and draw(st.booleans()),
         "static_graph": by_ddp and accumulation == 1 and draw(st.booleans()),
         "buffer_sync": not by_ddp or draw(st.booleans()),

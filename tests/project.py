@@ -49,6 +49,25 @@ def sums():
     return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
 """
 
+# A model whose forward pass takes the seconds given, to which what else the machine does adds next to nothing: it sleeps.
+SLEEPING_MODEL = """
+import time
+import torch
+from torch import nn
+
+class Sleeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self, rows):
+        time.sleep({seconds})
+        return rows @ self.weight
+
+def sleeping():
+    return Sleeping(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
+"""
+
 
 class Marked:
     """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""
@@ -142,10 +161,10 @@ class Project(Marked):
             start_new_session=True,
         )
 
-    def run(self, *arguments: str) -> Finished:
+    def run(self, *arguments: str, within_seconds: float = 100) -> Finished:
         """Run pytest to its end; nothing may be left of it then."""
         process = self.start(*(arguments or ("perf",)))
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=within_seconds)
         finished = Finished(process.returncode, output)
         self.assert_nothing_left()
         return finished

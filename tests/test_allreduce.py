@@ -1,138 +1,120 @@
-"""The all_reduce measurement, its ranks simulated in process: a right sum passes the check, any wrong element does not."""
+"""All-reduce algorithms: the sum on every rank, of any number of ranks, length and type; and what each sends."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpperf.allreduce import BackendAllReduce
-from ddpperf.specs import AllReduceSpec
+from ddpperf.allreduce import ALGORITHMS, all_reduce
+from ddpperf.analysis.cost_models import counts
+from ddpperf.specs.collective import MOST_PIECES, PIECE_BYTES
+from ddpperf.transport import ThreadTransport, exchange, run_in_threads
+from tests.generated import BOUNDED
 
-WORLD_SIZES = [2, 3, 4, 8]
-
-
-class Ranks:
-    """`world_size` ranks in this process; their `step` meets in `all_reduce`, which sums all buffers in float32.
-
-    order: in which the ranks' buffers are added, as a ring's chunks begin at different ranks.
-    """
-
-    def __init__(self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        spec = AllReduceSpec(world_size=world_size, nbytes=4 * count)
-        self.ranks = [BackendAllReduce(spec, rank=rank, device=torch.device("cpu")) for rank in range(world_size)]
-        self.order = list(range(world_size))
-        self._sum = torch.empty(0)
-        monkeypatch.setattr(dist, "all_reduce", self._all_reduce)
-
-    def _all_reduce(self, buffer: Tensor) -> None:
-        if buffer is self.ranks[0].buffer:  # the first to call: nobody's buffer has changed yet
-            first, *others = (self.ranks[rank].buffer for rank in self.order)
-            self._sum = first.clone()
-            for other in others:
-                self._sum += other
-        buffer.copy_(self._sum)
-
-    def round(self, steps: int) -> None:
-        for rank in self.ranks:
-            rank.start_round()
-        for _ in range(steps):
-            for rank in self.ranks:
-                rank.step()
-
-    def check(self, steps: int) -> None:
-        for rank in self.ranks:
-            rank.end_round(steps)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
 
-@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 7, 24])
-def test_right_sums_pass_at_every_number_of_steps(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 26, monkeypatch)
-    for steps in range(1, ranks.ranks[0].max_iterations + 1):
-        if steps <= 4 or steps.bit_count() == 1 or steps == ranks.ranks[0].max_iterations:
-            ranks.order = random.Random(steps).sample(ranks.order, world_size)
-            ranks.round(steps)
-            ranks.check(steps)
+def buffers_of(world_size: int, count: int, dtype: torch.dtype) -> list[Tensor]:
+    """Small whole numbers, which every type adds up exactly in any order, and no two ranks' alike."""
+    return [((torch.arange(count) * (rank + 2) + rank) % 5).to(dtype) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize(("world_size", "steps"), [(100, 8), (127, 4), (1000, 2)])
-def test_right_sums_over_very_many_ranks_pass(world_size: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 13, monkeypatch)
-    ranks.round(steps)
-    ranks.ranks[0].end_round(steps)
+def reduced(algorithm: str, buffers: list[Tensor], *, mean: bool = False) -> list[ThreadTransport]:
+    """In place, on as many ranks as there are buffers."""
+    return run_in_threads(len(buffers), lambda transport: all_reduce(buffers[transport.rank], algorithm, transport, mean=mean))
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 0.0, -1.0, "a bit"])
-def test_a_single_wrong_element_is_found(world_size: int, wrong: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
-    for index in (0, 13, 99):
-        ranks.round(4)
-        right = ranks.ranks[1].buffer[index].item()
-        ranks.ranks[1].buffer[index] = right * (1 + 2**-17) if isinstance(wrong, str) else wrong
-        ranks.ranks[0].end_round(4)
-        sentence = f"all_reduce is wrong: after 4 steps element {index} is .* where .* was expected"
-        with pytest.raises(ArithmeticError, match=sentence):
-            ranks.ranks[1].end_round(4)
+@BOUNDED
+@given(st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 9), st.integers(0, 40), st.sampled_from(DTYPES))
+def test_every_rank_has_the_sum(algorithm: str, world_size: int, count: int, dtype: torch.dtype) -> None:
+    buffers = buffers_of(world_size, count, dtype)
+    expected = torch.stack(buffers).sum(0, dtype=dtype)
+    reduced(algorithm, buffers)
+    for buffer in buffers:
+        assert torch.equal(buffer, expected)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_the_last_rounds_largest_sums_are_checked_too(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
-    steps = ranks.ranks[0].max_iterations
-    ranks.round(steps)
-    assert ranks.ranks[0].buffer.isfinite().all()
-    ranks.ranks[0].buffer[50] *= 1.01
-    with pytest.raises(ArithmeticError, match=f"after {steps} steps element 50 is"):
-        ranks.ranks[0].end_round(steps)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_the_mean_is_the_sum_over_the_number_of_ranks(algorithm: str, world_size: int) -> None:
+    buffers = buffers_of(world_size, 7, torch.float64)
+    expected = torch.stack(buffers).mean(0)
+    reduced(algorithm, buffers, mean=True)
+    for buffer in buffers:
+        torch.testing.assert_close(buffer, expected)
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
-@pytest.mark.parametrize(("done", "claimed"), [(0, 1), (1, 2), (3, 2), (3, 4), (6, 3)])
-def test_a_missing_or_further_step_is_found(world_size: int, done: int, claimed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
-    ranks.round(done)
-    with pytest.raises(ArithmeticError, match=f"all_reduce is wrong: after {claimed} steps"):
-        ranks.ranks[0].end_round(claimed)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_all_ranks_have_the_same_bits(algorithm: str) -> None:
+    """Where adding rounds, each element is added up in one order, whoever has it: DDP's replicas must not drift apart."""
+    generator = torch.Generator().manual_seed(0)
+    buffers = [torch.randn(1000, generator=generator) for _ in range(7)]
+    reduced(algorithm, buffers)
+    assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "counted"),
-    [(2, [0]), (2, [0, 1, 1]), (8, range(7)), (4, [0, 1, 2, 2])],
-    ids=["one is missing", "one counts twice", "one of 8 is missing", "one stands in for another"],
-)
-def test_a_sum_over_other_ranks_is_found(world_size: int, counted: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
-    ranks.order = list(counted)
-    ranks.round(1)
-    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
-        ranks.ranks[0].end_round(1)
+@pytest.mark.parametrize("lanes", [2, MOST_PIECES])
+def test_a_long_ring_travels_in_pieces(lanes: int) -> None:
+    count = 3 * lanes * PIECE_BYTES // 4 + 5
+    buffers = buffers_of(3, count, torch.float32)
+    expected = torch.stack(buffers).sum(0)
+    transports = reduced("ring", buffers)
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+    assert {transport.sent["messages"] for transport in transports} == {2 * (3 - 1) * lanes}
+    assert counts("ring", 3, nbytes=4 * count).latency == 2 * (3 - 1) * lanes
 
 
-def test_shifted_elements_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(2, 100, monkeypatch)
-    ranks.round(1)
-    ranks.ranks[0].buffer.copy_(ranks.ranks[0].buffer.roll(1))
-    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps element"):
-        ranks.ranks[0].end_round(1)
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6, 8])
+def test_what_is_sent_is_what_the_cost_models_say(world_size: int) -> None:
+    """The most that any rank sends, as whole buffers, and in how many messages."""
+    N, count = world_size, 240
+    levels = math.floor(math.log2(N))
+    helps = 2**levels != N  # rank 0 has the sum of a rank beyond the power of two, and gives it back
+    sent = {
+        "gather_broadcast": (N - 1, N - 1.0),
+        "ring": (2 * (N - 1), 2 * (N - 1) / N),
+        "recursive_doubling": (levels + helps, levels + helps),
+        "halving_doubling": (2 * levels + helps, 2 * (1 - 2**-levels) + helps),
+        "tree": (math.ceil(math.log2(N)), math.ceil(math.log2(N))),
+    }
+    for algorithm, (messages, volume) in sent.items():
+        transports = reduced(algorithm, buffers_of(N, count, torch.float32))
+        assert max(each.sent["messages"] for each in transports) == messages, algorithm
+        assert max(each.sent["elements"] for each in transports) / count == pytest.approx(volume), algorithm
 
 
-def test_each_round_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(3, 10, monkeypatch)
-    for steps in (5, 1, 3):
-        ranks.round(steps)
-        ranks.check(steps)
+def test_what_cannot_be_reduced_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"works on a contiguous buffer, got strides \(1, 3\); pass buffer.contiguous\(\)"):
+        reduced("ring", [torch.ones(2, 3).t() for _ in range(2)])
+    with pytest.raises(ValueError, match=r"a mean needs a floating point type, got torch.int64; sum it, or convert it"):
+        reduced("tree", [torch.ones(2, dtype=torch.int64) for _ in range(2)], mean=True)
 
 
-@pytest.mark.parametrize(("nbytes", "count"), [(4, 1), (1024, 256), (4 * 13 + 4, 14)])
-def test_the_buffer_has_the_bytes_asked_for(nbytes: int, count: int) -> None:
-    spec = AllReduceSpec(world_size=2, nbytes=nbytes)
-    measurement = BackendAllReduce(spec, rank=1, device=torch.device("cpu"))
-    assert (measurement.buffer.numel(), measurement.buffer.dtype) == (count, torch.float32)
-    assert measurement.buffer.nbytes == nbytes
-    assert measurement.finish() == {}
+def test_what_is_changed_or_read_while_it_is_under_way_is_seen() -> None:
+    """As a backend may send a tensor at any moment until its wait is over, and receive it in any."""
+
+    def changes(transport: ThreadTransport) -> None:
+        mine, theirs = torch.ones(3), torch.empty(3)
+        wait = transport.start([(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
+        mine.zero_()
+        wait()
+
+    with pytest.raises(RuntimeError, match=r"what rank \d sends to \d was changed before it was sent"):
+        run_in_threads(2, changes)
+    read = []
+
+    def reads(transport: ThreadTransport) -> None:
+        mine, theirs = torch.ones(3), torch.ones(3)
+        wait = transport.start([(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
+        read.append(theirs.clone())
+        wait()
+        exchange(transport, [(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
+        assert torch.equal(theirs, mine)
+
+    run_in_threads(2, reads)
+    assert not any((each == 1).any() for each in read)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
-from ddpperf.analysis.statistics import relative_iqr
+from ddpperf.analysis.statistics import median_and_error, relative_iqr
 from tests.generated import BOUNDED, seconds
 
 world_sizes = st.integers(1, 1024)
@@ -131,6 +133,13 @@ def test_one_rank_has_no_bus_bandwidth(N: int) -> None:
 )
 def test_relative_iqr_is_the_middle_halfs_spread(values: list[float], spread: float) -> None:
     assert relative_iqr(values) == pytest.approx(spread)
+
+
+def test_a_medians_error_is_what_medians_differ_by() -> None:
+    drawn = random.Random(0)
+    found = [median_and_error([drawn.gauss(5, 1) for _ in range(40)]) for _ in range(400)]
+    assert statistics.mean(error for _, error in found) == pytest.approx(statistics.stdev(value for value, _ in found), rel=0.1)
+    assert median_and_error([3.0]) == (3.0, 0.0)
 
 
 @BOUNDED

@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 
-from tests.project import SUMS_MODEL, Project
+from tests.project import SLEEPING_MODEL, Project
 
 STEP = """
 from ddpperf.specs import TrainingSpec
 
 def test_step(measure):
-    measure(TrainingSpec(model="mine:sums", world_size=1, per_rank_batch_size=128, strategy="single"))
+    measure(TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=128, strategy="single"))
 """
-FAST, SLOW = 20, 400  # twenty times the work, of which a limit of five times tells whatever else the machine does
-OPTIONS = "[pytest]\naddopts = --device cpu --world-sizes 1 --model mine:sums --rounds 3 -p no:cacheprovider\n"
+FAST, SLOW = 0.02, 0.2  # seconds that a step sleeps
+OPTIONS = "[pytest]\naddopts = --device cpu --world-sizes 1 --model mine:sleeping --rounds 3 -p no:cacheprovider\n"
 OWN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"} | {
     f"GIT_{role}_{what}": "t@t" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
 }
@@ -37,13 +37,13 @@ class Repository:
         assert finished.returncode == 0, finished
         return finished.stdout.strip()
 
-    def commit(self, message: str, *, experiment: str = "test_it.py", sums: int = FAST) -> str:
-        """Commit the experiment under that name, with a model of so many sums; gives the commit."""
+    def commit(self, message: str, *, experiment: str = "test_it.py", seconds: float = FAST) -> str:
+        """Commit the experiment under that name, with a model that sleeps so long; gives the commit."""
         perf = self.project.root / "perf"
         for path in perf.glob("*.py"):
             path.unlink()
         (perf / experiment).write_text(STEP)
-        (self.project.root / "mine.py").write_text(SUMS_MODEL.format(sums=sums))
+        (self.project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=seconds))
         self.run("git", "add", "conftest.py", "pytest.ini", "mine.py", "perf/*.py")
         self.run("git", "commit", "--quiet", "--allow-empty", "-m", message)
         return self.run("git", "rev-parse", "HEAD")
@@ -61,8 +61,8 @@ def test_bisecting_passes_over_what_cannot_be_measured_and_names_the_slower_comm
     repository.commit("another")
     renamed = repository.commit("what is measured has another name", experiment="test_that.py")
     repository.commit("its name again")
-    slow = repository.commit("slow", sums=SLOW)
-    repository.commit("still slow", sums=SLOW)
+    slow = repository.commit("slow", seconds=SLOW)
+    repository.commit("still slow", seconds=SLOW)
     repository.run("git", "bisect", "start", "HEAD", good)
     limit, compare = "--benchmark-compare-fail=median:400%", f"--benchmark-compare={before}"
     found = repository.run("git", "bisect", "run", sys.executable, "-m", "pytest", "perf/", limit, compare)

@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, if_valid, possible, skipped
+from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, possible, skipped
 from ddpperf.plugin.compiler import compiler_reason
-from ddpperf.specs import EpochSpec, Spec, TrainingSpec
-from tests.project import Project
+from ddpperf.specs import EpochSpec, PartsSpec, Spec, TrainingSpec
+from tests.project import SLEEPING_MODEL, Project
 
 TEST = "perf/test_it.py::test_it"
-CELL = "world_size=2-1KiB-backend-eager"
+CELL = "world_size=1-batch=8-mine:sleeping-single-fp32-eager-fixed"
 
+MODEL = ("--model", "mine:sleeping")
 CELLS = """
 import pytest
 from ddpperf.plugin.cells import skipped
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import TrainingSpec
 
 def cells(options):
-    yield AllReduceSpec(world_size=2, nbytes=1024)
+    yield TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single")
     yield skipped("world_size=2-two", "two needs two GPUs, found 0")
 
 @pytest.mark.specs(cells=cells)
@@ -99,9 +100,20 @@ def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:
     assert if_valid("mine", lambda: plain) is plain
 
 
+def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that_cannot_be_made() -> None:
+    plain, sharded = TrainingSpec(**TRAINING), TrainingSpec(**TRAINING | {"strategy": "fsdp"})
+    assert if_measured_as(PartsSpec, plain) is plain
+    cell = if_measured_as(PartsSpec, sharded)
+    sentence = "a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"
+    assert (cell.id, reason_of(cell)) == (sharded.id, sentence)
+    already = skipped("mine", "not today")
+    assert if_measured_as(PartsSpec, already) is already
+
+
 def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.02))
     project.experiment.write_text(CELLS)
-    first = project.run("perf", "-rs", "--benchmark-save=first")
+    first = project.run("perf", *MODEL, "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
     first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[world_size=2-two]")
@@ -110,21 +122,25 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
         f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
         f"{TEST}[world_size=2-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
     }
-    project.run("perf", "--benchmark-compare=first").assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
-    project.experiment.write_text(CELLS.replace("AllReduceSpec(world_size=2, nbytes=1024)", f"skipped({CELL!r}, 'not today')"))
-    without = project.run("perf", "--benchmark-compare=first")
+    compared = project.run("perf", *MODEL, "--benchmark-compare=first")
+    compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
+    project.experiment.write_text(CELLS.replace("yield TrainingSpec(", f"yield skipped({CELL!r}, 'not today')  # "))
+    without = project.run("perf", *MODEL, "--benchmark-compare=first")
     without.assert_one_sentence(125, "NO VERDICT: no test was measured")
     without.assert_one_sentence(125, f"{TEST}[{CELL}] is in 0001_first.json but was not measured")
 
 
 def test_two_cells_of_one_id_are_refused_skipped_or_not(project: Project) -> None:
     project.experiment.write_text(CELLS.replace("world_size=2-two", CELL))
-    project.run().assert_one_sentence(4, "ERROR: test_it has two cells of one id, which is a stored key; measure each once")
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
+    run = project.run("perf", *MODEL)
+    run.assert_one_sentence(4, "ERROR: test_it has two cells of one id, which is a stored key; measure each once")
 
 
 def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: Project) -> None:
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
     project.experiment.write_text(CELLS)
-    slowed = project.run("perf", "--slow-down", "0.05", "--benchmark-save=slowed")
+    slowed = project.run("perf", *MODEL, "--slow-down", "0.05", "--benchmark-save=slowed")
     assert slowed.status == 0, slowed
     stored = project.measured()[f"test_it[{CELL}]"]
     assert stored["spec"]["delay_seconds"] == 0.05
@@ -132,7 +148,7 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
     assert min(rounds) >= stored["iterations"] * 0.05
     assert "not saved as a baseline" in slowed.output
     assert not list(project.root.glob("perf/baselines/*/*"))
-    nothing = project.run("perf", "-k", "nothing", "--benchmark-compare")
+    nothing = project.run("perf", *MODEL, "-k", "nothing", "--benchmark-compare")
     nothing.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "holds a run that passed")
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
+from ddpperf.analysis.change import Change
+from ddpperf.analysis.compare import CPU_LIMIT, LAUNCH_BOUND, Comparison, compare
 from ddpperf.analysis.history import PastRun
 from ddpperf.analysis.settings import read_decision
 from ddpperf.analysis.verdict import Outcome, Status, decide

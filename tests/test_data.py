@@ -11,7 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.data import IMAGE_SHAPE, NUM_CLASSES, EpochBatches, load_images, synthetic_images
+from ddpperf.data import (
+    IMAGE_SHAPE,
+    NUM_CLASSES,
+    EpochBatches,
+    load_images,
+    load_run_images,
+    load_test_images,
+    synthetic_images,
+)
 from ddpperf.specs import EpochSpec, Strategy
 from tests.generated import BOUNDED
 
@@ -181,3 +189,13 @@ def test_an_epoch_that_is_not_told_its_number_repeats_the_one_before() -> None:
     assert list(batches) == list(batches)
     batches.set_epoch(3)
     assert list(batches) == list(batches) == batches_of_ranks(64, 2, 8, True, epoch=3)[1]
+
+
+def test_a_runs_images_are_coarse_and_others_than_those_that_it_is_tested_on() -> None:
+    train, test = load_run_images(None, 300), load_test_images(None, 300)
+    assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
+    classes = range(NUM_CLASSES)
+    patterns = [torch.stack([each.pixels[each.labels == label].float().mean(0) for label in classes]) for each in (train, test)]
+    assert (patterns[0] - patterns[1]).abs().mean() < 15, "of the same classes"
+    steps = (patterns[0][..., 1:] - patterns[0][..., :-1]).abs().mean()
+    assert steps < (patterns[0][..., 8:] - patterns[0][..., :-8]).abs().mean() / 2, "what lies beside each other is alike"

@@ -60,7 +60,9 @@ def no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_synthetic_images_need_no_file(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    assert prepare("synthetic", folder, silent) == Data(name="synthetic", path=None, digest="", train_images=50_000)
+    assert prepare("synthetic", folder, silent) == Data(
+        name="synthetic", path=None, digest="", train_images=50_000, test_images=1024
+    )
     assert not folder.exists()
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpperf import training
+from ddpperf import epoch as epochs
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.models import MODELS
 from ddpperf.optim import PEAK_RATE, cosine_rates
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
-from ddpperf.training import TrainingEpoch
 
 IMAGES = 22
 
@@ -154,7 +154,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         return state["now"]
 
     clocks = {"perf_counter": time.perf_counter, "process_time": time.process_time}
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=monotonic, **clocks))
+    monkeypatch.setattr(epochs, "time", SimpleNamespace(monotonic=monotonic, **clocks))
     return lambda by: state.update(by=by)
 
 

@@ -153,6 +153,18 @@ def test_normalized_by_batch_two_ranks_train_otherwise_than_one_process(ranks: l
     assert error(ranks[0][1]["ddp"], one_process) > 0.01
 
 
+def test_gradients_are_not_enough(ranks: list[Ranks]) -> None:
+    """They keep the parameters equal, bit for bit. What a rank keeps of its own images drifts apart: BatchNorm's statistics,
+    and the loss, whose mean over the ranks only is that of the whole batch (as the test of one process above says)."""
+    one, other = (by_batch["ddp+no_buffer_sync"] for _, by_batch in ranks)
+    assert all(torch.equal(first, second) for first, second in zip(one["parameters"], other["parameters"], strict=True))
+    apart = [float((first - second).norm()) for first, second in zip(one["buffers"], other["buffers"], strict=True)]
+    assert apart[0] == 0
+    assert all(drift > 0 for drift in apart[1:])
+    assert apart[-1] > apart[1], "further with each step"
+    assert one["loss"] != other["loss"]
+
+
 def test_fsdp_is_ddp_without_the_first_ranks_buffers(ranks: list[Ranks]) -> None:
     for _, by_batch in ranks:
         assert_same_parameters(by_batch["fsdp"], by_batch["ddp+no_buffer_sync"])

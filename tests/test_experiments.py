@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from ddpperf.specs import OWN_ALGORITHMS, PARTS
+from ddpperf.trace import read_trace, split_of
+from ddpperf.traced import TRACED_STEPS
 from tests.experiments import Run, measure, metric, seconds, slowest_device, steps_of
 
+PARTED = [f"{part}_seconds" for part in PARTS]
 PARAMETERS = 11_689_512  # of torchvision's ResNet-18
 
 
@@ -31,12 +35,20 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
     tests = {name.partition("[")[0] for name in run.stored}
     assert tests == {
         "test_all_reduce",
+        "test_backend_model",
         "test_batch_size",
+        "test_collective",
+        "test_comm_split",
+        "test_cost_model",
         "test_epoch_scaling",
+        "test_fastest_all_reduce",
         "test_forms",
+        "test_large_batch",
         "test_loader_workers",
+        "test_messages",
         "test_precision",
         "test_shards_are_disjoint_and_cover_the_data",
+        "test_step_breakdown",
         "test_strategies",
         "test_strong_scaling",
         "test_weak_scaling",
@@ -48,6 +60,13 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
 def test_what_the_cpu_cannot_do_is_skipped_with_a_sentence(run: Run) -> None:
     outcomes = {test.rpartition("::")[2]: each for test, each in run.header["outcomes"].items()}
     skipped = {test: each["reason"] for test, each in outcomes.items() if each["outcome"] == "skipped"}
+    large = {test: skipped.pop(test) for test in list(skipped) if "large" in test or "same_result" in test or "long" in test}
+    assert large.pop("test_long_run[long]") == "50 epochs take a CPU hours; run them on GPUs"
+    assert large.pop("test_largest_batch[batch=32]").startswith("a CPU's memory ends where no step is worth its time")
+    assert len(large) == 4
+    assert all(
+        "images of the data set" in reason or "of the data set; use a smaller one" in reason for reason in large.values()
+    )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     cell = "world_size=2-batch=8-resnet18-data_parallel-fp32-eager-fixed"
     assert skipped == {f"test_{scaling}_scaling[{cell}]": one_process for scaling in ("weak", "strong")}
@@ -167,20 +186,122 @@ def test_shards_leave_out_and_repeat_only_the_rest(run: Run) -> None:
     assert [metric(stored, "repeated_places") for stored in untold] == [1, 1]
 
 
+def test_a_steps_communication_is_told_by_three_methods(run: Run) -> None:
+    stored = run.one("test_comm_split")
+    legs = stored["legs"]
+    by_rank = [
+        [ranks_seconds / each["iterations"] for ranks_seconds in each["samples"][0]["seconds"][0]]
+        for each in (stored, legs["no_sync"])
+    ]
+    exposed = max(ddp - alone for ddp, alone in zip(*by_rank, strict=True))
+    assert metric(stored, "exposed_comm_seconds") == pytest.approx(exposed)
+    counters = legs["trace"]["samples"][0]["counters"]
+    rank = max(range(2), key=counters["exposed_comm_seconds"].__getitem__)
+    for name, counted in (
+        ("traced_comm_seconds", "comm_seconds"),
+        ("traced_exposed_comm_seconds", "exposed_comm_seconds"),
+        ("compute_seconds", "compute_seconds"),
+        ("idle_seconds", "idle_seconds"),
+    ):
+        assert metric(stored, name) == counters[counted][rank], "all of one rank"
+    overlapped = metric(stored, "overlap_fraction") * metric(stored, "traced_comm_seconds")
+    assert overlapped == pytest.approx(metric(stored, "traced_comm_seconds") - metric(stored, "traced_exposed_comm_seconds"))
+    parts = [metric(stored, name) for name in ("traced_exposed_comm_seconds", "compute_seconds", "idle_seconds")]
+    assert sum(parts) == pytest.approx(metric(stored, "traced_step_seconds")), "a CPU copies nothing by itself"
+    assert metric(stored, "replayed_comm_seconds") == pytest.approx(seconds(legs["replay"]))
+    one = slowest_device(legs["one_device"], 2)
+    assert metric(stored, "step_minus_one_device_seconds") == pytest.approx(seconds(stored) - one)
+    sent = metric(stored, "communicated_bytes_per_epoch") / steps_of(stored)
+    assert metric(stored, "gradient_busbw_bytes_per_second") == pytest.approx(sent / min(counters["all_reduce_seconds"]))
+    disagreement = (exposed - metric(stored, "traced_exposed_comm_seconds")) / seconds(stored)
+    assert metric(stored, "method_disagreement") == pytest.approx(disagreement)
+
+
+def test_the_trace_that_is_kept_is_what_was_told_of_it(run: Run) -> None:
+    (folder,) = run.traces.iterdir()
+    counters = run.one("test_comm_split")["legs"]["trace"]["samples"][0]["counters"]
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
+    for rank in range(2):
+        found = split_of(read_trace(folder / f"rank{rank}.json"))
+        assert found is not None
+        assert found.communication / TRACED_STEPS == pytest.approx(counters["comm_seconds"][rank])
+
+
+def test_a_steps_parts_are_those_of_the_rank_that_waits_the_least(run: Run) -> None:
+    alone, together = run.of("test_step_breakdown")
+    for stored in (alone, together):
+        (sample,) = stored["legs"]["parts"]["samples"]
+        names = [name for name in PARTED if name in sample["counters"]]
+        waits = sample["counters"].get("gradient_sync_seconds", [0.0])
+        parts = [sample["counters"][name][waits.index(min(waits))] for name in names]
+        assert [metric(stored, name) for name in names] == parts
+        own = sample["seconds"][0][waits.index(min(waits))] / stored["legs"]["parts"]["iterations"]
+        assert metric(stored, "parts_over_step") == pytest.approx(sum(parts) / own)
+        assert metric(stored, "parts_over_step") == pytest.approx(1, abs=0.02)
+        assert metric(stored, "marked_over_step") == pytest.approx(seconds(stored["legs"]["parts"]) / seconds(stored))
+        assert "mfu" not in stored["metrics"], "of a CPU no peak is known"
+    assert set(PARTED) <= set(together["metrics"])
+    alone_each = [
+        each / together["legs"]["no_sync"]["iterations"] for each in together["legs"]["no_sync"]["samples"][0]["seconds"][0]
+    ]
+    assert metric(together, "straggler_spread") == pytest.approx(max(alone_each) / min(alone_each) - 1)
+    assert "gradient_sync_seconds" not in alone["metrics"]
+
+
+def test_more_devices_cost_what_one_would_not_have_needed(run: Run) -> None:
+    _, stored = run.of("test_step_breakdown")
+    epoch = steps_of(stored) * seconds(stored)
+    images = steps_of(stored) * stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
+    one = slowest_device(stored["legs"]["one_device"], 2) * images / stored["spec"]["per_rank_batch_size"]
+    assert metric(stored, "device_seconds_per_epoch") == pytest.approx(2 * epoch)
+    assert metric(stored, "saved_seconds_per_epoch") == pytest.approx(one - epoch)
+    assert metric(stored, "extra_device_seconds_per_epoch") == pytest.approx(2 * epoch - one)
+
+
 def test_a_buffers_bandwidth_is_its_bytes_over_seconds(run: Run) -> None:
     """Of two ranks the bus bandwidth is the same: 2 (N - 1) / N is 1."""
-    sizes = [stored["spec"]["nbytes"] for stored in run.of("test_all_reduce")]
+    sizes = [stored["spec"]["nbytes"] for stored in run.of("test_all_reduce", "backend-eager]")]
     assert sizes == [2**10, 2**16, 2**20, 2**24, 2**26]
+    assert {stored["spec"]["algorithm"] for stored in run.of("test_all_reduce")} == {"backend", *OWN_ALGORITHMS}
     for stored in run.of("test_all_reduce"):
         assert metric(stored, "algbw_bytes_per_second") == pytest.approx(stored["spec"]["nbytes"] / seconds(stored))
         assert metric(stored, "busbw_bytes_per_second") == metric(stored, "algbw_bytes_per_second")
+
+
+def test_the_fastest_algorithm_is_named(run: Run) -> None:
+    for stored in run.of("test_fastest_all_reduce"):
+        by_algorithm = {name: seconds(leg) for name, leg in stored["legs"].items()} | {"backend": seconds(stored)}
+        fastest = min(by_algorithm, key=by_algorithm.__getitem__)
+        assert metric(stored, "speedup_of_the_fastest") == pytest.approx(seconds(stored) / by_algorithm[fastest])
+        assert f"on 2 ranks: {fastest} is the fastest" in stored["notes"][-1]
+        for name in stored["legs"]:
+            assert metric(stored, f"{name}_over_backend") == pytest.approx(by_algorithm[name] / by_algorithm["backend"])
+
+
+def test_a_collectives_bandwidth_leaves_out_what_stays_where_it_is(run: Run) -> None:
+    shares = {"reduce_scatter": 0.5, "all_gather": 0.5, "all_to_all": 0.5, "broadcast": 1.0}
+    assert {stored["spec"]["kind"] for stored in run.of("test_collective")} == set(shares)
+    for stored in run.of("test_collective"):
+        busbw = shares[stored["spec"]["kind"]] * stored["spec"]["nbytes"] / seconds(stored)
+        assert metric(stored, "busbw_bytes_per_second") == pytest.approx(busbw)
+
+
+def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
+    for algorithm in OWN_ALGORITHMS:
+        stored = run.one("test_cost_model", algorithm)
+        measured = [name for name in stored["metrics"] if name.startswith("predicted_over_measured_")]
+        assert len(measured) == len(run.of("test_all_reduce", f"-{algorithm}-")) == (5 if algorithm == "ring" else 4)
+        assert (
+            metric(stored, "latency_seconds_low") <= metric(stored, "latency_seconds") <= metric(stored, "latency_seconds_high")
+        )
+        assert metric(stored, "held_out_error") >= 0
 
 
 def test_the_time_counted_is_that_of_the_rounds(run: Run) -> None:
     """Ranks that work at the same time count once, those that work in turn each; what is shared by tests counts once."""
     timing = run.header["timing"]
     parts = [part for stored in run.stored.values() for part in (stored, *stored["legs"].values())]
-    measured = {str(part["spec"]): part for part in parts}
+    measured = {str(part["spec"]): part for part in [*parts, run.header["copied"]]}
     counted = 0.0
     for part in measured.values():
         together = part["spec"].get("strategy") != "single"

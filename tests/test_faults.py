@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -85,6 +86,21 @@ def test_ctrl_c_during_a_round_ends_everything(project: Project) -> None:
     assert process.returncode == 125, output
     assert "NO VERDICT: the run was interrupted" in output
     assert "perf/test_it.py::test_never was not run" in output
+    project.assert_nothing_left()
+
+
+def test_a_second_ctrl_c_does_not_cut_off_the_verdict(project: Project) -> None:
+    project.experiment.write_text(HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    for _ in range(4):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted" in output
     project.assert_nothing_left()
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.plugin.options import Options, read_options
+from ddpperf.plugin.option_parser import read_options
+from ddpperf.plugin.options import Options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
 from tests.project import REPOSITORY, Project

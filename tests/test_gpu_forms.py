@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf import task
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.inputs import DeviceInput
 from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, Input, Precision, TrainingSpec, to_json
-from ddpperf.training import CAPTURE_WARMUP, TrainingEpoch, TrainingStep
+from ddpperf.training import CAPTURE_WARMUP, TrainingStep
 from ddpperf.workers.rank import Rank
 from tests.test_forms import small_model
 

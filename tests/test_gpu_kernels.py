@@ -30,6 +30,12 @@ SPEC = TrainingSpec(
 )
 
 
+@pytest.fixture(autouse=True)
+def _as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI is taken down after each profile, as in the suite's own processes: else it slows every launch."""
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+
+
 def training(spec: TrainingSpec) -> TrainingStep:
     step = TrainingStep(spec, rank=0, device=GPU)
     step.warm_up(10)

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf import task
+from ddpperf.parallel import require_equal_parameters
 from ddpperf.specs import Form, TrainingSpec
-from ddpperf.training import CAPTURE_WARMUP, TrainingStep, require_equal_parameters
+from ddpperf.training import CAPTURE_WARMUP, TrainingStep
 from ddpperf.workers.pool import Pool
 from tests.test_forms import small_model
 from tests.two_ranks import whole

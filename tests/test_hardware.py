@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.plugin import hardware
-from ddpperf.plugin.hardware import Gpu, commit, core_count, cpu_model, hardware_key, select_visible, visible_gpus
+from ddpperf.plugin.hardware import (
+    Gpu,
+    Machine,
+    commit,
+    core_count,
+    cpu_model,
+    data_rate,
+    hardware_key,
+    machine,
+    select_visible,
+    visible_gpus,
+)
+from ddpperf.plugin.link_options import Links
 from tests.generated import BOUNDED
 
 
 def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
-    return Gpu(name=name, uuid=uuid, memory_bytes=None, power_limit_watts=None, nvlinks=None, driver=None, numa_node=None)
+    return Gpu(
+        name=name,
+        uuid=uuid,
+        memory_bytes=None,
+        power_limit_watts=None,
+        nvlinks=None,
+        nvlink_bytes_per_second=None,
+        driver=None,
+        numa_node=None,
+    )
 
 
 GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]
@@ -208,3 +230,28 @@ def test_a_commit_is_named_by_its_hash(tmp_path: Path) -> None:
 def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
     assert commit(tmp_path) == "nogit"
     assert commit(tmp_path / "gone") == "nogit"
+
+
+# --- what experiments compare with
+
+
+H200S = [replace(gpu(uuid), nvlinks=18, nvlink_bytes_per_second=450e9) for uuid in ("GPU-1", "GPU-2")]
+
+
+def test_the_link_is_what_the_driver_says_unless_the_user_says_more() -> None:
+    assert machine("cuda", H200S, Links()) == Machine(device="cuda", gpu="NVIDIA H200", link_bytes_per_second=450e9)
+    assert machine("cuda", H200S, Links(bytes_per_second=400e9)).link_bytes_per_second == 400e9
+    assert machine("cpu", [], Links(bytes_per_second=10e9)).link_bytes_per_second == 10e9
+
+
+def test_what_is_not_known_of_every_gpu_is_absent() -> None:
+    assert machine("cuda", [H200S[0], gpu("GPU-2")], Links()) == Machine(
+        device="cuda", gpu="NVIDIA H200", link_bytes_per_second=None
+    )
+    assert machine("cuda", [H200S[0], gpu("GPU-2", "NVIDIA H100 PCIe")], Links()) == Machine(device="cuda")
+    assert machine("cpu", H200S, Links()) == Machine(), "the GPUs are not used"
+
+
+def test_a_lines_rate_is_more_than_it_carries_where_its_coding_needs_some() -> None:
+    assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
+    assert data_rate(14062) == 14.062e9, "as the driver says"

@@ -132,7 +132,7 @@ def suites(deviation: float, runs: int, *, number: int = 400, accepted: float = 
     return float(suspect.mean()), int(slower.any(axis=1).sum())
 
 
-@pytest.mark.parametrize(("deviation", "runs"), [(0.0, 1), (0.005, 5), (0.01, 1), (0.01, 5), (0.01, 20)])
+@pytest.mark.parametrize(("deviation", "runs"), [(0.005, 1), (0.005, 5), (0.01, 1), (0.01, 5), (0.01, 20)])
 def test_chance_fails_less_than_one_suite_in_a_hundred(deviation: float, runs: int) -> None:
     suspects, failed = suites(deviation, runs)
     assert binomtest(failed, 400).proportion_ci(method="wilson").high < 0.01
@@ -161,7 +161,7 @@ def test_a_gain_that_was_accepted_and_is_lost_makes_suspects(runs: int, gain: fl
 # --- slow drift
 
 
-@pytest.mark.parametrize("deviation", [0.0, 0.005, 0.01])
+@pytest.mark.parametrize("deviation", [0.002, 0.005, 0.01])
 def test_nights_that_do_not_drift_are_not_said_to(deviation: float) -> None:
     nights = np.random.default_rng(4).normal(0, deviation, (CELLS, 105)).tolist()
     found = [drift(each[:5], each[night - 4 : night + 1], USUAL, 0.01 / CELLS) for each in nights for night in range(9, 105)]

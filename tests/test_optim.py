@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpperf.optim import PEAK_RATE, EpochSchedule, cosine_rates
+from ddpperf.optim import PEAK_RATE, Schedule, cosine_rates
 from tests.generated import BOUNDED
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ class Trained:
     def __init__(self, *, captured: bool) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
         self.optimizer = torch.optim.SGD([{"params": [each]} for each in self.parameters], lr=7.0)
-        self.schedule = EpochSchedule(self.optimizer, cosine_rates(PEAK_RATE, STEPS), CPU, captured=captured)
+        self.schedule = Schedule(self.optimizer, cosine_rates(PEAK_RATE, STEPS), CPU, captured=captured)
 
     def epoch(self, steps: int = STEPS) -> list[float]:
         """The rate of each step, as both groups had it."""

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from ddpperf.analysis.projection import Network
 from ddpperf.plugin.dataset import Data
-from ddpperf.plugin.options import Options, is_experiment, read_options
+from ddpperf.plugin.link_options import Links
+from ddpperf.plugin.option_parser import read_options
+from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from perf.test_scaling import HEAVY, weak_scaling
 from tests.project import Project
+
+BETWEEN = ("--node-latency", "5e-6", "--node-bandwidth", "50")
 
 pytest_plugins = ["pytester"]  # for the one Config that it parses; runs have a project of their own
 
@@ -30,10 +35,10 @@ def read(pytester: pytest.Pytester) -> Callable[..., Options]:
 def test_defaults_on_the_cpu(read: Callable[..., Options]) -> None:
     options = read()
     assert (options.device, options.world_sizes) == ("cpu", (1, 2))
-    assert (options.batch_sizes, options.batch_sweep) == ((32,), (32, 128, 512, 2048))
+    assert (options.batch_sizes, options.batch_sweep) == ((32,), (32, 128, 512))
     assert options.global_batch_sizes == (64,)
     assert (options.model, options.precision) == ("resnet18", "fp32")
-    assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000)
+    assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000, test_images=1024)
     assert (options.epoch_images, options.delay_seconds) == (1024, 0.0)
     assert (options.rounds, options.deadline_seconds, options.worker_logs, options.slower_ratio) == (10, 120.0, None, None)
     assert read("--device", "cpu", gpus=4) == read(), "whatever GPUs there are"
@@ -52,12 +57,25 @@ def test_what_is_given_is_taken(read: Callable[..., Options]) -> None:
     options = read(
         *("--device", "cuda", "--world-sizes", "2,1", "--batch-sizes", "64, 16", "--global-batch-sizes", "32,8"),
         *("--model", "resnet50_cifar", "--precision", "tf32", "--epoch-images", "2", "--slow-down", "10", "--rounds", "3"),
-        *("--deadline", "0.5", "--benchmark-compare-fail=median:5%", "--benchmark-compare"),
+        *(
+            "--link-bandwidth",
+            "450",
+            "--project-to",
+            "16,2",
+            *("--node-size", "4"),
+            *BETWEEN,
+            "--deadline",
+            "0.5",
+            "--benchmark-compare-fail=median:5%",
+            "--benchmark-compare",
+        ),
         gpus=2,
     )
     assert (options.world_sizes, options.batch_sizes, options.batch_sweep) == ((1, 2), (16, 64), (16, 64))
     assert (options.global_batch_sizes, options.model, options.precision) == ((8, 32), "resnet50_cifar", "tf32")
     assert (options.epoch_images, options.delay_seconds, options.rounds, options.deadline_seconds) == (2, 10.0, 3, 0.5)
+    network = Network(latency=5e-6, bandwidth=50e9)
+    assert options.links == Links(bytes_per_second=450e9, node=4, network=network, project_to=(2, 16))
     assert options.slower_ratio == pytest.approx(1.05)
     assert read("--precision", "bf16", "--epoch-images", "50000").precision == "bf16", "which the CPU has"
 
@@ -78,7 +96,7 @@ def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]
 def test_a_name_that_can_be_no_models_is_refused_untried(
     read: Callable[..., Options], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpperf.plugin.options.check_model", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr("ddpperf.plugin.option_parser.check_model", lambda *_: pytest.fail("it was tried"))
     known = "--model: model must be one of resnet18, .*, torchvision:NAME or package.module:function"
     with pytest.raises(pytest.UsageError, match=f"^{known}, got {re.escape(repr(name))}; name one of these$"):
         read("--model", name)
@@ -88,7 +106,7 @@ def test_more_classes_than_a_cifar_model_has_outputs_are_refused(
     read: Callable[..., Options], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hundred = Data(name="imagefolder", path=Path("x.pt"), digest="ab", train_images=5000, classes=100)
-    monkeypatch.setattr("ddpperf.plugin.options.prepare", lambda *_: hundred)
+    monkeypatch.setattr("ddpperf.plugin.option_parser.prepare", lambda *_: hundred)
     assert read("--model", "resnet18").data.classes == 100
     with pytest.raises(pytest.UsageError, match="--model resnet18_cifar has 10 outputs, imagefolder 100 classes; pass"):
         read("--model", "resnet18_cifar")
@@ -146,7 +164,10 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
             ["--world-sizes", "1,2,3", "--global-batch-sizes", "12,64"],
             "--global-batch-sizes 64 does not divide over 3 ranks; pass a multiple of 3, or other --world-sizes",
         ),
-        (["--model", "vgg16"], "--model: model must be one of resnet18, resnet18_cifar, resnet50_cifar, torchvision:NAME or"),
+        (
+            ["--model", "vgg16"],
+            "--model: model must be one of resnet18, resnet18_cifar, resnet50_cifar, resnet10_cifar,",
+        ),
         (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16, fp16, got 'fp8'; pass one of them"),
         (["--precision", "fp16"], "--precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
         (["--precision", "tf32"], "--precision tf32 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
@@ -161,6 +182,22 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
             "--epoch-images takes 2 to 50000 images, an image a rank and what the data set synthetic",
         ),
         (["--epoch-images", "1"], "--epoch-images takes 2 to 50000 images, an image a rank and what the data set synthetic"),
+        (["--link-bandwidth", "0"], "--link-bandwidth takes GB/s above 0 and up to 100000, got '0'; pass for example"),
+        (["--link-bandwidth", "-450"], "--link-bandwidth takes GB/s above 0 and up to 100000, got '-450'"),
+        (["--link-bandwidth", "nan"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'nan'"),
+        (["--link-bandwidth", "fast"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'fast'"),
+        (["--project-to", "16"], "--project-to 16 is beyond one node of 2 devices; give --node-latency and --node-bandwidth"),
+        (["--project-to", "2048"], "--project-to goes up to 1024, got 2048; name fewer devices"),
+        (["--project-to", "5", *BETWEEN], "--project-to 5 is no whole number of nodes of 2 devices; name a multiple"),
+        (
+            ["--checkpoints", "kept", "--replicates", "2"],
+            "--checkpoints is of one process set, got two sides or --replicates; leave one of them out",
+        ),
+        (["--node-size", "1"], "--node-size 1 is less than the 2 devices of this run; give those of a whole node"),
+        (["--node-size", "0"], "--node-size takes whole numbers from 1 to 999999999, got '0'"),
+        (["--node-latency", "1e-6"], "--node-latency and --node-bandwidth go together, got one of them; give both"),
+        (["--node-latency", "-1", "--node-bandwidth", "50"], "--node-latency takes seconds above 0 and up to 1, got '-1'"),
+        (["--node-latency", "1e-6", "--node-bandwidth", "0"], "--node-bandwidth takes GB/s above 0 and up to 100000, got '0'"),
         (["--slow-down", "0"], "--slow-down takes seconds above 0 and up to 10, got '0'; pass for example --slow-down 0.5"),
         (["--slow-down", "nan"], "--slow-down takes seconds above 0 and up to 10, got 'nan'"),
         (["--slow-down", "99"], "--slow-down takes seconds above 0 and up to 10, got '99'"),

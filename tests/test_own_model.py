@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf.check_model import check
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.own_model import own_model
 from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
-from ddpperf.training import TrainingEpoch, TrainingStep
+from ddpperf.training import TrainingStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

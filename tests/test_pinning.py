@@ -36,7 +36,16 @@ def sixteen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def gpu(numa_node: int | None) -> Gpu:
-    return Gpu(name="", uuid="", memory_bytes=None, power_limit_watts=None, nvlinks=None, driver=None, numa_node=numa_node)
+    return Gpu(
+        name="",
+        uuid="",
+        memory_bytes=None,
+        power_limit_watts=None,
+        nvlinks=None,
+        nvlink_bytes_per_second=None,
+        driver=None,
+        numa_node=numa_node,
+    )
 
 
 @pytest.mark.usefixtures("sixteen")

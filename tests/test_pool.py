@@ -21,8 +21,9 @@ import ddpperf
 from ddpperf.kernels import other_kernels
 from ddpperf.plugin import gpu_watch
 from ddpperf.plugin.gpu_watch import GpuWatch, Reading
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, TrainingSpec
 from ddpperf.workers import pool as pool_module
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
 from ddpperf.workers.rank_process import Side
 from tests.generated import BOUNDED
@@ -219,6 +220,22 @@ def test_a_set_that_ran_other_kernels_than_its_replicates_is_named(marked: Marke
         assert other_kernels(pool.measure(EPOCH)) == [f"doubtful: set {other} ran other kernels than the rest"]
 
 
+def test_where_both_sides_fail_the_first_is_named(marked: Marked) -> None:
+    """In whatever order their sets stand."""
+    failing = replace(SINGLE, fault=Fault(kind="raise", rank=0, command="open"))
+    sides = Side(name="B"), Side(name="A")
+    pool = Pool(size=1, device="cpu", rounds=1, deadline_seconds=60, sides=sides)
+    with pool, pytest.raises(SetFailure) as failed:
+        pool.measure(failing)
+    assert failed.value.set_name == "A2"
+
+
+def test_a_pool_goes_on_counting_where_another_ended(marked: Marked) -> None:
+    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=60, sets_made=3) as pool:
+        assert [each.name for each in pool.live_sets()] == ["A4"]
+        assert pool.sets_made == 4
+
+
 def test_all_ranks_of_a_group_run_the_step_whose_kernels_are_told(marked: Marked) -> None:
     with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, replicates=2) as pool:
         one, other = pool.measure(replace(SINGLE, world_size=2, strategy="ddp")).samples
@@ -238,3 +255,24 @@ def test_another_ddpperf_is_not_asked_for_kernels(marked: Marked, tmp_path: Path
         ours, theirs = pool.measure(SINGLE).samples
     assert ours.kernels
     assert theirs.kernels == ""
+
+
+# --- sets that ranks' histories make useless
+
+
+def test_a_larger_group_maps_its_memory_in_fresh_sets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a smaller group's ranks, the others would wait for ever; what was measured before is taken from there."""
+    monkeypatch.setattr(AllReduceSpec, "maps_memory", property(lambda spec: spec.nbytes == 2048))
+    mapped = {N: AllReduceSpec(world_size=N, nbytes=2048) for N in (2, 3)}
+    with Pool(size=3, device="cpu", rounds=1, deadline_seconds=60) as pool:
+
+        def set_of(spec: AllReduceSpec) -> str:
+            (sample,) = pool.measure_once(spec).samples
+            return sample.set
+
+        assert [set_of(mapped[3]), set_of(mapped[2])] == ["A1", "A1"], "a smaller group after a larger one does no harm"
+        assert set_of(AllReduceSpec(world_size=3, nbytes=1024)) == "A1", "nor does what maps nothing"
+        assert set_of(mapped[3]) == "A1", "it was measured before"
+        assert set_of(AllReduceSpec(world_size=3, nbytes=2048, form="eager", in_place=False)) == "A2"
+        assert set_of(mapped[2]) == "A2"
+        assert pool.sets_made == 2

@@ -57,6 +57,17 @@ def test_raw_seconds_by_rank_and_round_come_back_with_what_measured_them(pool: P
     assert sample.set.startswith(sample.side)
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_memory_comes_in_huge_pages_unless_the_user_says_otherwise(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=20) as pool:
+        (live,) = pool.live_sets()
+        variables = Path("/proc", str(live.ranks[0].pid), "environ").read_text().split("\0")
+    assert f"GLIBC_TUNABLES={own or 'glibc.malloc.hugetlb=1'}" in variables
+
+
 def test_a_single_step_is_measured_on_every_rank_of_the_set_in_turn(pool: Pool) -> None:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
     (sample,) = pool.measure(spec).samples
@@ -218,5 +229,6 @@ def test_ranks_and_their_folder_end_with_a_killed_controller(marked: Marked) -> 
     (folder,) = set(marked.folder.iterdir()) - before
     controller.kill()
     controller.wait()
-    wait_until(lambda: not any(Path("/proc", rank).exists() for rank in mine), 2, lambda: f"left running: {marked.processes()}")
+    ranks = {int(rank) for rank in mine}  # what has ended and is only to be buried by init is no longer marked
+    wait_until(lambda: not ranks & marked.processes().keys(), 2, lambda: f"left running: {marked.processes()}")
     wait_until(lambda: not folder.exists(), 1, lambda: f"left: {list(folder.iterdir())}")

@@ -54,6 +54,7 @@ def test_a_fresh_gloo_group_opens_samples_and_closes_in_50_ms(pool: Pool, figure
 
     def group() -> None:
         live.join(2)
+        live.answers()
         live.request("open", spec=to_json(SMALL))
         live.request("sample", iterations=1)
         live.request("close")

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from ddpperf import specs
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.specs import EpochSpec, TrainingSpec
-from ddpperf.training import TrainingEpoch, TrainingStep
+from ddpperf.training import TrainingStep
 from ddpperf.workers import rank
 from ddpperf.workers.rank import Rank
 

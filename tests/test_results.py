@@ -201,7 +201,7 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         ({}, "another form than this: KeyError('spec')"),
         (
             stored(spec={"measurement": "broadcast"}),
-            "measurement must be one of training_step, training_epoch, all_reduce, sampler, copy, got 'broadcast'",
+            "sampler, training_run, copy, got 'broadcast'",
         ),
         (stored(spec=None), "another form than this: TypeError"),
         (stored(samples=[{}]), "another form than this: KeyError('set')"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddpperf.plugin import hardware
+from ddpperf.plugin.link_options import Links
 from ddpperf.plugin.session import Session
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
@@ -27,7 +28,7 @@ class Watch:
 
 
 def session(tmp_path: Path) -> Session:
-    options: Any = SimpleNamespace(device="cpu")
+    options: Any = SimpleNamespace(device="cpu", links=Links(), world_sizes=(1,))
     return Session(options, [], tmp_path, None)
 
 

@@ -164,6 +164,15 @@ def test_the_probe_imports_what_a_rank_does(read: Read, at: Path, safe_path: str
     assert folders == {"ddpperf": str(side.root), "torch": str(at / "good"), "mine": str(Path(rank.stdout.strip()).parent)}
 
 
+def test_a_wrapper_that_says_something_first_is_the_python_that_it_starts(read: Read, at: Path) -> None:
+    wrapper = at / "activates"
+    wrapper.write_text(f'#!/bin/sh\necho activating an environment\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    sides = read("--against ./activates")
+    assert sides is not None
+    assert sides.candidate.python == str(wrapper)
+
+
 # --- mistakes
 
 FIELD = f"--against-spec takes FIELD=VALUE with a field of {', '.join(FIELDS)}, form, got"

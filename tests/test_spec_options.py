@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cells import Cell, possible
-from ddpperf.plugin.options import GPU_INDUCTOR, Options, read_options
+from ddpperf.plugin.option_parser import read_options
+from ddpperf.plugin.options import GPU_INDUCTOR, Options
 from ddpperf.specs import Spec, TrainingSpec
 from perf import test_batch_size, test_forms, test_precision, test_scaling, test_strategies
 from tests.project import Project
@@ -171,7 +172,7 @@ FIELD = (
         (spec("bucket_cap_mb=-1"), "--spec bucket_cap_mb takes a whole number, got '-1'; pass"),
         (spec("accumulation_steps=²"), "--spec accumulation_steps takes a whole number, got '²'; pass"),
         (spec(f"accumulation_steps={10**9}"), "--spec accumulation_steps takes a whole number, got '1000000000'; pass"),
-        (spec("bucket_cap_mb=0"), "bucket_cap_mb must be a whole number of at least 1, got 0"),
+        (spec("accumulation_steps=0"), "accumulation_steps must be a whole number of at least 1, got 0"),
         (spec("static_graph=yes"), "--spec static_graph takes true or false, got 'yes'; pass one of them"),
         (spec("comm_hook=int8"), "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got 'int8'"),
         (spec("comm_hook=avg"), "comm_hook avg needs NCCL; this runs on the CPU; pass other --forms or another --spec"),

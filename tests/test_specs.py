@@ -50,7 +50,10 @@ def test_reading_leaves_the_json_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "measurement must be one of training_step, training_epoch, all_reduce, sampler, copy, got None"),
+        (
+            {},
+            "measurement must be one of training_step, training_epoch, .*, copy, got None",
+        ),
         ({"measurement": "broadcast", **ALL_REDUCE}, "measurement must be one of .*, got 'broadcast'"),
         ({"measurement": ["all_reduce"], **ALL_REDUCE}, "measurement must be one of"),
         ({"measurement": "all_reduce", **TRAINING}, "all_reduce has other fields than these: .*per_rank_batch_size"),

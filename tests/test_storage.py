@@ -30,6 +30,7 @@ def run_of(measured: dict[str, Measured] | None = None, *, status: str = "PASS",
     """A run's document as far as storage reads it; by default of one test `t`, which passed and was measured."""
     tests = {"t": MEASURED} if measured is None else measured
     return {
+        "machine_info": {},
         "benchmarks": [{"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()],
         "ddpperf": {
             "schema": SCHEMA,
@@ -210,11 +211,13 @@ def other(**header: object) -> dict[str, Any]:
         (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
         (other(schema=SCHEMA - 1), rf"has schema {SCHEMA - 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
+        (run_of() | {"benchmarks": {"t": 1}}, r"is damaged \(TypeError"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
         (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
         (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
         (with_seconds(-1.0), r"is damaged .*no duration"),
+        ({name: part for name, part in run_of().items() if name != "machine_info"}, r"is damaged \(KeyError\('machine_info'"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"measured two sides in turn, and this run one; name a run of one side$"),
         (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),

@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.specs import CommHook, EpochSpec, Form, Strategy, TrainingSpec, gpu_reason, to_json
 from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
-from ddpperf.training import TrainingEpoch, TrainingStep
+from ddpperf.training import TrainingStep
 from tests.generated import BOUNDED, epoch_specs, training_specs
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
@@ -37,9 +38,9 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *((TRAINING, {"form": name}, f"{FORMS}{name!r}") for name in ("fast", "", ["eager"])),
     *((TRAINING, {"comm_hook": name}, f"{HOOKS}{name!r}") for name in ("int8", None)),
     *(
-        (TRAINING, {name: value}, f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("bucket_cap_mb", "accumulation_steps")
-        for value in (0, -1, 1.5, True, "2", None)
+        (TRAINING, {name: value}, f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name, least in (("bucket_cap_mb", 0), ("accumulation_steps", 1))
+        for value in (least - 1, 1.5, True, "2", None)
     ),
     (TRAINING, {"bucket_cap_mb": MOST_BUCKET_CAP_MB + 1}, "bucket_cap_mb goes up to 1048576, got 1048577"),
     *(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.compare import Change, Comparison
-from ddpperf.report.summary import summary_lines
+from ddpperf.analysis.change import Change
+from ddpperf.analysis.compare import Comparison
+from ddpperf.report.summary import doubts_of, summary_lines
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 
@@ -260,3 +261,9 @@ def test_columns_are_aligned() -> None:
         assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cells
     assert first.index("passed") == second.index("passed") == header.index("outcome")
     assert first.index("speedup") == second.index("speedup") == header.index("metrics")
+
+
+def test_many_legs_that_spread_are_one_doubt() -> None:
+    for legs, lines in ((3, 3), (4, 1)):
+        test = stored(1.0, 1.0, 1.0, 1.0) | {"legs": {f"leg{each}": stored(1.0, 2.0, 1.0, 2.0) for each in range(legs)}}
+        assert len([doubt for doubt in doubts_of(test) if "spread by more than 25% (IQR)" in doubt]) == lines

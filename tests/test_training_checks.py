@@ -13,11 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpperf import task
 from ddpperf.data import Images, synthetic_images
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.models import MODELS
-from ddpperf.specs import DATA_VARIABLE, EpochSpec, Strategy, TrainingSpec
+from ddpperf.parallel import require_equal_parameters
+from ddpperf.specs import DATA_VARIABLE, CommHook, EpochSpec, Strategy, TrainingSpec
 from ddpperf.task import require_classifier
-from ddpperf.training import TrainingEpoch, TrainingStep, require_equal_parameters
+from ddpperf.training import TrainingStep
 
 CPU = torch.device("cpu")
 
@@ -77,6 +80,16 @@ def test_nan_parameters_with_equal_bits_are_equal() -> None:
     with torch.no_grad():
         model.get_parameter("linear.bias").fill_(math.nan)
     require_equal_parameters(model)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
+def test_what_is_sent_has_the_types_bytes(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parameters in double precision, which a hook sends in 16 bits as it does all others."""
+    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
+    monkeypatch.setattr(task, "require_classifier", lambda *_: None)
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
+    assert TrainingStep(spec, rank=0, device=CPU).sent() == {"gradient_bytes": each * 10 * 3073}
 
 
 def small_image_model() -> nn.Module:

@@ -55,7 +55,7 @@ def commit(root: Path, metrics: Metrics, *, key: str = "h200x4", host: str = "a"
         benchmarks.append({"fullname": fullname, "extra_info": {"ddpperf": ours}})
     environment = {"hostname": host, "gpus": [{"uuid": uuid} for uuid in gpus]}
     header = {"schema": SCHEMA, "hardware_key": key, "environment": environment}
-    path.write_text(json.dumps({"benchmarks": benchmarks, "ddpperf": header}))
+    path.write_text(json.dumps({"machine_info": {}, "benchmarks": benchmarks, "ddpperf": header}))
     return path
 
 
@@ -167,8 +167,8 @@ def test_where_names_every_field_that_can_differ(script: ModuleType, tmp_path: P
     assert [one.where for one in written(script, tmp_path)] == [
         {"world_size": 1, **one_batch, "precision": "fp32"},
         {"world_size": 1, **one_batch, "precision": "bf16"},
-        {"world_size": 2, "nbytes": 1024, "algorithm": "backend", "form": "eager"},
-        {"world_size": 4, "nbytes": 1024, "algorithm": "backend", "form": "eager"},
+        {"world_size": 2, "nbytes": 1024, "algorithm": "backend", "form": "eager", "in_place": True},
+        {"world_size": 4, "nbytes": 1024, "algorithm": "backend", "form": "eager", "in_place": True},
         {"world_size": 1, **one_batch, "strategy": "single", "precision": "fp32"},
         {"world_size": 2, **one_batch | {"strategy": "ddp"} | DDP_OPTIONS, "precision": "fp32"},
         {"world_size": 2, "set_epoch": True, "drop_last": True, "epoch_images": 100},

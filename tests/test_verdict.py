@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.compare import Change, Comparison
+from ddpperf.analysis.change import Change
+from ddpperf.analysis.compare import Comparison
 from ddpperf.analysis.verdict import Outcome, Status, decide
 from tests.generated import BOUNDED, seconds
 

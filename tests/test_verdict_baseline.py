@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.compare import Change, Comparison, compare
+from ddpperf.analysis.change import Change
+from ddpperf.analysis.compare import Comparison, compare
 from ddpperf.analysis.history import PastRun, Spread, bounds
 from ddpperf.analysis.settings import read_decision
 from ddpperf.analysis.verdict import Outcome, Status, decide
@@ -165,7 +166,7 @@ def run_of(seconds: float, when: str = "", outcome: str = "passed", key: str = "
     benchmark = {"fullname": "t", "extra_info": {"ddpperf": measured(seconds).to_json()}}
     outcomes, verdict = {"t": {"outcome": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
     header = {"schema": 1, "hardware_key": key, "outcomes": outcomes, "verdict": verdict}
-    return json.dumps({"benchmarks": [benchmark], "ddpperf": header, "datetime": when})
+    return json.dumps({"machine_info": {}, "benchmarks": [benchmark], "ddpperf": header, "datetime": when})
 
 
 def keep(folder: Path, **runs: str) -> None:

@@ -17,6 +17,33 @@ def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
     ]
 
 
+def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
+    figures = {
+        "base": 2e9,
+        "candidate": 3e9,
+        "ratio": 1.5,
+        "low": 1.4,
+        "high": 1.6,
+        "detectable": 0.01,
+        "look": 1,
+        "control": None,
+    }
+    rows = [
+        figures | {"test": test, "metric": metric, "gated": metric == "time", "finding": "worse"}
+        for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
+        for test in ("x.py::a", "x.py::b")
+    ]
+    document = {"ddpperf": {"verdict": {"status": "FAIL", "reasons": ["a"]}, "against": {"rows": rows}}}
+    page = markdown(document, ["a table"]).splitlines()
+    table = page[page.index("<details><summary>all metrics</summary>") + 3 : -2]
+    assert [line.split()[:2] for line in table[1:-1]] == [
+        [test, metric] for test in "ab" for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
+    ]
+    assert table[1].split()[-6:] == ["1.500", "1.400", "to", "1.600", "1.0%", "worse"]
+    assert table[2].split()[2:6] == ["2", "GB/s", "3", "GB/s"]
+    assert table[2].endswith("for information")
+
+
 def test_it_is_written_where_that_was_asked_for(project: Project) -> None:
     summary = project.root / "summary.md"
     summary.write_text("an earlier step\n")

@@ -63,20 +63,22 @@ class Row:
 class Decision:
     """A run's readings, judged: `rows` after the first look; `confirm` with the suspects' readings from fresh sets.
 
-    holes: by test, why one of its gated metrics cannot be judged. among: where the readings are of suspects that something else
-    found, and so are a second look at once, the number of metrics that it looked at.
+    holes: by test, why one of its gated metrics cannot be judged. suspects_only: of suspects that something else found, which
+    have had no first look of this kind, and whose second one cannot count on its level.
     """
 
-    def __init__(self, readings: Iterable[Reading], settings: DecisionSettings, *, among: int | None = None) -> None:
+    def __init__(self, readings: Iterable[Reading], settings: DecisionSettings, *, suspects_only: bool = False) -> None:
         readings = list(readings)
         self.settings = settings
         self.holes = {each.test: each.hole for each in readings if each.hole and each.gated}
         whole = [each for each in readings if not each.hole]
-        self.gated = among or max(1, sum(each.gated and each.metric not in EXACT for each in whole))
+        gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
+        self.gated = math.ceil(gated / settings.default.screen_alpha) if suspects_only else gated
         self._usual: dict[tuple[str, str], tuple[float, float]] = {}  # variance and freedom, by test and metric
         self.rows: list[Row] = []
         for metric in dict.fromkeys(each.metric for each in whole):
-            self.rows += self._judged([each for each in whole if each.metric == metric], look=1 if among is None else 2)
+            self.rows += self._judged([each for each in whole if each.metric == metric], look=2 if suspects_only else 1)
+        self._excuse_speedups()
 
     def suspects(self) -> list[str]:
         """The tests to be measured again, on fresh sets."""
@@ -87,14 +89,23 @@ class Decision:
         found = {(each.test, each.metric): each for each in again if not each.hole}
         for place, row in enumerate(self.rows):
             if row.gated and row.finding is Finding.SUSPECT:
-                if reading := found.get((row.test, row.metric)):
-                    (self.rows[place],) = self._judged([reading], look=2)
+                if reading := found.get((row.test, row.metric)):  # gated as it was: else it would be let off
+                    (self.rows[place],) = self._judged([replace(reading, gated=True, primary=row.primary)], look=2)
                 else:
                     self.holes[row.test] = f"could not be measured again, with {row.metric} {row.ratio:.3f} times the base's"
-        worse_times = {row.test for row in self.rows if row.metric == "time" and row.ratio > 1}
+        self._excuse_speedups([each for (_, metric), each in found.items() if metric == "time"])
+
+    def _excuse_speedups(self, times: Sequence[Reading] = ()) -> None:
+        """A speedup that is less because the one device got faster is no failure: the step must have got slower beyond chance.
+
+        times: measured again, where they were.
+        """
+        rows = {row.test: row for row in [row for row in self.rows if row.metric == "time"]}
+        rows |= {each.test: self._judged([each], look=2)[0] for each in times}
+        slower = {test for test, row in rows.items() if row.low > 1}
         for place, row in enumerate(self.rows):
-            if row.metric == "speedup" and row.finding is Finding.WORSE and row.test not in worse_times:
-                self.rows[place] = replace(row, finding=Finding.UNDECIDED)  # the one device got faster, not the others slower
+            if row.metric == "speedup" and row.finding is Finding.WORSE and row.test not in slower:
+                self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judged(self, readings: Sequence[Reading], *, look: int) -> list[Row]:
         """A row for each reading, all of one metric and one number of sets."""
@@ -150,15 +161,16 @@ def _mean(values: Collection[float]) -> float:
 def _exact(reading: Reading) -> Row:
     """Of a metric that has no noise: any set of the candidate's that has more is worse."""
     base, candidate = max(reading.base), max(reading.candidate)
+    ratio = candidate / base if base else max(1.0, candidate)  # of what was not sent at all, over one byte
     finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED
     return Row(
         test=reading.test,
         metric=reading.metric,
         base=base,
         candidate=candidate,
-        ratio=candidate / base,
-        low=candidate / base,
-        high=candidate / base,
+        ratio=ratio,
+        low=ratio,
+        high=ratio,
         detectable=0.0,
         tolerance=0.0,
         sets=len(reading.base),

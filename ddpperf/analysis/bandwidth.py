@@ -19,3 +19,11 @@ def all_reduce_busbw(S: float, t: float, N: int) -> float:
     if N < 2:
         raise ValueError(f"an all_reduce has a bus bandwidth from 2 ranks up, got {N}")
     return algbw(S, t) * 2 * (N - 1) / N
+
+
+def collective_busbw(kind: str, S: float, t: float, N: int) -> float:
+    """algbw * (N-1)/N of a reduce_scatter, an all_gather and an all_to_all, of which a rank's own share stays where it is; of a
+    broadcast algbw, which passes every rank. S is the greater of a rank's two buffers."""
+    if N < 2:
+        raise ValueError(f"a {kind} has a bus bandwidth from 2 ranks up, got {N}")
+    return algbw(S, t) * (1.0 if kind == "broadcast" else (N - 1) / N)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
-from typing import Literal
 
-from ddpperf.analysis.history import Bounds, PastRun, bounds, drift, first_and_last, series, spread
+from ddpperf.analysis.change import Change, Controls
+from ddpperf.analysis.history import PastRun, bounds, drift, first_and_last, series, spread
 from ddpperf.analysis.settings import DecisionSettings
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results import Measured
@@ -18,34 +18,8 @@ from ddpperf.results import Measured
 LAUNCH_BOUND = 1.05
 CPU_LIMIT = 1.25  # instead, how many times the CPU seconds of a step are too many
 
+COPY = "a copy of memory"  # beside the tests of a run
 LARGEST_LOG = 700.0  # of a ratio that a float can hold
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """Seconds of a step, then and now: its median time, or its CPU seconds; a ratio above `limit` is slower.
-
-    suspect_limit: what is above it but not slower may be so by chance in a suite; None where one limit decides.
-    """
-
-    then_seconds: float
-    now_seconds: float
-    limit: float
-    suspect_limit: float | None = None
-    quantity: Literal["step", "CPU seconds"] = "step"
-
-    @property
-    def ratio(self) -> float:
-        """Now over then: above 1 is slower."""
-        return self.now_seconds / self.then_seconds
-
-    @property
-    def slower(self) -> bool:
-        return self.ratio > self.limit
-
-    @property
-    def suspect(self) -> bool:
-        return self.suspect_limit is not None and self.suspect_limit < self.ratio <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +27,14 @@ class Comparison:
     """changes: by test id, what could be compared. holes: by test id, why the others could not.
 
     drifts: by test id, where there are runs enough, the log of how much slower the last five are than the first five promoted;
-    0 where that is no more than chance.
+    0 where that is no more than chance. controls: of the comparison itself; None of one whose run had none.
     """
 
     baseline: str
     changes: Mapping[str, Change] = field(default_factory=dict)
     holes: Mapping[str, str] = field(default_factory=dict)
     drifts: Mapping[str, float] = field(default_factory=dict)
+    controls: Controls | None = None
 
     @property
     def slower(self) -> dict[str, Change]:
@@ -82,9 +57,14 @@ class Comparison:
             for test, change in self.slower.items()
         }
 
+    def untrusted(self) -> list[str]:
+        """What says that the machine, or the measuring, is not what it was."""
+        return self.controls.failed() if self.controls is not None else []
+
     def unseen(self) -> list[str]:
         """What could not be compared, a sentence each."""
-        return [f"{test} {why}" for test, why in self.holes.items()]
+        holes = [f"{test} {why}" for test, why in self.holes.items()]
+        return [*(self.controls.holes if self.controls is not None else ()), *holes]
 
     def passed(self) -> str:
         """What a pass means."""
@@ -119,19 +99,36 @@ def compare(
     holes = {test: why for test in present if (why := _hole(now.get(test), then.get(test), baseline))}
     compared = [test for test in present if test not in holes]
     timed = [test for test in compared if not _by_cpu_seconds(then[test], now[test])]
-    suite_alpha = settings.default.suite_alpha
     changes, drifts = {}, {}
     for test in compared:
         if test not in timed:
             changes[test] = _of_cpu_seconds(then[test], now[test])
             continue
-        usual = _usual_spread(then[test], now[test], settings)
-        between = spread(series(history, test, now[test]), usual)
-        own = bounds(between, margin=settings.of("time").margin, suite_alpha=suite_alpha, compared=len(timed))
-        changes[test] = _of_times(then[test], now[test], own, limit)
+        changes[test] = _of_times(test, now[test], then[test], history, settings, len(timed), limit)
         if ends := first_and_last(history, test, now[test]):
-            drifts[test] = drift(*ends, usual, suite_alpha / len(timed))
+            usual = _usual_spread(then[test], now[test], settings)
+            drifts[test] = drift(*ends, usual, settings.default.suite_alpha / len(timed))
     return Comparison(baseline=baseline, changes=changes, holes=holes, drifts=drifts)
+
+
+def copies(
+    now: Measured | None,
+    then: Measured | None,
+    *,
+    baseline: str,
+    limit: float | None,
+    settings: DecisionSettings,
+    history: Sequence[PastRun] = (),
+    compared: int,
+) -> Controls:
+    """The negative control: a run's copy of memory beside the baseline's, by the limit of a test among `compared` others.
+
+    limit: of the tests, if one was given; that of a copy is not less.
+    """
+    if (why := _hole(now, then, baseline)) or now is None or then is None:
+        return Controls(holes=[f"the negative control, {COPY}, {why}"])
+    change = _of_times(COPY, now, then, history, settings, compared + 1, None)
+    return Controls(negative=replace(change, limit=max(change.limit, limit or 0.0)))
 
 
 def _hole(now: Measured | None, then: Measured | None, baseline: str) -> str:
@@ -152,7 +149,19 @@ def _of_cpu_seconds(then: Measured, now: Measured) -> Change:
     return Change(then_seconds=_cpu_seconds(then), now_seconds=_cpu_seconds(now), limit=CPU_LIMIT, quantity="CPU seconds")
 
 
-def _of_times(then: Measured, now: Measured, own: Bounds, limit: float | None) -> Change:
+def _of_times(
+    test: str,
+    now: Measured,
+    then: Measured,
+    history: Sequence[PastRun],
+    settings: DecisionSettings,
+    compared: int,
+    limit: float | None,
+) -> Change:
+    """limit: None for the test's own, as one of the `compared`."""
+    between = spread(series(history, test, now), _usual_spread(then, now, settings))
+    margin, suite_alpha = settings.of("time").margin, settings.default.suite_alpha
+    own = bounds(between, margin=margin, suite_alpha=suite_alpha, compared=compared)
     suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in (own.suspect, own.slower))
     return Change(
         then_seconds=median(then.all_step_seconds()),

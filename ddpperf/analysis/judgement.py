@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -37,7 +38,7 @@ class Judgement:
     def unseen(self) -> list[str]:
         """What was not looked at, or not well enough, a sentence each."""
         holes = [f"{test} {why}" for test, why in self.holes.items()]
-        return [*self.problems, *holes, *self._failed_controls(), *self._undecided()]
+        return [*self.problems, *holes, *self._missing_controls(), *self._undecided()]
 
     def passed(self) -> str:
         """What a pass means."""
@@ -47,18 +48,21 @@ class Judgement:
     def _primaries(self) -> list[Row]:
         return [row for row in self.rows if row.primary and row.gated]
 
-    def _failed_controls(self) -> list[str]:
+    def untrusted(self) -> list[str]:
+        """What the decision was tried with, and did not find, or should not have."""
         rows: dict[str | None, Row] = {row.control: row for row in self.rows}
-        sentences = []
-        for control, right, what in CONTROLS:
-            if (row := rows.get(control)) is None:
-                sentences.append(f"the {control} control was not measured")
-            elif row.finding not in right:
-                sentences.append(
-                    f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
-                    f"({row.low:.3f} to {row.high:.3f})"
-                )
-        return sentences
+        return [
+            f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
+            f"({row.low:.3f} to {row.high:.3f})"
+            for control, right, what in CONTROLS
+            if (row := rows.get(control)) is not None and row.finding not in right
+        ]
+
+    def _missing_controls(self) -> list[str]:
+        measured = {row.control for row in self.rows}
+        missing = [f"the {control} control was not measured" for control, _, _ in CONTROLS if control not in measured]
+        blind = [row for row in self.rows if row.control == "negative" and math.log(row.high / row.ratio) > row.tolerance]
+        return missing + [f"the negative control shows too little: {row.low:.3f} to {row.high:.3f} times" for row in blind]
 
     def _undecided(self) -> list[str]:
         primaries = self._primaries()
@@ -83,6 +87,10 @@ class Confirmed:
     def failures(self) -> dict[str, str]:
         """By test that got worse, what of it did."""
         return self.judgement.failures()
+
+    def untrusted(self) -> list[str]:
+        """What says that either cannot be trusted."""
+        return [*self.comparison.untrusted(), *self.judgement.untrusted()]
 
     def unseen(self) -> list[str]:
         """What was not compared, or not judged well enough, a sentence each."""

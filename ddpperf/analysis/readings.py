@@ -10,11 +10,27 @@ from typing import Any, Literal
 
 from ddpperf.analysis.compare import is_launch_bound
 from ddpperf.results import BASE, CANDIDATE, Measured
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
 
-HIGHER_IS_BETTER = ("speedup", "efficiency", "images_per_second", "algbw_bytes_per_second", "busbw_bytes_per_second")
-LOWER_IS_BETTER = ("time", "tail_seconds", "step_seconds", "epoch_seconds", "cpu_seconds", "peak_memory_bytes")
-EXACT = ("communicated_bytes_per_epoch",)  # which code alone decides: any more is worse
+HIGHER_IS_BETTER = (
+    "speedup",
+    "efficiency",
+    "images_per_second",
+    "algbw_bytes_per_second",
+    "busbw_bytes_per_second",
+    "gradient_busbw_bytes_per_second",
+)
+LOWER_IS_BETTER = (
+    "time",
+    "tail_seconds",
+    "step_seconds",
+    "epoch_seconds",
+    "cpu_seconds",
+    "peak_memory_bytes",
+    "exposed_comm_seconds",
+)
+MESSAGES = ("gradients", "buffers", "parameters", "metrics", "control")
+EXACT = ("communicated_bytes_per_epoch", *(f"{kind}_bytes" for kind in MESSAGES))  # which code alone decides: any more is worse
 GATED = ("time", "tail_seconds", "speedup", "peak_memory_bytes")
 GATED_BY_CPU = ("cpu_seconds", "peak_memory_bytes")  # where launches bind the step, whose time then says little
 SMALL_BYTES = 2**24  # an all_reduce of fewer bytes, called eagerly, is bound by launches on a GPU
@@ -50,6 +66,8 @@ class Reading:
         """Why nothing can be said of it; empty if something can."""
         if len(self.base) != len(self.candidate) or len(self.base) < 2:
             return f"has {self.metric} of {len(self.base)} and {len(self.candidate)} sets; equally many are needed, 2 or more"
+        if self.metric in EXACT and all(0 <= value < math.inf for value in self.base + self.candidate):
+            return ""
         if not all(0 < value < math.inf for value in self.base + self.candidate):
             return f"has a {self.metric} that is no positive number"
         return ""
@@ -62,9 +80,9 @@ def readings_of(test: str, measured: Measured, metrics: Mapping[str, Mapping[str
         return []
     sides = [measured.of(side) for side in (BASE, CANDIDATE)]
     by_cpu = all(is_launch_bound(side) and not side.spec.captured for side in sides)
-    small = device == "cuda" and isinstance(measured.spec, AllReduceSpec) and measured.spec.nbytes < SMALL_BYTES
+    small = device == "cuda" and isinstance(measured.spec, AllReduceSpec) and _launches_bind(measured.spec)
     primary = "cpu_seconds" if by_cpu else "time"
-    gated = ("cpu_seconds", "peak_memory_bytes") if by_cpu else () if small else GATED
+    gated = GATED_BY_CPU if by_cpu else () if small else GATED
     values: dict[str, Mapping[str, float]] = {
         "time": measured.median_step_seconds(),
         "tail_seconds": {sample.set: _tail(measured.step_seconds(sample)) for sample in measured.samples},
@@ -75,15 +93,18 @@ def readings_of(test: str, measured: Measured, metrics: Mapping[str, Mapping[str
         Reading(
             test=test,
             metric=name,
-            base=tuple(by_set[each] for each in sets[BASE]),
-            candidate=tuple(by_set[each] for each in sets[CANDIDATE]),
+            base=tuple(by_set[each] for each in sets[BASE] if each in by_set),
+            candidate=tuple(by_set[each] for each in sets[CANDIDATE] if each in by_set),
             kind=kind,
             gated=name in gated or name in EXACT,
             primary=name == primary,
         )
         for name, by_set in values.items()
-        if all(each in by_set for side in sets.values() for each in side)
     ]
+
+
+def _launches_bind(call: AllReduceSpec) -> bool:
+    return not call.captured and (call.nbytes < SMALL_BYTES or call.algorithm in OWN_ALGORITHMS)
 
 
 def _is_directed(metric: str) -> bool:

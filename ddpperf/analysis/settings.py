@@ -23,6 +23,7 @@ METRICS_DECIDED = (
     "images_per_second",
     "algbw_bytes_per_second",
     "busbw_bytes_per_second",
+    "test_accuracy",
 )
 
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}

@@ -17,6 +17,15 @@ def relative_iqr(values: Sequence[float]) -> float:
     return (upper - lower) / median(values)
 
 
+def median_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The median and its standard error, which is sqrt(pi / 2) s / sqrt(n) of many normal values, s being the interquartile
+    range over 1.349; 0 for one value, which says nothing of it."""
+    if len(values) == 1:
+        return values[0], 0.0
+    lower, middle, upper = quantiles(values, n=4, method="inclusive")
+    return middle, math.sqrt(math.pi / 2) * (upper - lower) / 1.349 / math.sqrt(len(values))
+
+
 def drift(seconds: Sequence[float]) -> float | None:
     """The change from the first to the last round as a fraction of the median, positive if rounds got slower; None without one.
 

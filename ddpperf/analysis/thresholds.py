@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ddpperf.specs import Spec
 
-METRICS = ("speedup", "efficiency", "images_per_second", "busbw_bytes_per_second")  # with a least value
+METRICS = ("speedup", "efficiency", "images_per_second", "busbw_bytes_per_second", "test_accuracy")  # with a least value
 GREATEST = ("cpu_seconds",)  # with a greatest value
 NEVER_NAMED = ("delay_seconds", "fault")  # a slowed step must fall below the threshold of the same step without that
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+BASE_FAILED = "base failed"  # of two sides the one that is judged to be good: the other was not measured
+
 
 class Status(enum.StrEnum):
     PASS = "PASS"
@@ -16,7 +18,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one test ended: "passed", "failed", "skipped", "not run" or "not collected", and the first line of why."""
+    """How one test ended: "passed", "failed", "skipped", "not run", "not collected", `BASE_FAILED`; the first line of why."""
 
     outcome: str
     reason: str = ""
@@ -36,6 +38,9 @@ class Answer(Protocol):
     def failures(self) -> Mapping[str, str]:
         """By test that got worse, how."""
 
+    def untrusted(self) -> list[str]:
+        """Why nothing that it says can be trusted, a sentence each: a control that failed."""
+
     def unseen(self) -> list[str]:
         """What it cannot say, a sentence each."""
 
@@ -53,15 +58,19 @@ def decide(
     """The verdict over all tests of a run.
 
     measured: ids of the tests that stored a sample. answer: None where no comparison was asked for, or none was possible, which
-    is then one of the problems: reasons why this run cannot answer. FAIL outranks NO VERDICT.
+    is then one of the problems: reasons why this run cannot answer. A test that failed outranks all else, then a control that
+    did, then what got worse, then what was not seen.
     """
     failed = [f"{test} failed: {outcome.reason}" for test, outcome in outcomes.items() if outcome.outcome == "failed"]
-    if answer is not None:
-        failed += [f"{test} {how}" for test, how in answer.failures().items()]
-    if failed:
-        return Verdict(status=Status.FAIL, reasons=tuple(failed))
+    worse = [f"{test} {how}" for test, how in answer.failures().items()] if answer is not None else []
+    untrusted = answer.untrusted() if answer is not None else []
+    if failed or (worse and not untrusted):
+        return Verdict(status=Status.FAIL, reasons=(*failed, *worse))
 
-    unseen = list(problems)
+    unseen = [*untrusted, *worse, *problems]
+    unseen += [
+        f"{test} was not measured: {outcome.reason}" for test, outcome in outcomes.items() if outcome.outcome == BASE_FAILED
+    ]
     unseen += [
         f"{test} could not be collected: {outcome.reason}"
         for test, outcome in outcomes.items()

@@ -17,8 +17,9 @@ from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.measure import CLOCK, Measure
+from ddpperf.plugin.option_parser import add_options, read_options
 from ddpperf.plugin.option_values import verdict_file
-from ddpperf.plugin.options import Options, add_options, is_experiment, read_options
+from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.spec_options import change_reason
 from ddpperf.specs import Spec, TrainingSpec
@@ -195,7 +196,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
         ours.start()
     result = yield
     if measuring:
-        ours.judge_sides(session.items)
+        ours.judge(session.items)
     return result
 
 
@@ -217,7 +218,8 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    session.measures[request.node.nodeid] = fixture = Measure(benchmark, session.pool, session.doubts, sides=session.sides)
+    fixture = Measure(benchmark, session.pool, session.doubts, machine=session.machine, sides=session.sides)
+    session.measures[request.node.nodeid] = fixture
     return fixture
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.compiler import compiler_reason
-from ddpperf.specs import Spec, TrainingSpec, gpu_reason
+from ddpperf.specs import Spec, TrainingSpec, gpu_reason, measured_as
+from ddpperf.specs.apart import Kind
 
 Cell = Spec | ParameterSet
 
@@ -31,6 +33,14 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Cell:
         return make()
     except ValueError as error:
         return skipped(identity, str(error))
+
+
+def if_measured_as(kind: type[Kind], cell: Cell) -> Cell:
+    """The cell, skipped where `kind`, another measurement of the same training that its test needs, cannot be made of it."""
+    if not isinstance(cell, TrainingSpec):
+        return cell
+    measured = if_valid(cell.id, partial(measured_as, kind, cell))
+    return cell if isinstance(measured, TrainingSpec) else measured
 
 
 def possible(spec: TrainingSpec, device: str) -> Cell:

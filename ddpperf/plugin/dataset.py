@@ -22,6 +22,7 @@ from ddpperf.workers.failures import describe_exit
 
 FORM = 1  # of the cached file; another number when ddpperf.decode stores anything else, so that older files are not read
 SYNTHETIC_IMAGES = 50_000  # CIFAR-10's training images
+SYNTHETIC_TEST_IMAGES = 1024
 KEY_DIGITS = 16
 
 
@@ -38,6 +39,7 @@ class Data:
     path: Path | None
     digest: str
     train_images: int
+    test_images: int = 0
     classes: int = 10
     image_size: tuple[int, int] = (32, 32)
 
@@ -60,7 +62,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     folder = Path(os.path.realpath(folder))
     source = _read_option(text, folder)
     if source is None:
-        return Data(name="synthetic", path=None, digest="", train_images=SYNTHETIC_IMAGES)
+        return Data(name="synthetic", path=None, digest="", train_images=SYNTHETIC_IMAGES, test_images=SYNTHETIC_TEST_IMAGES)
     path = folder / f"{source.name}-{_key(source)}.pt"
     cached = _cached(source, path)
     if cached is not None:
@@ -142,6 +144,7 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
         path=path,
         digest=str(about["digest"]),
         train_images=int(about["train_images"]),
+        test_images=int(about["test_images"]),
         classes=int(about["classes"]),
         image_size=(int(height), int(width)),
     )

@@ -12,8 +12,6 @@ from typing import IO, Any
 
 import pytest
 
-from ddpperf.analysis.compare import Comparison
-from ddpperf.analysis.judgement import Confirmed
 from ddpperf.analysis.verdict import Answer, Status, Verdict
 from ddpperf.plugin.junit import tell_junit
 from ddpperf.plugin.session import Session
@@ -21,6 +19,12 @@ from ddpperf.plugin.storage import SCHEMA, is_baseline, write_atomically
 from ddpperf.report.summary import markdown, summary_lines
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
+
+
+_NO_BASELINE = {
+    False: "not every test of this run was measured, undelayed, and passed",
+    True: "two sides were measured in turn, and a baseline is of one",
+}
 
 
 class Ending:
@@ -56,10 +60,9 @@ class Ending:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.decided is None:
             return
-        answer, verdict = self.decided
+        _, verdict = self.decided
         document = self._document(verdict)
-        comparison = answer.comparison if isinstance(answer, Confirmed) else answer
-        self.lines = summary_lines(document, comparison if isinstance(comparison, Comparison) else None)
+        self.lines = summary_lines(document, self._session.comparison)
         page = markdown(document, self.lines)
         saved = self._save(document) if self._session.reports.outcomes or self._session.reports.uncollected else True
         saved = self._publish(page) and saved
@@ -78,7 +81,7 @@ class Ending:
             if is_baseline(document):
                 written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
             else:
-                self.lines.append("not saved as a baseline: not every test of this run was measured, undelayed, and passed")
+                self.lines.append(f"not saved as a baseline: {_NO_BASELINE['against' in document['ddpperf']]}")
         return all(written)
 
     def _publish(self, page: str) -> bool:
@@ -134,13 +137,12 @@ def header(session: Session, verdict: Verdict) -> dict[str, Any]:
             "command_line": session.command_line,
             **{name: value for name, value in asdict(session.options).items() if name != "sides"},
             "worker_logs": session.options.worker_logs and str(session.options.worker_logs),
+            "traces": session.options.traces and str(session.options.traces),
             "data": {"name": session.options.data.name, "digest": session.options.data.digest},
         },
-        **({"against": session.gate.to_json()} if session.gate is not None and session.gate.wanted else {}),
-        "thresholds": {
-            "applied": len(session.applied),
-            "known": sum(each.hardware == session.storage.hardware_key for each in session.thresholds),
-        },
+        **({session.gate.name: session.gate.to_json()} if session.gate is not None and session.gate.active else {}),
+        "copied": session.controls.copied and session.controls.copied.to_json(),
+        "thresholds": session.thresholds.counts(),
         "gate": session.in_gate,
         "timing": {
             "seconds": time.monotonic() - session.begun,

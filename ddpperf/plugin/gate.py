@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -14,16 +15,13 @@ from ddpperf.analysis.judgement import Confirmed, Judgement
 from ddpperf.analysis.readings import Control, Reading, readings_of
 from ddpperf.analysis.settings import DecisionSettings
 from ddpperf.analysis.verdict import Answer
+from ddpperf.plugin.controls import SLOW_DOWN, copy_spec, shortest, slowed
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.sides import Sides
 from ddpperf.results import BASE, CANDIDATE, Measured
-from ddpperf.specs import CopySpec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
-
-COPY_BYTES = {"cpu": 2**20, "cuda": 2**28}  # on a CPU as much as its own cache holds
-SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # of a step, that the positive control puts into the candidate's
 
 
 class Gate:
@@ -34,17 +32,19 @@ class Gate:
     ) -> None:
         self.sides = sides
         self.confirms = confirms
+        self.active = not confirms  # whether the sides measure, or have
         self.device = device
         self.settings = settings.with_sets(replicates) if replicates is not None else settings
         self.second_look: dict[str, Any] = {}
         self._decision: Decision | None = None
+        self._torch: dict[str, str] = {}  # by side
         self._problems: list[str] = []
-        self._compared: int | None = None  # tests with a stored run
+        self._suspects: list[str] = []  # of the comparison with a stored run
 
     @property
-    def wanted(self) -> bool:
-        """Whether two sides were to be measured: always, but where a comparison with a stored run found no suspects."""
-        return self._decision is not None or not self.confirms
+    def name(self) -> str:
+        """Under which a run's JSON has it: a stored run's suspects alone were measured by two sides, all else by one."""
+        return "confirmed" if self.confirms else "against"
 
     @property
     def replicates(self) -> int:
@@ -70,17 +70,18 @@ class Gate:
 
     def suspects_of(self, comparison: Comparison | None) -> list[str]:
         """The tests that a comparison with a stored run finds slower, or suspects; none where it could not be had."""
-        if comparison is None:
-            return []
-        self._compared = len(comparison.changes)
-        return [*comparison.slower, *comparison.suspects]
+        self._suspects = [*comparison.slower, *comparison.suspects] if comparison is not None else []
+        return self._suspects
 
     def confirm(self, measures: Mapping[str, Measure], pool: Callable[[], Pool]) -> None:
         """Decide by the suspects' second measurement, on fresh sets; and of a stored run's suspects the first of two sides."""
         readings = self._readings(measures)
         if self._decision is None:
             readings = [*readings, *self._try_controls(measures, readings, pool())]
-            self._decision = Decision(readings, self.settings, among=self._compared)
+            self._decision = Decision(readings, self.settings, suspects_only=True)
+            judged = {row.test for row in self._decision.rows if row.primary and row.gated}
+            for test in [test for test in self._suspects if test not in judged]:
+                self._decision.holes.setdefault(test, "is a suspect, and two sides cannot judge what it stands for")
         else:
             self._decision.confirm(readings)
         self.second_look = {test: each.stored for test, each in measures.items() if each.stored}
@@ -89,6 +90,10 @@ class Gate:
         """What the run says: of a comparison with a stored run that, unless it had suspects, whom two sides then judged."""
         if comparison is None:
             return None if self.confirms else self.judgement()
+        if self._suspects and self._decision is None:
+            unseen = dict.fromkeys(self._suspects, "was to be measured beside the stored run's code, and was not")
+            judgement = Judgement(rows=(), holes=unseen, problems=self._problems)
+            return Confirmed(comparison=comparison, judgement=judgement)
         judged = self._decision is not None
         return Confirmed(comparison=comparison, judgement=self.judgement()) if judged else comparison
 
@@ -98,6 +103,8 @@ class Gate:
         return Judgement(rows=self._decision.rows, holes=self._decision.holes, problems=self._problems)
 
     def _readings(self, measures: Mapping[str, Measure]) -> list[Reading]:
+        measured = [each.measured for each in measures.values() if each.measured is not None]
+        self._torch |= {sample.side: sample.torch for each in measured for sample in each.samples}
         return [
             reading
             for test, each in measures.items()
@@ -110,32 +117,33 @@ class Gate:
     def _try_controls(self, measures: Mapping[str, Measure], readings: list[Reading], pool: Pool) -> list[Reading]:
         """The controls' readings; one that cannot be measured is one of the run's problems."""
         measured = {test: each.measured for test, each in measures.items() if each.measured is not None}
-        try:
-            return self._controls(measured, readings, pool)
-        except (SetFailure, ValueError, OSError) as error:
-            self._problems.append(f"a control could not be measured: {str(error).splitlines()[0]}")
-            return []
-
-    def _controls(self, measured: Mapping[str, Measured], readings: list[Reading], pool: Pool) -> list[Reading]:
-        """Of what no change can touch, and of a slow-down in the shortest of the steps that can fail the run by their time."""
-        copied = pool.measure(CopySpec(world_size=1, nbytes=COPY_BYTES[self.device]))
-        controls = [_control("negative", copied.median_step_seconds(), copied, "copy")]
-        timed = [each for each in readings if each.primary and each.gated and each.metric == "time"]
-        trained = [each for each in timed if isinstance(measured[each.test].spec, TrainingSpec)]
-        if timed:
-            chosen = min(trained or timed, key=lambda each: each.base)
-            controls.append(self._slowed(measured[chosen.test], chosen, pool))
+        controls: list[Reading] = []
+        for control in (self._untouched, partial(self._slowed_down, measured, readings)):
+            try:
+                controls += control(pool)
+            except (SetFailure, ValueError, OSError) as error:
+                self._problems.append(f"a control could not be measured: {str(error).splitlines()[0]}")
         return controls
 
-    def _slowed(self, undelayed: Measured, reading: Reading, pool: Pool) -> Reading:
-        """By how much a delay slows the candidate down, whatever it changed: its times are taken to the base's level first."""
-        before, spec = mean(reading.candidate), undelayed.spec_of(CANDIDATE)
-        delay_seconds = spec.delay_seconds + SLOW_DOWN[self.device] * before
-        delayed = pool.measure(undelayed.spec, replace(spec, delay_seconds=delay_seconds))
-        level = mean(reading.base) / before
-        candidates = {sample.set for sample in delayed.samples if sample.side == CANDIDATE}
-        seconds = {name: t * level if name in candidates else t for name, t in delayed.median_step_seconds().items()}
-        return _control("positive", seconds, delayed, reading.kind)
+    def _untouched(self, pool: Pool) -> list[Reading]:
+        """Of what no change can touch."""
+        copied = pool.measure(copy_spec(self.device)).median_step_seconds()
+        base, candidate = ({name: t for name, t in copied.items() if name.startswith(side)} for side in (BASE, CANDIDATE))
+        return [_control("negative", base, candidate, "copy")]
+
+    def _slowed_down(self, measured: Mapping[str, Measured], readings: list[Reading], pool: Pool) -> list[Reading]:
+        """Of the shortest step that can fail the run by its time: the candidate's sets, without a delay and with one.
+
+        Whatever the candidate changed, its sets differ as they do, and so the delay is judged as a change would be.
+        """
+        timed = {each.test: each for each in readings if each.primary and each.gated and each.metric == "time"}
+        if (test := shortest({test: mean(each.base) for test, each in timed.items()}, measured)) is None:
+            return []
+        spec = measured[test].spec_of(CANDIDATE)
+        before = {name: t for name, t in measured[test].median_step_seconds().items() if name.startswith(CANDIDATE)}
+        delayed = pool.measure(measured[test].spec, slowed(spec, SLOW_DOWN[self.device] * mean(before.values())))
+        after = {name: t for name, t in delayed.median_step_seconds().items() if name in before}
+        return [_control("positive", before, after, timed[test].kind)]
 
     # --- telling
 
@@ -143,21 +151,22 @@ class Gate:
         """The run's own account of its sides: what they are, what was found of each metric, and the second look's samples."""
         judgement = self.judgement()
         return {
-            "base": _side(self.sides.base),
-            "candidate": _side(self.sides.candidate) | {"spec": dict(self.sides.spec_fields)},
+            "base": _side(self.sides.base) | {"torch": self._torch.get(BASE)},
+            "candidate": _side(self.sides.candidate)
+            | {"torch": self._torch.get(CANDIDATE), "spec": dict(self.sides.spec_fields)},
             "settings": asdict(self.settings),
             "rows": [asdict(row) for row in judgement.rows],
             "second_look": self.second_look,
         }
 
 
-def _control(control: Control, seconds: Mapping[str, float], measured: Measured, kind: Hashable) -> Reading:
-    by_side = {side: tuple(seconds[each.set] for each in measured.samples if each.side == side) for side in (BASE, CANDIDATE)}
+def _control(control: Control, base: Mapping[str, float], candidate: Mapping[str, float], kind: Hashable) -> Reading:
+    """Seconds by set."""
     return Reading(
         test=f"{control} control",
         metric="time",
-        base=by_side[BASE],
-        candidate=by_side[CANDIDATE],
+        base=tuple(base.values()),
+        candidate=tuple(candidate.values()),
         kind=kind,
         control=control,
     )

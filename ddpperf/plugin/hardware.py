@@ -10,9 +10,11 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from ddpperf.plugin.link_options import Links
 
 _T = TypeVar("_T")
 
@@ -26,6 +28,7 @@ class Gpu:
     memory_bytes: int | None
     power_limit_watts: float | None
     nvlinks: int | None
+    nvlink_bytes_per_second: float | None  # of all of them together, in one direction
     driver: str | None
     numa_node: int | None
 
@@ -72,16 +75,53 @@ def _describe(pynvml: Any, handle: Any) -> Gpu:
         told = [state for state in states if state is not None]
         return sum(state == pynvml.NVML_FEATURE_ENABLED for state in told) if told else None
 
+    def link_bytes_per_second() -> float | None:
+        fields = (pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0)
+        told = known(lambda: pynvml.nvmlDeviceGetFieldValues(handle, list(fields))) or ()
+        rates = [each.value.uiVal for each in told if each.nvmlReturn == pynvml.NVML_SUCCESS and each.value.uiVal]
+        return data_rate(rates[0]) if rates else None
+
+    links, link_rate = nvlinks(), link_bytes_per_second()
     limit = known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         memory_bytes=known(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),
         power_limit_watts=None if limit is None else limit / 1e3,
-        nvlinks=nvlinks(),
+        nvlinks=links,
+        nvlink_bytes_per_second=links * link_rate if links and link_rate else None,
         driver=known(pynvml.nvmlSystemGetDriverVersion),
         numa_node=_numa_node(known(lambda: str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
     )
+
+
+def data_rate(megabytes_per_second: int) -> float:
+    """Bytes per second that a link carries in one direction, of the rate of its line as the driver tells it, which of NVLink
+    2, 4 and 5 counts what its coding and error correction need."""
+    return {25781: 25e9, 26562: 25e9, 53125: 50e9}.get(megabytes_per_second, megabytes_per_second * 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What experiments compare with. gpu: the name of its GPUs, if they are alike. link_bytes_per_second: between one GPU and
+    all others, in one direction. None where it is not known. links: what the user says of them, and of what lies beyond.
+    world_sizes: the numbers of devices that the run has."""
+
+    device: str = "cpu"
+    gpu: str | None = None
+    link_bytes_per_second: float | None = None
+    links: Links = field(default_factory=Links)
+    world_sizes: tuple[int, ...] = ()
+
+
+def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
+    """What the user says of a link comes before what the driver does."""
+    alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
+    rates = {gpu.nvlink_bytes_per_second for gpu in gpus} if alike else {None}
+    told = rates.pop() if len(rates) == 1 else None
+    link = links.bytes_per_second or told
+    gpu = gpus[0].name if alike else None
+    return Machine(device=device, gpu=gpu, link_bytes_per_second=link, links=links, world_sizes=world_sizes)
 
 
 def _numa_node(address: str | None) -> int | None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.sides import Sides
 from ddpperf.plugin.storage import SCHEMA
-from ddpperf.results import BASE, Measured
+from ddpperf.results import BASE, CANDIDATE, Measured
 from ddpperf.specs import Spec
-from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
 
@@ -49,9 +50,10 @@ class Measure:
     A run with two sides measures both, by set. The test's one duration, and the value of each metric, are of the side that is
     this very environment.
 
-    measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them. stored: all that it holds of the
-    test. stats: pytest-benchmark's. notes: what is told of the test, which is doubtful if one begins so. counted_seconds: spent
-    in rounds that count, of what was not measured before.
+    machine: what is known of it. measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them.
+    stored: all that it holds of the test. stats: pytest-benchmark's. notes: what is told of the test, which is doubtful if one
+    begins so. base_failed: whether it was the base's ranks that failed. counted_seconds: spent in rounds that count, of what
+    was not measured before.
     """
 
     def __init__(
@@ -60,12 +62,15 @@ class Measure:
         pool: Callable[[], Pool],
         doubts: Callable[[Measured, bool], list[str]],
         *,
+        machine: Machine | None = None,
         sides: Sides | None = None,
     ) -> None:
+        self.machine = machine or Machine()
         self.measured: Measured | None = None
         self.stored: dict[str, Any] = {}
         self.notes: list[str] = []
         self.counted_seconds = 0.0
+        self.base_failed = False
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stats: Any = None
         self._benchmark = benchmark
@@ -107,6 +112,17 @@ class Measure:
         self._legs[name] = measured.to_json()
         return measured
 
+    def attempt(self, spec: Spec) -> Measured | str:
+        """Measure what may be too much for a device, and keep nothing of it: a sentence where a rank could not, and raised. Its
+        set is then replaced, so that the test's own spec is to be measured after all attempts."""
+        try:
+            return self._take(spec, own=False)
+        except SetFailure as failure:
+            sentence = str(failure)
+            if failure.failures[0].cause is Cause.RAISED:
+                return sentence.splitlines()[0]
+        pytest.fail(sentence, pytrace=False)
+
     def _require_same_sets(self, leg: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
             pytest.fail(
@@ -122,23 +138,51 @@ class Measure:
         values = [value for each, value in by_set.items() if each in here] or list(by_set.values())
         self.metrics[name] = {"value": median(values), "unit": unit, "by_set": dict(by_set)}
 
+    def values(self) -> dict[str, float]:
+        """The metrics by name, as thresholds hold them: of two sides the candidate's, which is what may be worse."""
+        if self._sides is None or self.measured is None:
+            return {name: metric["value"] for name, metric in self.metrics.items()}
+        sets = {sample.set for sample in self.measured.of(CANDIDATE).samples}
+        by_name = {
+            name: [value for each, value in metric["by_set"].items() if each in sets] for name, metric in self.metrics.items()
+        }
+        return {name: median(values) for name, values in by_name.items() if values}
+
     def doubt(self, reason: str) -> None:
         """Mark the test's figures as doubtful, with the reason; it still passes."""
         if (note := f"doubtful: {reason}") not in self.notes:
             self.notes.append(note)
 
+    def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
+        """Skips the test where the candidate cannot measure a leg of it; of a test's own spec that was seen before."""
+        if self._sides is None:
+            return None
+        try:
+            return self._sides.candidate_of(spec, own=own)
+        except ValueError as error:
+            pytest.skip(f"the candidate cannot measure it: {error}")
+
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         if not isinstance(spec, Spec):
             pytest.fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}", pytrace=False)
         try:
-            pool = self._pool()
-            before = pool.counted_seconds
-            candidate = self._sides.candidate_of(spec, own=own) if self._sides is not None else None
-            measured = pool.measure_once(spec, candidate)
-            spent = pool.counted_seconds - before
-            self.counted_seconds += spent
-            self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]
-            return measured
+            return self._take(spec, own=own)
         except (SetFailure, ValueError, OSError) as error:
             failure = str(error)
+            if isinstance(error, SetFailure) and self._sides is not None:
+                self.base_failed = error.set_name.startswith(BASE)
+                failure = f"the {'base' if self.base_failed else 'candidate'}'s {failure}"
+            elif isinstance(error, OSError) and self._sides is not None:
+                self.base_failed = True  # this machine's want of something is no side's fault
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
+
+    def _take(self, spec: Spec, *, own: bool) -> Measured:
+        """From the pool, which measures the same only once."""
+        candidate = self._candidate_of(spec, own=own)
+        pool = self._pool()
+        before = pool.counted_seconds
+        measured = pool.measure_once(spec, candidate)
+        spent = pool.counted_seconds - before
+        self.counted_seconds += spent
+        self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]
+        return measured

@@ -56,13 +56,17 @@ def whole_number(option: str, text: str) -> int:
 
 
 def seconds(option: str, text: str, most: float) -> float:
+    return positive(option, text, "seconds", most=most, example=0.5)
+
+
+def positive(option: str, text: str, unit: str, *, most: float, example: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= most:
         raise pytest.UsageError(
-            f"{option} takes seconds above 0 and up to {most:g}, got {text!r}; pass for example {option} 0.5"
+            f"{option} takes {unit} above 0 and up to {most:g}, got {text!r}; pass for example {option} {example:g}"
         )
     return value
 
@@ -84,6 +88,8 @@ def verdict_file(text: str | None) -> Path | None:
 def folder(option: str, text: str) -> Path:
     folder = Path(text).resolve()
     try:
+        if not text:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -134,6 +140,8 @@ def check_benchmark_options(config: pytest.Config) -> None:
     compare = config.getoption("benchmark_compare")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
         raise pytest.UsageError(f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last")
+    if compare and has_sides(config) and config.getoption("slow_down"):
+        raise pytest.UsageError("--slow-down is in no stored run, got --benchmark-compare and a side; leave one of them out")
     if compare and names_candidate(config):
         raise pytest.UsageError("--benchmark-compare compares this environment with a stored run, got --against; leave one out")
 

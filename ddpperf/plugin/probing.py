@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -80,10 +81,10 @@ def _probe(side: Side, asked: str, model: str) -> Found:
 
 def _read_answers(asked: str, answers: Sequence[str], end: str) -> Found:
     """What the probe printed, a line before the imports and one after; `end` says how its process ended."""
-    try:
-        found = [Found(**json.loads(line)) for line in answers]
-    except (TypeError, ValueError):
-        found = []
+    found = []
+    for line in answers:
+        with contextlib.suppress(TypeError, ValueError):  # what a wrapper around it says
+            found.append(Found(**json.loads(line)))
     if not found:
         raise pytest.UsageError(f"{asked} is no Python {LEAST_PYTHON} or newer, it {end}; name a Python interpreter")
     if len(found) == 1 and _release(found[0].python) >= _release(LEAST_PYTHON):

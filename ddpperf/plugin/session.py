@@ -6,30 +6,33 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from ddpperf.analysis.compare import Comparison, compare
-from ddpperf.analysis.thresholds import Threshold
-from ddpperf.analysis.verdict import Answer, Verdict, decide
+from ddpperf.analysis.compare import Comparison, compare, copies
+from ddpperf.analysis.history import PastRun
+from ddpperf.analysis.verdict import BASE_FAILED, Answer, Verdict, decide
 from ddpperf.kernels import other_kernels
 from ddpperf.plugin import hardware
+from ddpperf.plugin.controls import StoredControls
 from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
 from ddpperf.plugin.gate import Gate
 from ddpperf.plugin.gpu_watch import GpuWatch
+from ddpperf.plugin.interrupts import interrupt_as_before, interrupt_once
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.reports import Reports
 from ddpperf.plugin.sides import Sides
 from ddpperf.plugin.storage import Baseline, NoBaseline, Storage
-from ddpperf.plugin.threshold_file import read_threshold_file
+from ddpperf.plugin.threshold_file import HardwareThresholds, read_threshold_file
 from ddpperf.results import Measured
-from ddpperf.specs import DATA_VARIABLE, MODEL_VARIABLE, Spec
+from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
 
@@ -43,6 +46,7 @@ class Session:
         self.options = options
         self.gpus = gpus
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
+        self.machine = hardware.machine(options.device, gpus, options.links, options.world_sizes)
         self.environment = hardware.environment(options.device, gpus, root)
         self.reports = Reports()
         self.in_gate: list[str] = []
@@ -55,16 +59,17 @@ class Session:
         self.command_line = ""
         self.lock = DeviceLock()
         self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # before pytest captures what goes there
-        self.thresholds: tuple[Threshold, ...] = ()
+        self.controls = StoredControls(options.device)
+        self.comparison: Comparison | None = None
         self.gate: Gate | None = None
-        self.sides: Sides | None = None  # that measure now: of a comparison with a stored run only in the second look
-        self.applied: set[int] = set()  # the numbers of those that a test was held to
+        self.base_failed: set[str] = set()  # tests whose second look the base's ranks ended
         self.begun = time.monotonic()
         self.counted_seconds = 0.0  # spent in rounds that count, by all sets
         self._pinning = Pinning()
         self._watch: GpuWatch | None = None
         self._doubts: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
         self._pool: Pool | None = None
+        self._sets_made = 0  # by earlier pools: a set's name, and its files, are its own
 
     @property
     def active(self) -> bool:
@@ -84,27 +89,29 @@ class Session:
 
     def read_thresholds(self) -> None:
         """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
-        self.thresholds, settings = read_threshold_file(self.storage.root)
+        thresholds, settings = read_threshold_file(self.storage.root)
+        self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         if self.options.sides is not None:
             confirms = bool(self.compare_with)
             replicates = None if confirms else self.options.replicates
             self.gate = Gate(self.options.sides, self.settings, self.options.device, replicates, confirms=confirms)
-            self.sides = None if self.compare_with else self.options.sides
+
+    @property
+    def sides(self) -> Sides | None:
+        """Those that measure now: of a comparison with a stored run only in the second look."""
+        return self.gate.sides if self.gate is not None and self.gate.active else None
 
     def violations(self, test: str, function: str) -> list[str]:
         """The thresholds for this hardware that the test's metrics do not reach, a sentence each."""
         measure = self.measures.get(test)
         if measure is None or measure.measured is None:
             return []
-        metrics = {name: metric["value"] for name, metric in measure.metrics.items()}
-        key, spec = self.storage.hardware_key, measure.measured.spec
-        applying = [each for each in self.thresholds if each.applies(hardware=key, test=function, spec=spec)]
-        self.applied |= {each.number for each in applying}
-        return [sentence for each in applying for sentence in each.violations(metrics)]
+        return self.thresholds.violations(function, measure.measured.spec, measure.values())
 
     def start(self) -> None:
         """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""
+        interrupt_once()
         used = [gpu.uuid for gpu in self.gpus[: max(self.options.world_sizes)]]
         self.lock.acquire(used if self.options.device == "cuda" else ["cpu"])
         if self.options.device == "cuda":
@@ -115,13 +122,14 @@ class Session:
         if self._pool is None:
             self._pinning.plan(max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ())
             sides, replicates = [Side()], self.options.replicates or 1
-            if self.gate is not None and self.sides is not None:
+            if self.gate is not None and self.gate.active:
                 sides, replicates = self.gate.sides_in_any_order(), self.gate.replicates
             self._pool = Pool(
                 size=max(self.options.world_sizes),
                 device=self.options.device,
                 rounds=self.options.rounds,
                 replicates=replicates,
+                sets_made=self._sets_made,
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
                 sides=[replace(side, environment=self._variables() | dict(side.environment)) for side in sides],
@@ -131,19 +139,24 @@ class Session:
             )
         return self._pool
 
-    def judge_sides(self, items: Sequence[pytest.Item]) -> None:
-        """After the tests: what two sides measured is judged, and the suspects' tests run again on fresh process sets."""
-        if self.gate is None or not any(each.measured for each in self.measures.values()):
+    def judge(self, items: Sequence[pytest.Item]) -> None:
+        """After the tests: controls, then what two sides measured, the suspects' tests once more on fresh process sets."""
+        measured = self._measured()
+        if not measured:
             return
-        if self.compare_with:
-            suspects = self.gate.suspects_of(self._comparison())
-        else:
+        if self.gate is not None and self.gate.active:
             suspects = self.gate.first_look(self.measures, self.pool())
-        if not suspects:
+        else:
+            self.controls.copy(self.pool())
+            comparison = self._comparison()
+            if comparison is not None:
+                self.controls.slow_down(comparison, measured, self.pool())
+            suspects = self.gate.suspects_of(comparison) if self.gate is not None else []
+        if self.gate is None or not suspects:
             return
         first, self.measures = self.measures, {}
         self._end_pool()
-        self.sides = self.options.sides
+        self.gate.active = True
         try:
             for item in items:
                 if item.nodeid in suspects:
@@ -152,6 +165,7 @@ class Session:
                             item.ihook.pytest_runtest_logreport(report=report)
             self.gate.confirm(self.measures, self.pool)
         finally:
+            self.base_failed |= {test for test, each in self.measures.items() if each.base_failed}
             self.measures = first
 
     def _look(self, processes: list[int], done: int) -> str:
@@ -160,9 +174,10 @@ class Session:
         return self._watch.look(processes, done) if self._watch is not None else ""
 
     def _variables(self) -> dict[str, str]:
-        """What the names of data set and model mean here, for the ranks' environment."""
-        path = self.options.data.path
-        return {MODEL_VARIABLE: self.options.model} | ({DATA_VARIABLE: str(path)} if path is not None else {})
+        """For the ranks' environment: what the names of data set and model mean here, and where traces stay."""
+        options = self.options
+        paths = {DATA_VARIABLE: options.data.path, TRACES_VARIABLE: options.traces, CHECKPOINTS_VARIABLE: options.checkpoints}
+        return {MODEL_VARIABLE: options.model} | {name: str(path) for name, path in paths.items() if path is not None}
 
     def doubts(self, measured: Measured, fresh: bool) -> list[str]:
         """What made a measurement doubtful, seen from outside, and what is told of it besides; of one that was not taken now,
@@ -178,6 +193,7 @@ class Session:
         try:
             self._end_pool()
         finally:
+            interrupt_as_before()
             self._pinning.release()
             self.lock.release()
 
@@ -186,31 +202,41 @@ class Session:
             ending, self._pool = self._pool, None
             self.environment |= ending.environment() | self._pinning.environment()
             self.counted_seconds += ending.counted_seconds
+            self._sets_made = ending.sets_made
             ending.close()
 
     def _comparison(self) -> Comparison | None:
         """With the stored run, if there is one."""
-        if self.baseline is None:
+        if (baseline := self.baseline) is None:
             return None
-        return compare(
-            {test: each.measured for test, each in self.measures.items() if each.measured is not None},
-            self.baseline.measured,
-            expected=self._expected(self.baseline),
-            baseline=self.baseline.path.name,
-            limit=self.options.slower_ratio,
-            settings=self.settings,
-            history=self.storage.history(self.baseline),
-        )
+        common: dict[str, Any] = {
+            "baseline": baseline.path.name,
+            "limit": self.options.slower_ratio,
+            "settings": self.settings,
+            "history": self._history,
+        }
+        compared = compare(self._measured(), baseline.measured, expected=self._expected(baseline), **common)
+        negative = copies(self.controls.copied, baseline.copied, compared=len(compared.changes), **common)
+        return replace(compared, controls=self.controls.beside(negative))
+
+    @cached_property
+    def _history(self) -> list[PastRun]:
+        return self.storage.history(self.baseline) if self.baseline is not None else []
+
+    def _measured(self) -> dict[str, Measured]:
+        return {test: each.measured for test, each in self.measures.items() if each.measured is not None}
 
     def decide(self) -> tuple[Answer | None, Verdict]:
         """What the comparison says, if there is one, and the verdict, when all tests have ended."""
-        measured = {test for test, each in self.measures.items() if each.measured is not None}
-        comparison = self._comparison()
+        self.comparison = comparison = self._comparison()
         answer: Answer | None = self.gate.answer(comparison) if self.gate is not None else comparison
         problems = list(self.problems)
         if self.reports.deselected and not self.reports.outcomes:
             problems.append(f"all {len(self.reports.deselected)} tests were deselected on the command line")
-        return answer, decide(self.reports.all(), measured=measured, answer=answer, problems=problems)
+        failed = self.base_failed | {test for test, each in self.measures.items() if each.base_failed}
+        outcomes = self.reports.all()
+        outcomes |= {test: replace(each, outcome=BASE_FAILED) for test, each in outcomes.items() if test in failed}
+        return answer, decide(outcomes, measured=self._measured(), answer=answer, problems=problems)
 
     def _expected(self, baseline: Baseline) -> set[str]:
         """The tests to be compared: all collected ones, and the baseline's that the command line asks for by their paths."""

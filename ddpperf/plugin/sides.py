@@ -10,14 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from ddpperf.plugin.probing import check_side
-from ddpperf.plugin.spec_options import FIELDS, Value, changed, read_spec_fields
+from ddpperf.plugin.spec_options import Value, changed, read_spec_fields
 from ddpperf.results import BASE, CANDIDATE
-from ddpperf.specs import Form, Spec
+from ddpperf.specs import Spec
 from ddpperf.workers.rank_process import Side
 
 OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES"  # what ddpperf itself sets for a rank, or relies on
@@ -149,22 +149,7 @@ def _read_variables(given: Sequence[str]) -> dict[str, str]:
 
 def read_candidate_fields(config: pytest.Config) -> dict[str, Value]:
     """The fields of --against-spec: those of --spec, and the form."""
-    given = config.getoption("--against-spec")
-    forms = [text.removeprefix("form=") for text in given if text.startswith("form=")]
-    if len(forms) > 1:
-        raise pytest.UsageError(f"--against-spec sets form twice, got {forms[0][:40]} and {forms[1][:40]}; set it once")
-    for form in forms:
-        if form not in get_args(Form):
-            raise pytest.UsageError(
-                f"--against-spec form takes {', '.join(get_args(Form))}, got {form[:40]!r}; pass one of them"
-            )
-    try:
-        fields = read_spec_fields([text for text in given if not text.startswith("form=")])
-    except pytest.UsageError as error:
-        names = ", ".join(FIELDS)
-        sentence = str(error).replace("--spec ", "--against-spec ").replace(f"field of {names}", f"field of {names}, form")
-        raise pytest.UsageError(sentence) from error
-    return fields | ({"form": forms[0]} if forms else {})
+    return read_spec_fields(config.getoption("--against-spec"), "--against-spec", form=True)
 
 
 def _is_elsewhere(side: Side) -> bool:

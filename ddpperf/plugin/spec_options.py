@@ -33,31 +33,35 @@ def read_forms(text: str | None, device: str) -> tuple[Form, ...]:
     return forms
 
 
-def read_spec_fields(given: list[str]) -> dict[str, Value]:
-    """The fields of --spec FIELD=VALUE, each in its own type."""
+def read_spec_fields(given: Sequence[str], option: str = "--spec", *, form: bool = False) -> dict[str, Value]:
+    """The fields of OPTION FIELD=VALUE, each in its own type. form: whether that is one of them."""
+    known = (*FIELDS, "form") if form else tuple(FIELDS)
     fields: dict[str, Value] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if name not in FIELDS or not equals:
+        if name not in known or not equals:
             raise pytest.UsageError(
-                f"--spec takes FIELD=VALUE with a field of {', '.join(FIELDS)}, got {text[:60]!r}; "
-                "pass for example --spec comm_hook=bf16"
+                f"{option} takes FIELD=VALUE with a field of {', '.join(known)}, got {text[:60]!r}; "
+                f"pass for example {option} comm_hook=bf16"
             )
         if name in fields:
-            raise pytest.UsageError(f"--spec sets {name} twice, got {fields[name]} and {value[:40]}; set it once")
-        fields[name] = _value(name, value)
+            raise pytest.UsageError(f"{option} sets {name} twice, got {fields[name]} and {value[:40]}; set it once")
+        fields[name] = _value(option, name, value)
     return fields
 
 
-def _value(name: str, text: str) -> Value:
-    example = FIELDS[name]
+def _value(option: str, name: str, text: str) -> Value:
+    example = FIELDS.get(name, "")
+    if name == "form" and text not in get_args(Form):
+        raise pytest.UsageError(f"{option} form takes {', '.join(get_args(Form))}, got {text[:40]!r}; pass one of them")
     if isinstance(example, bool):
         if text.lower() not in ("true", "false"):
-            raise pytest.UsageError(f"--spec {name} takes true or false, got {text[:40]!r}; pass one of them")
+            raise pytest.UsageError(f"{option} {name} takes true or false, got {text[:40]!r}; pass one of them")
         return text.lower() == "true"
     if isinstance(example, int):
         if not (text.isascii() and text.isdecimal() and len(text) <= 9):
-            raise pytest.UsageError(f"--spec {name} takes a whole number, got {text[:40]!r}; pass for example --spec {name}=2")
+            example_text = f"{option} {name}=2"
+            raise pytest.UsageError(f"{option} {name} takes a whole number, got {text[:40]!r}; pass for example {example_text}")
         return int(text)
     return text
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddpperf import specs
+from ddpperf.analysis.compare import COPY
 from ddpperf.analysis.history import DRIFT_RUNS, PastRun
 from ddpperf.analysis.verdict import Status
 from ddpperf.results import Measured
@@ -29,11 +30,20 @@ class NoBaseline(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An earlier run: its measurements by test id. when: its beginning, in ISO 8601; empty if it does not say."""
+    """An earlier run: its measurements by test id, and of a copy of memory, None if it is older than these.
+
+    when: its beginning, in ISO 8601; empty if it does not say.
+    """
 
     path: Path
     measured: dict[str, Measured]
     when: str
+    copied: Measured | None = None
+
+    @property
+    def with_copy(self) -> dict[str, Measured]:
+        """The tests, and the copy among them."""
+        return self.measured | ({COPY: self.copied} if self.copied is not None else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +116,7 @@ class Storage:
             if all(run.measured != known.measured for known, _ in unique):
                 unique.append((run, promoted_too))
         unique.sort(key=lambda each: each[0].when)
-        return [PastRun(measured=run.measured, promoted=promoted_too) for run, promoted_too in unique]
+        return [PastRun(measured=run.with_copy, promoted=promoted_too) for run, promoted_too in unique]
 
     def _baseline(self, document: Any, path: Path) -> Baseline:
         try:
@@ -125,13 +135,16 @@ class Storage:
                 benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
                 for benchmark in document["benchmarks"]
             }
+            if not isinstance(document["machine_info"], dict):  # which pytest-benchmark reads
+                raise TypeError("machine_info is no table")
+            copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no word")
         except (KeyError, TypeError, ValueError) as error:
             raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
-        return Baseline(path=path, measured=measured, when=str(document.get("datetime", "")))
+        return Baseline(path=path, measured=measured, when=str(document.get("datetime", "")), copied=copied)
 
 
 def _document(path: Path) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from ddpperf.analysis.settings import DecisionSettings, read_decision
 from ddpperf.analysis.thresholds import Threshold, read_document, thresholds_in
+from ddpperf.specs import Spec
 
 NAME = "perf/thresholds.toml"
 
@@ -31,3 +32,20 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
         return thresholds_in(document, name=NAME), read_decision(document, name=NAME)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+class HardwareThresholds:
+    """The thresholds for one hardware key, and which of them a test was held to."""
+
+    def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
+        self._own = [each for each in thresholds if each.hardware == hardware_key]
+        self._applied: set[int] = set()  # their numbers
+
+    def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
+        """Those for this test that its metrics do not reach, a sentence each."""
+        applying = [each for each in self._own if each.applies(hardware=each.hardware, test=function, spec=spec)]
+        self._applied |= {each.number for each in applying}
+        return [sentence for each in applying for sentence in each.violations(values)]
+
+    def counts(self) -> dict[str, int]:
+        return {"applied": len(self._applied), "known": len(self._own)}

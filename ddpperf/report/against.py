@@ -12,9 +12,17 @@ FIGURES = range(2, 7)
 TOLD = ("worse", "suspect")  # findings of metrics that a test does not stand for
 
 
+def two_sides(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a run says of its two sides, which measured all of it, or a comparison's suspects; None without them."""
+    told: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
+    return told
+
+
 def against_lines(header: Mapping[str, Any], doubts: Mapping[str, Sequence[str]], *, only_judged: bool) -> list[str]:
     """The table, and what its words mean, as lines without markup. only_judged: without the tests that have no row."""
-    told = header["against"]
+    told = two_sides(header)
+    if told is None:
+        return []
     rows: list[tuple[str, ...]] = [COLUMNS]
     for test, outcome in header["outcomes"].items():
         ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
@@ -31,6 +39,13 @@ def against_lines(header: Mapping[str, Any], doubts: Mapping[str, Sequence[str]]
         "",
         "ratio: candidate over base, of the sets' means; detectable: the least change for the worse found 19 times in 20",
     ]
+
+
+def every_metric(told: Mapping[str, Any]) -> list[str]:
+    """All that was measured of both sides, test by test a row for each metric, as lines without markup."""
+    tests = list(dict.fromkeys(row["test"] for row in told["rows"]))
+    rows = sorted(told["rows"], key=lambda row: tests.index(row["test"]))
+    return aligned([COLUMNS[:-1], *(_row(row, "")[:-1] for row in rows)], FIGURES)
 
 
 def _row(row: Mapping[str, Any], ended: str) -> tuple[str, ...]:
@@ -59,12 +74,15 @@ def _finding(row: Mapping[str, Any]) -> str:
 def _value(metric: str, value: float) -> str:
     if metric == "time" or metric.endswith("_seconds"):
         return format_seconds(value)
-    return f"{value / 1e9:.4g} GB" if metric.endswith("_bytes") else f"{value:.4g}"
+    units = {"_bytes": "GB", "_bytes_per_epoch": "GB", "_bytes_per_second": "GB/s"}
+    unit = next((unit for ending, unit in units.items() if metric.endswith(ending)), None)
+    return f"{value:.4g}" if unit is None else f"{value / 1e9:.4g} {unit}"
 
 
 def _described(side: Mapping[str, Any]) -> str:
     """What makes a side another than this environment."""
     parts = [side["python"]]
+    parts += [f"torch {side['torch']}"] if side.get("torch") else []
     parts += [f"code in {side['root']}"] if side["root"] else []
     parts += [f"{name}={value}" for name, value in (*side["environment"].items(), *side.get("spec", {}).items())]
     return ", ".join(parts)

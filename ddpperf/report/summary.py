@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpperf.analysis.compare import Change, Comparison
+from ddpperf.analysis.change import Change
+from ddpperf.analysis.compare import Comparison
 from ddpperf.analysis.history import DRIFT_RUNS
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
-from ddpperf.report.against import against_lines
+from ddpperf.report.against import against_lines, every_metric, two_sides
 from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
 from ddpperf.results import Measured
 
 DOUBT = "doubtful: "
 DOUBTFUL_IQR = 0.25
 NAMED = 3  # of several tests
+SPREAD = f"spread by more than {DOUBTFUL_IQR:.0%} (IQR)"
 SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
 DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
 
@@ -28,11 +30,11 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     doubts = {test: doubts_of(each) for test, each in stored.items()}
     lines = [_title(header, stored), ""]
-    if comparison is not None or "against" not in header:
+    if comparison is not None or two_sides(header) is None:
         rows = _table(header, stored, doubts, comparison)
         lines += [*aligned(rows, range(1, len(rows[0]) - 2)), ""]
     lines += _compared(comparison) if comparison is not None else []
-    lines += against_lines(header, doubts, only_judged=comparison is not None) if "against" in header else []
+    lines += against_lines(header, doubts, only_judged=comparison is not None)
     lines += _by_reason({test: reasons for test, reasons in doubts.items() if reasons})
     lines += _by_reason({test: [note for note in each["notes"] if not note.startswith(DOUBT)] for test, each in stored.items()})
     skipped = {
@@ -49,11 +51,15 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
 
 
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """A stored run's verdict with its reasons, and its `summary_lines` folded away, as a page or a part of one."""
-    verdict = document["ddpperf"]["verdict"]
-    reasons = _fenced(verdict["reasons"])
-    table = ["<details><summary>all tests</summary>", "", *_fenced(lines), "", "</details>"]
-    return "\n".join([f"## ddpperf: {verdict['status']}", "", *reasons, "", *table, ""])
+    """A stored run's verdict with its reasons, as a page or a part of one: folded away its `summary_lines`, and of two sides
+    all metrics."""
+    header = document["ddpperf"]
+    told = two_sides(header)
+    folded = {"all tests": lines} | ({"all metrics": every_metric(told)} if told is not None else {})
+    page = [f"## ddpperf: {header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    for what, hidden in folded.items():
+        page += [f"<details><summary>{what}</summary>", "", *_fenced(hidden), "", "</details>", ""]
+    return "\n".join(page)
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:
@@ -97,6 +103,9 @@ def _compared(comparison: Comparison) -> list[str]:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines.append(f"median shift of {count(timed, 'time')}: {by} than in {comparison.baseline}")
+    if comparison.controls is not None and (controls := comparison.controls.found()):
+        ratios = ", ".join(f"{what} {change.ratio:.3f} (limit {change.limit:.4g})" for what, change in controls.items())
+        lines.append(f"controls: {ratios}")
     if suspects := comparison.suspects:
         named = _most({test: change.ratio - 1 for test, change in suspects.items()})
         measure = "measure them against the baseline's code, with --baseline-root or --baseline-python"
@@ -119,7 +128,7 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     data = header["options"].get("data", {"name": "synthetic"})
     parts = [
         f"ddpperf on {header['hardware_key']}",
-        f"torch {environment['torch']}" if "torch" in environment else "",
+        f"torch {environment['torch']}" if "torch" in environment and "against" not in header else "",
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
@@ -139,22 +148,30 @@ def doubts_of(stored: dict[str, Any]) -> list[str]:
     """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds and its legs' show."""
     doubts = [note for note in stored["notes"] if note.startswith(DOUBT)]
     doubts += _doubts_of_rounds(Measured.from_json(stored), "the")
+    spread = 0
     for name, leg in stored["legs"].items():
         measured = Measured.from_json(leg)
-        doubts += _doubts_of_rounds(measured, f"{name}'s")
+        of_leg = _doubts_of_rounds(measured, f"{name}'s")
+        spread += any(SPREAD in doubt for doubt in of_leg)
+        doubts += of_leg
         ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
         if name == SLOWEST_COUNTS and max(ranks) > DOUBTFUL_DEVICES:
             doubts.append(f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts")
+    if spread > NAMED:
+        named = f"{DOUBT}the rounds of several that it rests on {SPREAD}"
+        doubts = [named if SPREAD in doubt and f"{DOUBT}the rounds" not in doubt else doubt for doubt in doubts]
     return list(dict.fromkeys(doubts))
 
 
 def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
     rounds = [measured.step_seconds(sample) for sample in measured.samples]
+    if measured.spec.counts:  # one round says all
+        return []
     if min(map(len, rounds)) < FEWEST_ROUNDS:
         return [f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"]
     doubts = []
     if median(map(relative_iqr, rounds)) > DOUBTFUL_IQR:
-        doubts.append(f"doubtful: {whose} rounds spread by more than {DOUBTFUL_IQR:.0%} (IQR)")
+        doubts.append(f"doubtful: {whose} rounds {SPREAD}")
     drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
         doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")

@@ -8,11 +8,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
+from ddpperf.specs.apart import PARTS, TRACES_VARIABLE, BucketReplaySpec, MessagesSpec, PartsSpec, TraceSpec, measured_as
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
-from ddpperf.specs.collective import FLOAT32_BYTES, Algorithm, AllReduceSpec, format_bytes
+from ddpperf.specs.collective import (
+    FLOAT32_BYTES,
+    GRAPH_CALLS,
+    OWN_ALGORITHMS,
+    SYMMETRIC,
+    Algorithm,
+    AllReduceSpec,
+    CallForm,
+    CollectiveKind,
+    CollectiveSpec,
+    format_bytes,
+)
 from ddpperf.specs.copying import CopySpec
+from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec
-from ddpperf.specs.strategy import CommHook, Form, Strategy, gpu_reason
+from ddpperf.specs.strategy import DDP_STRATEGIES, DEFAULT_BUCKET_CAP_MB, CommHook, Form, Strategy, gpu_reason
 from ddpperf.specs.training import (
     DATA_VARIABLE,
     MODEL_VARIABLE,
@@ -27,11 +40,21 @@ from ddpperf.specs.training import (
 )
 
 __all__ = [
+    "CHECKPOINTS_VARIABLE",
     "DATA_VARIABLE",
     "FLOAT32_BYTES",
+    "GRAPH_CALLS",
     "MODEL_VARIABLE",
+    "OWN_ALGORITHMS",
+    "PARTS",
+    "SYMMETRIC",
+    "TRACES_VARIABLE",
     "Algorithm",
     "AllReduceSpec",
+    "BucketReplaySpec",
+    "CallForm",
+    "CollectiveKind",
+    "CollectiveSpec",
     "CommHook",
     "CopySpec",
     "EpochSpec",
@@ -41,21 +64,43 @@ __all__ = [
     "Form",
     "Input",
     "MemoryFormat",
+    "MessagesSpec",
     "Model",
+    "OptimizerName",
+    "PartsSpec",
     "Precision",
+    "RunSpec",
     "SamplerSpec",
+    "ScheduleName",
     "Spec",
     "Strategy",
+    "TraceSpec",
     "TrainingSpec",
     "format_bytes",
     "from_json",
     "gpu_reason",
     "is_own_model",
+    "measured_as",
     "require_model",
     "to_json",
 ]
 
-Spec = TrainingSpec | EpochSpec | AllReduceSpec | SamplerSpec | CopySpec
+Spec = (
+    TrainingSpec
+    | EpochSpec
+    | TraceSpec
+    | PartsSpec
+    | BucketReplaySpec
+    | MessagesSpec
+    | AllReduceSpec
+    | CollectiveSpec
+    | SamplerSpec
+    | RunSpec
+    | CopySpec
+)
+
+NOT_DDP = set(get_args(Strategy)) - set(DDP_STRATEGIES)
+OLD_BUCKET_CAP_MB = 25
 
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
 
@@ -70,6 +115,8 @@ def from_json(fields: dict[str, Any]) -> Spec:
     values = dict(fields)
     name = values.pop("measurement", None)
     require_one_of("measurement", name, tuple(_SPECS))
+    if values.get("strategy") in NOT_DDP and values.get("bucket_cap_mb") == OLD_BUCKET_CAP_MB:
+        values["bucket_cap_mb"] = DEFAULT_BUCKET_CAP_MB  # as runs have it that were stored when 25 was the default
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])

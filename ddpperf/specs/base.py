@@ -37,15 +37,16 @@ class Work:
 
     measurement: ClassVar[str]
     repeats: ClassVar[bool] = True  # whether a round is many steps after an untimed one, or one long whole
+    counts: ClassVar[bool] = False  # whether one round says all
+    seed: ClassVar[int] = 0  # of what is drawn
+    set_epoch: ClassVar[bool] = True  # whether each epoch has an order of its own
 
     world_size: int
     delay_seconds: float = 0.0
     fault: Fault | None = None
 
     def __post_init__(self) -> None:
-        delay = self.delay_seconds
-        if not isinstance(delay, (int, float)) or isinstance(delay, bool) or not 0 <= delay <= MOST_DELAY_SECONDS:
-            raise ValueError(f"delay_seconds must be a number from 0 to {MOST_DELAY_SECONDS:g}, got {delay!r}")
+        require_delay("delay_seconds", self.delay_seconds)
 
     @property
     def grouped(self) -> bool:
@@ -53,9 +54,19 @@ class Work:
         return True
 
     @property
+    def maps_memory(self) -> bool:
+        """Whether the ranks' GPUs have each other's buffers mapped."""
+        return False
+
+    @property
     def captured(self) -> bool:
         """Whether the work is replayed from a graph, so that the CPU has hardly a part in it."""
         return False
+
+    @property
+    def calls(self) -> int:
+        """How many calls of what is measured a step is; its seconds are one's."""
+        return 1
 
     @property
     def compiled(self) -> bool:
@@ -76,6 +87,11 @@ class Work:
 def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def require_delay(name: str, delay: object) -> None:
+    if not isinstance(delay, (int, float)) or isinstance(delay, bool) or not 0 <= delay <= MOST_DELAY_SECONDS:
+        raise ValueError(f"{name} must be a number from 0 to {MOST_DELAY_SECONDS:g}, got {delay!r}")
 
 
 def require_at_least(name: str, value: object, least: int) -> None:

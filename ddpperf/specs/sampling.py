@@ -19,7 +19,7 @@ class SamplerSpec(Work):
     measurement: ClassVar[str] = "sampler"
 
     epoch_images: int
-    set_epoch: bool = True
+    set_epoch: bool = True  # type: ignore[misc]
     drop_last: bool = False
 
     def __post_init__(self) -> None:

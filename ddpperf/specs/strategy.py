@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ddpperf.specs.base import require_at_least, require_one_of
+from ddpperf.specs.base import require_at_least, require_delay, require_one_of
 
 if TYPE_CHECKING:
     from ddpperf.specs.training import TrainingSpec
 
 Strategy = Literal["single", "ddp", "data_parallel", "fsdp", "zero1"]
 Form = Literal["eager", "compile", "graph", "compile-graph"]
+Communication = Literal["on", "local", "no_sync"]
 CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
 
 COMPILED_FORMS = ("compile", "compile-graph")
 CAPTURED_FORMS = ("graph", "compile-graph")
-DEFAULT_BUCKET_CAP_MB = 25  # torch's own
+DEFAULT_BUCKET_CAP_MB = 0  # torch's own: a first bucket of 1 MiB, then of 25; any number is that of the first one, too
 MOST_BUCKET_CAP_MB = 2**20
 DDP_STRATEGIES = ("ddp", "zero1")  # those whose gradients DistributedDataParallel synchronizes
 SHARDED_STRATEGIES = ("zero1", "fsdp")  # those that keep tensors in flat buffers, whose memory format is lost there
@@ -27,6 +28,7 @@ NOT_CAPTURED = {
     "fsdp": "whose parameters come and go in every step",
     "powersgd": "which waits for the device where it compresses",
 }
+DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # which are short enough to be done in another way, too
 DDP_OPTIONS: dict[str, str | int | bool] = {
     "comm_hook": "none",
     "bucket_cap_mb": DEFAULT_BUCKET_CAP_MB,
@@ -34,7 +36,8 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
     "static_graph": False,
     "buffer_sync": True,
 }
-
+# What takes a DDP step's communication apart: no options of a training that is to learn.
+APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
 
 _OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"  # of torch's inductor: a name, or one of a group
 
@@ -44,10 +47,11 @@ def require_strategy(spec: TrainingSpec) -> None:
     require_one_of("strategy", spec.strategy, get_args(Strategy))
     require_one_of("form", spec.form, get_args(Form))
     require_one_of("comm_hook", spec.comm_hook, get_args(CommHook))
-    require_at_least("bucket_cap_mb", spec.bucket_cap_mb, 1)
+    require_at_least("bucket_cap_mb", spec.bucket_cap_mb, 0)
     require_at_least("accumulation_steps", spec.accumulation_steps, 1)
     if spec.bucket_cap_mb > MOST_BUCKET_CAP_MB:
         raise ValueError(f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {spec.bucket_cap_mb}")
+    _require_apart(spec)
     for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
         if not isinstance(getattr(spec, name), bool):
             raise ValueError(f"{name} must be a bool, got {getattr(spec, name)!r}")
@@ -71,6 +75,23 @@ def _require_options(spec: TrainingSpec) -> None:
         raise ValueError(f"{spec.strategy} lays parameters one after the other, got {spec.memory_format}; use contiguous")
     if spec.static_graph and spec.accumulation_steps > 1:
         raise ValueError("static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out")
+
+
+def _require_apart(spec: TrainingSpec) -> None:
+    require_one_of("communication", spec.communication, get_args(Communication))
+    require_at_least("comm_delay_rank", spec.comm_delay_rank, 0)
+    require_delay("comm_delay_seconds", spec.comm_delay_seconds)
+    for name, default in APART.items():
+        if (value := getattr(spec, name)) != default and spec.strategy != "ddp":
+            raise ValueError(f"{name}={value} takes DDP's communication apart, got strategy {spec.strategy}; use ddp")
+    if spec.comm_delay_rank >= spec.world_size:
+        raise ValueError(f"comm_delay_rank={spec.comm_delay_rank} is none of {spec.world_size} ranks; name one of them")
+    for name, needed in (
+        ("communication", spec.communication == "local"),
+        ("comm_delay_seconds", bool(spec.comm_delay_seconds)),
+    ):
+        if needed and spec.comm_hook not in DELAYED_HOOKS:
+            raise ValueError(f"{name}={getattr(spec, name)} cannot be told to hook {spec.comm_hook}; use none, avg or bf16")
 
 
 def _require_form(spec: TrainingSpec) -> None:
@@ -111,6 +132,8 @@ def strategy_id(spec: TrainingSpec) -> str:
         ("static", spec.static_graph),
         ("no_buffer_sync", not spec.buffer_sync),
         ("sync_batch_norm", spec.sync_batch_norm),
+        (spec.communication, spec.communication != "on"),
+        (f"comm_delay={spec.comm_delay_seconds:g}s@{spec.comm_delay_rank}", spec.comm_delay_seconds > 0),
         (f"accumulate={spec.accumulation_steps}", spec.accumulation_steps > 1),
     )
     return "+".join([spec.strategy, *(name for name, is_set in named if is_set)])

@@ -9,12 +9,14 @@ from typing import ClassVar, Literal, get_args
 
 from ddpperf.specs.base import Work, require_at_least, require_one_of
 from ddpperf.specs.strategy import (
+    APART,
     CAPTURED_FORMS,
     COMPILED_FORMS,
     DDP_OPTIONS,
     DEFAULT_BUCKET_CAP_MB,
     GROUPED_STRATEGIES,
     CommHook,
+    Communication,
     Form,
     Strategy,
     form_id,
@@ -22,7 +24,7 @@ from ddpperf.specs.strategy import (
     strategy_id,
 )
 
-Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar"]
+Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Input = Literal["fixed", "device", "dataloader"]
@@ -40,11 +42,12 @@ class TrainingSpec(Work):
     holds `per_rank_batch_size`; the global batch is `world_size` times as large.
     strategy: "single" has no process group: each rank of the set does the same step alone, one rank at a time.
     "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients, "zero1" shards the
-    optimizer's state besides, "fsdp" the parameters, too. comm_hook, bucket_cap_mb (MiB), gradient_as_bucket_view,
-    static_graph, buffer_sync: DistributedDataParallel's own. sync_batch_norm: statistics over all ranks.
-    accumulation_steps: parts of a batch whose gradients are added up before they are synchronized.
-    form: how a step is run: operation by operation, compiled, captured in a graph, or both. inductor: the compiler's options
-    to switch on, joined by +.
+    optimizer's state besides, "fsdp" the parameters, too. comm_hook, bucket_cap_mb (MiB; 0 is torch's default, whose first
+    bucket is smaller), gradient_as_bucket_view, static_graph, buffer_sync: DistributedDataParallel's own. sync_batch_norm:
+    over all ranks. accumulation_steps: parts of a batch whose gradients are added up before they are synchronized.
+    communication: whether DDP sends its buckets of gradients ("on"), fills them only ("local"), or not even that ("no_sync");
+    to take a step apart. comm_delay_seconds: how much later than it could `comm_delay_rank` sends the last bucket of a step.
+    form: how a step is run: operation by operation, compiled, captured in a graph, or both. inductor: compiler options, by +.
     input: "fixed" trains on one batch again and again; "device" crops and flips batches of a data set that lies on the
     device; "dataloader" loads them by `loader_workers` processes. data: the name of the data set, digest: of its images.
     epoch_images: how many of its images an epoch has. drop_last: leave out an epoch's last, smaller batch.
@@ -67,6 +70,9 @@ class TrainingSpec(Work):
     buffer_sync: bool = True
     sync_batch_norm: bool = False
     accumulation_steps: int = 1
+    communication: Communication = "on"
+    comm_delay_seconds: float = 0.0
+    comm_delay_rank: int = 0
     input: Input = "fixed"
     loader_workers: int = 0
     data: str = "synthetic"
@@ -159,7 +165,7 @@ class TrainingSpec(Work):
 
     @property
     def _last_batch_size(self) -> int:
-        """Images in one process' last step of an epoch; a batch beyond the data set wraps around, and is whole."""
+        """Of one process' last step of an epoch; a batch beyond the data set wraps around, and is whole."""
         rest = self._shard_images % self.process_batch_size
         smaller = rest and self._shard_images > self.process_batch_size and not self.drop_last and self.input != "fixed"
         return rest if smaller else self.process_batch_size
@@ -194,12 +200,24 @@ class TrainingSpec(Work):
 
     def ddp(self) -> TrainingSpec:
         """The same step by DDP as it is without any option."""
-        return dataclasses.replace(self, **DDP_OPTIONS, strategy="ddp", sync_batch_norm=False, accumulation_steps=1)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **DDP_OPTIONS, **APART, strategy="ddp", sync_batch_norm=False, accumulation_steps=1)  # type: ignore[arg-type]
+
+    @property
+    def maps_memory(self) -> bool:
+        return self.comm_hook == "symmetric_memory"
 
     def one_device(self) -> TrainingSpec:
         """The same step on one device without communication: the t(1) of a speedup."""
-        alone = {**DDP_OPTIONS, "sync_batch_norm": False, "delay_seconds": 0.0, "fault": None}
+        alone = {**DDP_OPTIONS, **APART, "sync_batch_norm": False, "delay_seconds": 0.0, "fault": None}
         return dataclasses.replace(self, world_size=1, strategy="single", **alone)  # type: ignore[arg-type]
+
+    def no_sync(self) -> TrainingSpec:
+        """The same step by ranks that leave each other alone."""
+        return dataclasses.replace(self, communication="no_sync", buffer_sync=False)
+
+    def local(self) -> TrainingSpec:
+        """The same step with all that DDP does for its communication, but that it sends nothing."""
+        return dataclasses.replace(self, communication="local", buffer_sync=False)
 
     def eager(self) -> TrainingSpec:
         """The same step, operation by operation."""

@@ -45,6 +45,7 @@ class SetFailure(Exception):
             lines = [f"rank {first.rank} of set {set_name} {first.what} ({doing})", first.detail]
             lines += [f"after it, rank {failure.rank} {failure.what}" for failure in others]
         super().__init__("\n".join(line.rstrip() for line in lines if line.strip()))
+        self.set_name = set_name
         self.failures = (first, *others)
 
 

@@ -21,7 +21,7 @@ from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
 from ddpperf.workers.rounds import Job, Seconds, sample, sample_rounds
 
-ROUND_SECONDS = {"cpu": 0.3, "cuda": 0.05}  # a round lasts about this long, or one step
+ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round lasts about this long, or one step
 WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
 
 
@@ -29,7 +29,8 @@ class Pool:
     """`replicates` live sets of `size` ranks for each side; started at the first measurement, ended by `close`.
 
     The sets are alive side by side and their rounds interleave; only one samples at a time. A set that fails is dead at
-    once and is replaced, under a new name, before the next measurement. log_folder: where each rank's output stays; by
+    once and is replaced, under a new name, before the next measurement. sets_made: by earlier pools, whose names are not used
+    again. log_folder: where each rank's output stays; by
     default in a private folder that goes with the pool. cores: by rank, those it is kept on in each set. progress: told of
     the spec that is measured and how much of that is done. look: called with the process ids of all ranks and the number
     of rounds done, before the first and after each; what it answers spoiled that round, which is then measured again.
@@ -44,6 +45,7 @@ class Pool:
         deadline_seconds: float,
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
+        sets_made: int = 0,
         log_folder: Path | None = None,
         cores: Sequence[Sequence[int]] | None = None,
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
@@ -55,7 +57,7 @@ class Pool:
         self.deadline_seconds = deadline_seconds
         self._slots: list[Side] = [side for _ in range(replicates) for side in sides]
         self._sets: list[ProcessSet | None] = [None] * len(self._slots)
-        self._sets_made = 0
+        self.sets_made = sets_made
         self._folder: Path | None = None
         self._log_folder = log_folder
         self._cores = cores
@@ -95,9 +97,9 @@ class Pool:
     def _new_set(self, side: Side) -> ProcessSet:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-        self._sets_made += 1
+        self.sets_made += 1
         return ProcessSet(
-            f"{side.name}{self._sets_made}",
+            f"{side.name}{self.sets_made}",
             side=side,
             size=self.size,
             device=self.device,
@@ -115,6 +117,8 @@ class Pool:
                 f"world_size={spec.world_size} needs as many ranks, the sets have {self.size}; "
                 f"add it to --world-sizes, or measure fewer"
             )
+        if spec.maps_memory or (candidate is not None and candidate.maps_memory):
+            self._replace_those_that_cannot_map(spec.world_size)
         jobs = [(live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()]
         for process_set, _ in jobs:
             process_set.progress = partial(self._tell, spec, 0)
@@ -124,7 +128,7 @@ class Pool:
         seconds = sample_rounds(
             jobs,
             iterations,
-            rounds=self.rounds,
+            rounds=1 if spec.counts else self.rounds,
             enough_seconds=math.inf if spec.repeats else WHOLE_SECONDS * len(jobs),
             look=self._look,
             tell=partial(self._tell, spec),
@@ -136,6 +140,15 @@ class Pool:
         self.counted_seconds += measured.counted_seconds()
         return measured
 
+    def _replace_those_that_cannot_map(self, world_size: int) -> None:
+        """Torch before 2.15 counts by process how often memory was mapped together, so that a rank that was left out of a
+        smaller group's would wait in a larger one's for ever (pytorch issue 196082)."""
+        for each in self._sets:
+            if each is not None and world_size > each.fewest_mapped:
+                each.close()
+        for each in self.live_sets():
+            each.fewest_mapped = min(each.fewest_mapped, world_size)
+
     def _tell(self, spec: Spec, index: int, fraction: float) -> None:
         """How much is done; of what is long only the round is known, not how many there will be."""
         self._progress(spec, (index + fraction) / self.rounds if spec.repeats else min(1.0, fraction))
@@ -144,7 +157,9 @@ class Pool:
         """As `measure`, but the same sets measure the same only once: for a leg that several tests share."""
         key = spec, candidate, tuple(live.name for live in self.live_sets())
         if key not in self._remembered:
-            self._remembered[key] = self.measure(spec, candidate)
+            measured = self.measure(spec, candidate)
+            key = spec, candidate, tuple(live.name for live in self.live_sets())  # they may be others than before
+            self._remembered[key] = measured
         return self._remembered[key]
 
     def environment(self) -> dict[str, object]:
@@ -178,9 +193,8 @@ def _open(jobs: list[Job]) -> list[int]:
     All sets do so at the same time, for nothing is timed yet; but of what is compiled kernels are chosen by their times.
     """
     for process_set, spec in jobs:
-        if not spec.grouped:
-            process_set.leave()
-    _wait([process_set for process_set, spec in jobs if spec.grouped and process_set.ask_to_join(spec.world_size)])
+        process_set.leave(unless=spec.world_size if spec.grouped else 0)  # all, before any is asked: one may fail
+    _wait([process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)])
     answers = []
     alone = any(spec.compiled for _, spec in jobs)
     for group in [[job] for job in jobs] if alone else [jobs]:
@@ -192,7 +206,8 @@ def _open(jobs: list[Job]) -> list[int]:
 
 
 def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
-    """The answers of all sets that were asked; of several failures raises the first, when none is left unread."""
+    """The answers of all sets that were asked; of several failures raises the first side's, when none is left unread: where
+    both sides fail, the other is no worse."""
     answers, failures = [], []
     for process_set in sets:
         try:
@@ -200,7 +215,7 @@ def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
         except SetFailure as failure:
             failures.append(failure)
     if failures:
-        raise failures[0]
+        raise min(failures, key=lambda failure: failure.set_name[:1])
     return answers
 
 
@@ -209,7 +224,7 @@ def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:
     round_seconds = ROUND_SECONDS[process_set.device]
     iterations = 1
     while True:
-        seconds = max(sample(process_set, spec, iterations))
+        seconds = spec.calls * max(sample(process_set, spec, iterations))
         if seconds >= round_seconds / 8 or iterations * 4 > limit:
             return choose_iterations(seconds / iterations, limit, round_seconds)
         iterations *= 4
@@ -221,7 +236,7 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
     ours = process_set.side.package == Side().package  # another ddpperf's ranks may not know what is asked
     asked: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=ranks, **asked)
-    names = answers[0]["counters"]
+    names = [name for name in answers[ranks[0]]["counters"] if all(name in each["counters"] for each in answers.values())]
     return Sample(
         set=process_set.name,
         side=process_set.side.name,

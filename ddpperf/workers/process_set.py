@@ -49,6 +49,7 @@ class ProcessSet:
         self.cores = cores
         self.progress: Callable[[float], None] = lambda fraction: None
         self.environment: Message = {}
+        self.fewest_mapped = size  # ranks that had their memory mapped together
         self.alive = True
         self.ranks: list[RankProcess] = []
         self._temporary = folder / name  # of its own, so that a set that dies leaves no half of a compiled kernel to others
@@ -66,7 +67,11 @@ class ProcessSet:
             self._temporary.mkdir()
             for rank in range(self.size):
                 log = self._log_folder / f"{self.name}-rank{rank}.log"
-                self.ranks.append(RankProcess(rank, side=self.side, listener=self._listener, log=log, folder=self._temporary))
+                self.ranks.append(
+                    RankProcess(
+                        rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._temporary
+                    )
+                )
         except OSError as error:
             self.kill()
             what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
@@ -179,13 +184,8 @@ class ProcessSet:
             self.kill()
             raise failure
 
-    def join(self, world_size: int) -> None:
-        """Make ranks 0..world_size-1 the default process group, if they are not."""
-        if self.ask_to_join(world_size):
-            self.answers()
-
-    def ask_to_join(self, world_size: int) -> bool:
-        """The same without waiting; whether there is something to wait for."""
+    def join(self, world_size: int) -> bool:
+        """Have ranks 0..world_size-1 form the default process group; whether there is something to wait for."""
         if self._group_size == world_size:
             return False
         self.leave()
@@ -201,9 +201,9 @@ class ProcessSet:
         self._group_size = world_size  # or it is dead
         return True
 
-    def leave(self) -> None:
-        """End the process group, if there is one."""
-        if self._group_size:
+    def leave(self, unless: int = 0) -> None:
+        """End the process group, if there is one, unless it has as many ranks."""
+        if self._group_size not in (0, unless):
             self.request("leave", ranks=range(self._group_size))
             self._group_size = 0
 

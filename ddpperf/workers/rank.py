@@ -16,14 +16,32 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.allreduce import BackendAllReduce
+from ddpperf.collectives import AllReduce, Collective
 from ddpperf.copying import Copy
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.forms import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.kernels import digest, kernel_names
+from ddpperf.ledger import CountedTraining
+from ddpperf.parts import PartedTraining
+from ddpperf.replay import BucketReplay
+from ddpperf.run import TrainingRun
 from ddpperf.sampling import Sampling
-from ddpperf.specs import AllReduceSpec, CopySpec, EpochSpec, SamplerSpec, TrainingSpec
+from ddpperf.specs import (
+    AllReduceSpec,
+    BucketReplaySpec,
+    CollectiveSpec,
+    CopySpec,
+    EpochSpec,
+    MessagesSpec,
+    PartsSpec,
+    RunSpec,
+    SamplerSpec,
+    TraceSpec,
+    TrainingSpec,
+)
 from ddpperf.timing import delayed, seconds_of, synchronize
-from ddpperf.training import TrainingEpoch, TrainingStep
+from ddpperf.traced import TracedTraining
+from ddpperf.training import TrainingStep
 from ddpperf.workers.channel import Message
 from ddpperf.workers.faults import inject
 
@@ -55,8 +73,14 @@ MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
     TrainingSpec.measurement: TrainingStep,
     EpochSpec.measurement: TrainingEpoch,
     SamplerSpec.measurement: Sampling,
-    AllReduceSpec.measurement: BackendAllReduce,
+    AllReduceSpec.measurement: AllReduce,
+    CollectiveSpec.measurement: Collective,
     CopySpec.measurement: Copy,
+    TraceSpec.measurement: TracedTraining,
+    BucketReplaySpec.measurement: BucketReplay,
+    MessagesSpec.measurement: CountedTraining,
+    PartsSpec.measurement: PartedTraining,
+    RunSpec.measurement: TrainingRun,
 }
 
 
@@ -146,7 +170,7 @@ class Rank:
             measurement.after_step = delayed(lambda: None, self.spec.delay_seconds, self.device)
             measurement.report = self.report
         else:
-            self.step = delayed(measurement.step, self.spec.delay_seconds, self.device)
+            self.step = delayed(measurement.step, self.spec.calls * self.spec.delay_seconds, self.device)
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
         synchronize(self.device)
@@ -163,7 +187,7 @@ class Rank:
             dist.barrier()
         if self.spec.repeats:
             self.step()
-        seconds = seconds_of(self.step, iterations, self.device)
+        seconds = seconds_of(self.step, iterations, self.device) / self.spec.calls
         require_none_new(self.compiled_graphs)
         self.measurement.end_round(self.spec.repeats + iterations)
         record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}

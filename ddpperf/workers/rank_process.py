@@ -42,6 +42,9 @@ _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TEARDOWN_CUPTI": "1",  # after a profile: what CUPTI leaves on makes a captured step 0.5 % slower
 }
+# On a CPU: memory in huge pages where the kernel allows it. With small ones processes of the same code differ by 5 %, as their
+# pages happen to lie; with these by 2 %, and a step of 8 images is 6 % faster.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,7 @@ class RankProcess:
     log: the file for all that it prints. folder: where its temporary files go. connection: None until it is accepted.
     """
 
-    def __init__(self, rank: int, *, side: Side, listener: Listener, log: Path, folder: Path) -> None:
+    def __init__(self, rank: int, *, device: str, side: Side, listener: Listener, log: Path, folder: Path) -> None:
         self.rank = rank
         self.connection: Connection | None = None
         self._log = log
@@ -89,7 +92,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=os.environ | _ENVIRONMENT | side.variables() | variables,
+                env=(_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT | side.variables() | variables,
                 process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
             )
         assert self._process.stdin is not None

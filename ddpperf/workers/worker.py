@@ -16,12 +16,14 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpperf.refusal import CannotTrain
 from ddpperf.workers import channel
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 STACKS_SIGNAL = signal.SIGUSR1
+EXPLAINED = (CannotTrain, FloatingPointError)  # what these say is all there is to say
 
 
 def main(path: str, rank: int) -> None:
@@ -65,7 +67,7 @@ def _describe(error: Exception) -> channel.Message:
     distributed = isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower()
     return {
         "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
-        "traceback": traceback.format_exc(),
+        "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
         "distributed": distributed,
     }
 

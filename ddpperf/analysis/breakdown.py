@@ -1,0 +1,68 @@
+"""What a step's time is spent on, what of the hardware it uses, and what training on more devices saves and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Floating point operations per second at the most, without sparsity, by the name that the driver gives a GPU and by precision:
+# NVIDIA's data sheets. fp32 is that of the CUDA cores; whatever is not here is not known.
+_HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
+_AMPERE = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
+_VOLTA = {"fp16": 125e12, "fp32": 15.7e12}
+PEAK_FLOPS_PER_SECOND: dict[str, Mapping[str, float]] = {
+    "NVIDIA B200": {"bf16": 2250e12, "fp16": 2250e12, "tf32": 1125e12, "fp32": 75e12},
+    "NVIDIA H200": _HOPPER,
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51.2e12},
+    "NVIDIA A100-SXM4-40GB": _AMPERE,
+    "NVIDIA A100-SXM4-80GB": _AMPERE,
+    "NVIDIA A100-PCIE-40GB": _AMPERE,
+    "NVIDIA A100 80GB PCIe": _AMPERE,
+    "NVIDIA L40S": {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
+    "Tesla V100-SXM2-16GB": _VOLTA,
+    "Tesla V100-SXM2-32GB": _VOLTA,
+}
+
+
+def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
+    """What a GPU of that name can compute in this precision at the most; None of one that is not known."""
+    return PEAK_FLOPS_PER_SECOND.get(gpu or "", {}).get(precision)
+
+
+def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> float:
+    """Model FLOPs utilization, flops / (step_seconds * peak_flops_per_second): the share of what the device could compute that
+    a step's forward and backward pass need (Chowdhery et al., PaLM, 2022, appendix B)."""
+    return flops / (step_seconds * peak_flops_per_second)
+
+
+def parts_without_waiting(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """From the seconds of each part of a step on each rank, those of one: of ranks that synchronize, whose steps take equally
+    long, that which waits the least for the others' gradients."""
+    return {part: seconds[least_waiting_rank(parts)] for part, seconds in parts.items()}
+
+
+def least_waiting_rank(parts: Mapping[str, Sequence[float]]) -> int:
+    waits = parts.get("gradient_sync", (0.0,))
+    return min(range(len(waits)), key=waits.__getitem__)
+
+
+def straggler_spread(alone: Sequence[float]) -> float:
+    """By how much longer than the fastest rank the slowest takes, as a share of the fastest's seconds; of steps in which none
+    waits for another."""
+    return max(alone) / min(alone) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochCost:
+    """What N devices make of an epoch: its device-seconds, N * T(N); the seconds saved, T(1) - T(N); and what these cost, the
+    device-seconds that one device would not have needed, N * T(N) - T(1)."""
+
+    device_seconds: float
+    saved_seconds: float
+    extra_device_seconds: float
+
+
+def epoch_cost(T1: float, TN: float, N: int) -> EpochCost:
+    """From the seconds of an epoch of the same images on one device, and on N."""
+    return EpochCost(device_seconds=N * TN, saved_seconds=T1 - TN, extra_device_seconds=N * TN - T1)

@@ -1,0 +1,193 @@
+"""What an all_reduce must cost: of N ranks and S bytes a rank, by messages' latency, a link's bandwidth, and adding up.
+
+A cost is latency * a + volume * S / B + reduced * S * g: a is the seconds of a message without its bytes, B a link's bytes per
+second in one direction, g the seconds to add up a byte. The three counts are of the rank that has the most to do, one step
+after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al. 2007).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from scipy import optimize, stats
+
+from ddpperf.analysis.protocols import DIGITS, require_sizes
+from ddpperf.specs.collective import ring_pieces
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Of an algorithm with N ranks: messages one after the other, whole buffers that a link carries, and that are added up."""
+
+    latency: float
+    volume: float
+    reduced: float
+
+
+def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
+    """Of a buffer of `nbytes` bytes a rank: a ring sends a large one in more messages than a small one.
+
+    Raises ValueError for fewer than two ranks, or an algorithm without a model.
+    """
+    if N < 2:
+        raise ValueError(f"a cost model needs two ranks or more, got {N}")
+    levels = math.floor(math.log2(N))
+    helps = 0 if 2**levels == N else 1  # ranks beyond a power of two give their buffers away, and get the sum
+    share = 1 - 2.0**-levels
+    known = {
+        "gather_broadcast": Counts(latency=2, volume=2 * (N - 1), reduced=N - 1),
+        "ring": Counts(latency=2 * (N - 1) * ring_pieces(nbytes, N), volume=2 * (N - 1) / N, reduced=(N - 1) / N),
+        "recursive_doubling": Counts(latency=levels + 2 * helps, volume=levels + 2 * helps, reduced=levels + helps),
+        "halving_doubling": Counts(latency=2 * levels + 2 * helps, volume=2 * share + 2 * helps, reduced=share + helps),
+        "tree": Counts(
+            latency=2 * math.ceil(math.log2(N)), volume=2 * math.ceil(math.log2(N)), reduced=math.ceil(math.log2(N))
+        ),
+    }
+    if algorithm not in known:
+        raise ValueError(f"{algorithm} has no cost model; those that have are {', '.join(known)}")
+    return known[algorithm]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A measured call: the seconds of `nbytes` bytes a rank."""
+
+    algorithm: str
+    N: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value with its interval of CONFIDENCE."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkModel:
+    """Fitted: latency in seconds, seconds to send a byte (the inverse of the bandwidth), and to add one up; None if that is not
+    told apart from sending."""
+
+    latency: Estimate
+    byte_seconds: Estimate
+    reduce_seconds: Estimate | None
+
+    @property
+    def bandwidth(self) -> Estimate:
+        """Bytes per second; infinite where sending may cost nothing that can be seen."""
+        fast, value, slow = (
+            1 / each if each else math.inf for each in (self.byte_seconds.low, self.byte_seconds.value, self.byte_seconds.high)
+        )
+        return Estimate(value=value, low=slow, high=fast)
+
+    def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
+        each = counts(algorithm, N, nbytes)
+        reduce = self.reduce_seconds.value if self.reduce_seconds is not None else 0.0
+        return each.latency * self.latency.value + nbytes * (each.volume * self.byte_seconds.value + each.reduced * reduce)
+
+
+def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
+    """The model whose relative errors are least in square, over all cells at once; none of its values is negative.
+
+    Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, or fewer than values.
+    """
+    if len({cell.nbytes for cell in cells}) < 2:
+        raise ValueError("a fit needs two sizes or more, got one; measure another")
+    rows = np.array([_row(cell, reduction=reduction) for cell in cells])
+    seconds = np.array([cell.seconds for cell in cells])
+    scaled = rows / seconds[:, None]
+    units = np.abs(scaled).max(axis=0)  # bytes and messages differ by many orders of magnitude
+    values, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
+    values = values / units
+    errors = scaled @ values - 1
+    freedom = len(cells) - len(values)
+    spread = math.sqrt(float(errors @ errors) / freedom) if freedom > 0 else math.inf
+    covariance = np.linalg.pinv((scaled / units).T @ (scaled / units))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * spread * np.sqrt(np.diag(covariance)) / units
+    latency, byte_seconds, *others = (
+        Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
+        for value, width in zip(values, half, strict=True)
+    )
+    return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenLinks:
+    """The model, with a reduction of its own or without, that has the least error on sizes that were left out, and that error:
+    the median of |predicted / measured - 1| over all cells."""
+
+    model: LinkModel
+    held_out_error: float
+
+
+def choose_links(cells: Sequence[Cell]) -> ChosenLinks:
+    """By leaving out all cells of one size, for each but the least and the greatest in turn.
+
+    Raises ValueError for fewer than four sizes.
+    """
+    sizes = sorted({cell.nbytes for cell in cells})
+    require_sizes(len(sizes))
+
+    def error(reduction: bool) -> float:
+        errors = []
+        for left_out in sizes[1:-1]:
+            model = fit_links([cell for cell in cells if cell.nbytes != left_out], reduction=reduction)
+            errors += [
+                abs(model.seconds(cell.algorithm, cell.N, cell.nbytes) / cell.seconds - 1)
+                for cell in cells
+                if cell.nbytes == left_out
+            ]
+        return median(errors)
+
+    errors = {reduction: error(reduction) for reduction in (False, True)}
+    best = min(errors, key=lambda reduction: round(errors[reduction], DIGITS))
+    return ChosenLinks(model=fit_links(cells, reduction=best), held_out_error=errors[best])
+
+
+def _row(cell: Cell, *, reduction: bool) -> list[float]:
+    each = counts(cell.algorithm, cell.N, cell.nbytes)
+    return [each.latency, each.volume * cell.nbytes, *([each.reduced * cell.nbytes] if reduction else [])]
+
+
+# --- what reports of such measurements write, and what it describes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """formula: as it is written, of N ranks, S bytes a rank, B bytes per second. describes: what its value is, and is not."""
+
+    formula: str
+    value: Callable[[int, float, float], float]
+    describes: str
+
+
+FORMS = (
+    Form(
+        formula="2 (N-1) S / N",
+        value=lambda N, S, B: 2 * (N - 1) * S / N,
+        describes="the bytes that each rank sends in a ring, the least that the busiest rank can do with where only ranks add "
+        "up; no time; from S on two ranks to below 2 S on many",
+    ),
+    Form(
+        formula="(S / B) log2 N",
+        value=lambda N, S, B: S / B * math.log2(N),
+        describes="the seconds of recursive doubling without latency, where N is a power of two; not what a ring takes, nor a "
+        "tree, which takes twice as long",
+    ),
+    Form(
+        formula="2 (N-1) S",
+        value=lambda N, S, B: 2 * (N - 1) * S,
+        describes="the bytes that all ranks of a ring send together, or what rank 0 of gather and broadcast moves; over one "
+        "link's B it is N times a ring's seconds, for all links work at once",
+    ),
+)

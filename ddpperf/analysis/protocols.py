@@ -1,0 +1,104 @@
+"""The seconds of a library's call over the size of its buffer: lines, of which it takes the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from scipy import optimize
+
+MOST_LINES = 3  # of a library's protocols
+DIGITS = 3  # of an error: what differs by less is as good
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """A library that chooses among protocols as the buffer grows: the least of lines, seconds = start + nbytes * slope."""
+
+    lines: tuple[tuple[float, float], ...]
+
+    @property
+    def byte_seconds(self) -> float:
+        """Of the last bytes of a large buffer: the least slope."""
+        return min(slope for _, slope in self.lines)
+
+    def seconds(self, nbytes: float) -> float:
+        return min(start + nbytes * slope for start, slope in self.lines)
+
+
+def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
+    """So many lines, each through sizes next to each other, where the relative errors are least in square.
+
+    Raises ValueError for fewer than two sizes a line.
+    """
+    order = sorted(zip(sizes, seconds, strict=True))
+    if len(order) < 2 * lines:
+        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(order)}; measure more")
+    fitted = [Envelope(lines=tuple(map(_line, parts))) for parts in _splits(order, lines)]
+    return min(fitted, key=lambda each: sum((each.seconds(size) / took - 1) ** 2 for size, took in order))
+
+
+Points = Sequence[tuple[int, float]]
+
+
+def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
+    """All ways to cut the points into so many runs of two or more."""
+    if parts == 1:
+        yield [points]
+        return
+    for cut in range(2, len(points) - 2 * (parts - 1) + 1):
+        for rest in _splits(points[cut:], parts - 1):
+            yield [points[:cut], *rest]
+
+
+def _line(points: Points) -> tuple[float, float]:
+    scaled = np.array([[1 / took, size / took] for size, took in points])
+    units = scaled.max(axis=0)
+    start, slope = optimize.nnls(scaled / units, np.ones(len(points)))[0] / units
+    return float(start), float(slope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """As many lines as have the least error on sizes that were left out, and that error: the median of
+    |predicted / measured - 1|."""
+
+    envelope: Envelope
+    held_out_error: float
+
+
+def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
+    """By leaving out each size in turn, but the least and the greatest: beyond what was measured nothing is known of protocols.
+
+    Raises ValueError for fewer than four sizes.
+    """
+    require_sizes(len(set(sizes)))
+    order = sorted(zip(sizes, seconds, strict=True))
+
+    def error(lines: int) -> float:
+        return median(_left_out(order, place, lambda kept: _predict(kept, lines)) for place in range(1, len(order) - 1))
+
+    possible = [lines for lines in range(1, MOST_LINES + 1) if len(order) - 1 >= 2 * lines]
+    errors = {lines: error(lines) for lines in possible}
+    best = min(errors, key=lambda lines: round(errors[lines], DIGITS))  # the fewest of those that are as good
+    return Chosen(
+        envelope=fit_envelope(*zip(*order, strict=True), lines=best),
+        held_out_error=errors[best],
+    )
+
+
+def _predict(points: Points, lines: int) -> Callable[[int], float]:
+    return fit_envelope([size for size, _ in points], [took for _, took in points], lines=lines).seconds
+
+
+def _left_out(points: Points, place: int, fit: Callable[[Points], Callable[[int], float]]) -> float:
+    size, took = points[place]
+    return abs(fit([*points[:place], *points[place + 1 :]])(size) / took - 1)
+
+
+def require_sizes(number: int) -> None:
+    """Raises ValueError for fewer than four: a model is chosen by sizes between others that are left out."""
+    if number < 4:
+        raise ValueError(f"choosing a model needs four sizes or more, got {number}; measure more")

@@ -1,0 +1,127 @@
+"""What can be measured of a whole training: from the first step to the last epoch's accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from ddpperf.specs.base import require_at_least, require_one_of
+from ddpperf.specs.training import TrainingSpec
+
+OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
+ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic"]
+MOST = {"rate": 1e3, "momentum": 1.0, "weight_decay": 1.0, "label_smoothing": 1.0, "clip_norm": 1e6}
+CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # of a rank's environment: the folder in which a run keeps where it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(TrainingSpec):
+    """`epochs` epochs of the same training by a recipe, and after each the loss and accuracy on `test_images` other images.
+
+    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon. rate: the greatest learning rate. schedule: of the rate, after
+    `warmup_epochs` of a straight line up. label_smoothing: the share of a target that all classes have. clip_norm: the greatest
+    norm of all gradients together, 0 for any. grow_from: a rank's batch in the first epoch, which doubles with each until it is
+    `per_rank_batch_size`; 0 for that from the start. recompute_statistics: BatchNorm's, before an evaluation. set_epoch:
+    whether each epoch has an order of its own. seed: of the parameters, the order and the crops.
+    Raises ValueError for a value that cannot be measured.
+    """
+
+    measurement: ClassVar[str] = "training_run"
+    repeats: ClassVar[bool] = False
+    counts: ClassVar[bool] = True
+    strategies: ClassVar[tuple[str, ...]] = ("single", "ddp")
+
+    epochs: int
+    test_images: int
+    optimizer: OptimizerName = "sgd"
+    rate: float
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: ScheduleName = "linear"
+    warmup_epochs: int = 0
+    label_smoothing: float = 0.0
+    clip_norm: float = 0.0
+    grow_from: int = 0
+    recompute_statistics: bool = False
+    set_epoch: bool = True  # type: ignore[misc]
+    seed: int = 0  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_one_of("optimizer", self.optimizer, get_args(OptimizerName))
+        require_one_of("schedule", self.schedule, get_args(ScheduleName))
+        for name, least in (("epochs", 1), ("test_images", 1), ("warmup_epochs", 0), ("grow_from", 0), ("seed", 0)):
+            require_at_least(name, getattr(self, name), least)
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value <= most or (name == "rate" and value == 0):
+                raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
+        for name in ("recompute_statistics", "set_epoch"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be a bool, got {getattr(self, name)!r}")
+        self._require_run()
+
+    def _require_run(self) -> None:
+        if self.strategy not in self.strategies:
+            raise ValueError(f"a run is trained by {' or '.join(self.strategies)}, got strategy {self.strategy}; use ddp")
+        if self.input != "device":
+            raise ValueError(f"a run takes its images from the device, got input {self.input}; use input device")
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"a warm-up of {self.warmup_epochs} epochs is longer than the run of {self.epochs}; shorten it")
+        if self.grow_from > self.per_rank_batch_size:
+            raise ValueError(f"grow_from={self.grow_from} is more than a batch of {self.per_rank_batch_size}; use less")
+        if self.per_rank_batch_size > self._shard_images:
+            raise ValueError(
+                f"a batch of {self.per_rank_batch_size} images a rank is more than its {self._shard_images} of the data set; "
+                "use a smaller one"
+            )
+        if self.precision == "fp16":
+            raise ValueError("a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16")
+        if self.grow_from and self.compiled:
+            raise ValueError(f"form {self.form} compiles one size of batch, got grow_from={self.grow_from}; use eager or graph")
+        if not self.drop_last:
+            raise ValueError("a run's epochs have batches of one size; use drop_last")
+        if not 0 < self.momentum < 1:
+            raise ValueError(f"momentum must be between 0 and 1, got {self.momentum:g}")
+        for batch_size in set(self.batch_sizes) - {self.per_rank_batch_size}:
+            self.of_batches(batch_size)  # raises where that cannot be trained
+
+    def turns(self, size: int) -> list[list[int]]:
+        """One device is enough: a run is trained for what it learns."""
+        return [[0]] if self.strategy == "single" else super().turns(size)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """A rank's batch in each epoch."""
+        first = self.grow_from or self.per_rank_batch_size
+        return tuple(min(self.per_rank_batch_size, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs))
+
+    def of_batches(self, batch_size: int) -> RunSpec:
+        """The same run with a constant batch of that size."""
+        return dataclasses.replace(self, per_rank_batch_size=batch_size, grow_from=0)
+
+    @property
+    def epoch_steps(self) -> tuple[int, ...]:
+        """The steps of each epoch."""
+        return tuple(self._shard_images // batch_size for batch_size in self.batch_sizes)
+
+    @property
+    def id(self) -> str:
+        recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule]
+        recipe += [f"warmup={self.warmup_epochs}"] * bool(self.warmup_epochs) + [f"grow={self.grow_from}"] * bool(
+            self.grow_from
+        )
+        recipe += [f"smooth={self.label_smoothing:g}"] * bool(self.label_smoothing)
+        recipe += [f"clip={self.clip_norm:g}"] * bool(self.clip_norm)
+        recipe += ["statistics"] * self.recompute_statistics + ["no_set_epoch"] * (not self.set_epoch)
+        return f"{super().id}-epochs={self.epochs}-{'+'.join(recipe)}-seed={self.seed}"
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return sum(self.epoch_steps)
+
+    @property
+    def warmup_steps(self) -> int:
+        return sum(self.epoch_steps[: self.warmup_epochs])

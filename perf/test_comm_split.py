@@ -1,0 +1,119 @@
+"""Computation and communication: how much of a step is spent on sending gradients, and how fast are they sent?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pytest
+
+from ddpperf.analysis.bandwidth import all_reduce_busbw
+from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
+from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, skipped
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.results import Measured
+from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from perf.metrics import training_metrics
+from perf.test_scaling import training
+
+TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
+
+
+def splits(options: Options) -> Iterator[Cell]:
+    """DDP's steps, by number of ranks and batch size: in the first form, and eagerly."""
+    if max(options.world_sizes) == 1:
+        yield skipped("world_size=1", "one device communicates nothing; pass --world-sizes 1,2")
+    for world_size in options.world_sizes:
+        for batch_size in options.batch_sizes if world_size > 1 else ():
+            for form in dict.fromkeys((options.forms[0], "eager")):
+                fields = training(options, world_size, batch_size, form)
+                cell = if_valid(f"world_size={world_size}-batch={batch_size}-{form}", partial(options.step, **fields))
+                yield if_measured_as(BucketReplaySpec, cell)
+
+
+@pytest.mark.specs(cells=splits)
+def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
+    """By a difference, by a trace, and by the messages alone; beside them t(N) - t(1), which is often taken for it."""
+    step = measure(spec)
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # what --slow-down puts into the step is none of its parts
+    undelayed = measure.leg("ddp", spec)
+    ddp, no_sync = by_rank(undelayed), by_rank(measure.leg("no_sync", spec.no_sync()))
+    local = by_rank(measure.leg("local", spec.local()))
+    trace = measure.leg("trace", measured_as(TraceSpec, spec))
+    replay = measure.leg("replay", measured_as(BucketReplaySpec, spec))
+    t1 = measure.leg("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
+
+    tN = undelayed.median_step_seconds()
+    differences = {name: difference(ddp[name], no_sync[name], local[name]) for name in ddp}
+    traces = traced_by_set(trace)
+    seconds = {
+        "exposed_comm_seconds": {name: each.exposed for name, each in differences.items()},
+        "traced_exposed_comm_seconds": {name: each.exposed for name, each in traces.items()},
+        "traced_comm_seconds": {name: each.total for name, each in traces.items()},
+        "comm_without_waiting_seconds": {name: each.least_total for name, each in traces.items()},
+        "replayed_comm_seconds": replay.median_step_seconds(),
+        "step_minus_one_device_seconds": {name: tN[name] - t1[name] for name in tN},
+        "bookkeeping_seconds": {name: each.bookkeeping for name, each in differences.items()},
+        "comm_skew_seconds": {name: each.skew for name, each in differences.items()},
+        "traced_comm_skew_seconds": {name: each.skew for name, each in traces.items()},
+    }
+    for name in TRACED if traces else ():
+        seconds[name] = {each.set: each.counters[name][traces[each.set].rank] for each in trace.samples}
+    for name, by_set in seconds.items():
+        if by_set:
+            measure.metric(name, "s", by_set)
+    if traces:
+        measure.metric("overlap_fraction", "1", {name: each.overlap_fraction for name, each in traces.items()})
+        compared(measure, tN, trace, differences, traces)
+    else:
+        measure.notes.append("no trace: the profiler gave none in which anything communicates (--worker-logs tells why)")
+    late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
+    measure.notes += sorted(late - {""})
+    bandwidths(measure, replay, trace, traces)
+    training_metrics(measure, step)
+
+
+def by_rank(measured: Measured) -> dict[str, list[float]]:
+    """By set, the seconds of a step on each rank."""
+    return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
+
+
+def traced_by_set(trace: Measured) -> dict[str, Traced]:
+    """By set, what its ranks' traces say; none where there is no profiler, or nothing communicates, in any of them."""
+    found = {
+        sample.set: traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
+        for sample in trace.samples
+        if "comm_seconds" in sample.counters
+    }
+    known = {name: each for name, each in found.items() if each is not None}
+    return known if len(known) == len(trace.samples) else {}
+
+
+def compared(
+    measure: Measure,
+    tN: Mapping[str, float],
+    trace: Measured,
+    differences: Mapping[str, Difference],
+    traces: Mapping[str, Traced],
+) -> None:
+    """How far the two methods are apart, as a share of the step, and why, where that is far."""
+    profiled = trace.counter("traced_step_seconds")
+    apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
+    measure.metric("method_disagreement", "1", {name: each.share for name, each in apart.items()})
+    measure.notes += list(dict.fromkeys(each.reason for each in apart.values() if each.reason))
+
+
+def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:
+    """The gradients' bus bandwidth while training, and its share of the link's: from the time in which all_reduces run, on the
+    rank that waits the least, and from what of all communication is exposed."""
+    N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
+    sending = {each.set: min(each.counters["all_reduce_seconds"][:N]) for each in trace.samples if each.set in traces}
+    exposed = {name: each.exposed for name, each in traces.items()}
+    for what, seconds in (("", sending), ("exposed_", exposed)):
+        if seconds and all(seconds.values()):
+            busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
+            measure.metric(f"gradient_busbw_{what}bytes_per_second", "B/s", busbw)
+            if link := measure.machine.link_bytes_per_second:
+                measure.metric(f"{what}link_utilization", "1", {name: each / link for name, each in busbw.items()})

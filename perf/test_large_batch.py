@@ -1,0 +1,187 @@
+"""Large batches: do they still learn, what helps them, and do more devices give the same result?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+from statistics import mean, stdev
+
+import pytest
+from scipy import stats
+
+from ddpperf.plugin.cells import Cell, if_valid, skipped
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.results import Measured, Sample
+from ddpperf.schedules import linearly_scaled
+from ddpperf.specs import RunSpec, is_own_model
+from perf.recipes import Recipe, read_recipes, seeds_of
+
+CONFIDENCE = 0.95
+# After five epochs on CIFAR-10, of a small batch and of a large one: from two course reports that such runs were taken from.
+REPORTED = ((0.8490, 0.7390), (0.8222, 0.6337))
+FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+
+
+def recipes(options: Options) -> Iterator[Cell]:
+    if is_own_model(options.model):
+        yield skipped("recipes", f"{options.model} makes its own batches, which nothing is tested on")
+        return
+    seen = set()
+    for recipe in read_recipes(options.device):
+        cell = if_valid(recipe.name, partial(recipe.spec, options))
+        if cell.id not in seen:  # a scaled rate may be the one that was found best
+            yield cell
+        seen.add(cell.id)
+
+
+def largest_tuned(device: str) -> Recipe:
+    """The largest batch of a constant size that has a rate of its own."""
+    candidates = [each for each in read_recipes(device) if each.rates and not each.fields["grow_from"]]
+    return max(candidates, key=lambda each: each.global_batch_size)
+
+
+def on_all_devices(options: Options) -> Iterator[Cell]:
+    if max(options.world_sizes) == 1:
+        yield skipped("world_size=1", "one device has no others to agree with; pass --world-sizes 1,2")
+    elif not is_own_model(options.model):
+        yield if_valid("world_size", partial(largest_tuned(options.device).spec, options))
+
+
+def long_runs(options: Options) -> Iterator[Cell]:
+    """On one device, and on all, in the fastest form."""
+    if options.device == "cpu":
+        yield skipped("long", "50 epochs take a CPU hours; run them on GPUs")
+    if options.device == "cpu" or is_own_model(options.model):
+        return
+    for recipe in read_recipes(options.device, "long"):
+        for devices in sorted({1, max(options.world_sizes)}):
+            yield if_valid(f"world_size={devices}", partial(fastest, options, dataclasses.replace(recipe, devices=devices)))
+
+
+def fastest(options: Options, recipe: Recipe) -> RunSpec:
+    """The recipe in the fastest form."""
+    spec = recipe.spec(options)
+    return dataclasses.replace(spec, form=options.fastest_form)
+
+
+@pytest.mark.specs(cells=recipes)
+def test_large_batch(measure: Measure, spec: RunSpec) -> None:
+    """Loss and accuracy after the last epoch, means over seeds, beside the small batch's, and how fast that was reached."""
+    device = measure.machine.device
+    runs = by_seed(measure, spec)
+    baseline, *_ = read_recipes(device)
+    small = baseline.like(spec)
+    beside = runs if spec == small else [measure.leg(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs]
+    learned(measure, runs)
+    if spec != small:
+        compared(measure, "accuracy_over_baseline", runs, beside)
+    by_epoch = {name: zip(*(figures(run, run.samples[0], name) for run in runs), strict=True) for name in FIGURES}
+    told = [
+        f"{name.replace('_', ' ')} {', '.join(f'{mean(each):.4g}' for each in epochs)}" for name, epochs in by_epoch.items()
+    ]
+    measure.notes.append(f"by epoch: {'; '.join(told)}")
+    if spec.epochs == 5 and spec.data != "synthetic":
+        reported = " and ".join(f"{small:.2%} against {large:.2%}" for small, large in REPORTED)
+        here = " against ".join(f"{mean(last(each, runs[0].samples[0].set)):.2%}" for each in (beside, runs))
+        measure.notes.append(f"course reports have, of small and large batches after 5 epochs, {reported}; here {here}")
+
+
+def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
+    return dataclasses.replace(spec, seed=run.spec.seed)
+
+
+def by_seed(measure: Measure, spec: RunSpec) -> list[Measured]:
+    first = measure(spec)
+    seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device))
+    return [first, *(measure.leg(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds)]
+
+
+def learned(measure: Measure, runs: list[Measured]) -> None:
+    """What the runs of all seeds learned, and how fast."""
+    sets = [sample.set for sample in runs[0].samples]
+    for name in FIGURES:
+        measure.metric(name, "1", {of_set: mean(last(runs, of_set, name)) for of_set in sets})
+    if len(runs) > 1:
+        ends = {of_set: interval(last(runs, of_set)) for of_set in sets}
+        measure.metric("test_accuracy_low", "1", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
+        measure.metric("test_accuracy_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
+    best = {of_set: mean(max(figures(run, run.of_set(of_set), "test_accuracy")) for run in runs) for of_set in sets}
+    measure.metric("best_test_accuracy", "1", best)
+    spec = runs[0].spec
+    assert isinstance(spec, RunSpec)
+    images = spec.world_size * sum(steps * size for steps, size in zip(spec.epoch_steps, spec.batch_sizes, strict=True))
+    seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
+    measure.metric("images_per_second", "1/s", {of_set: images / each for of_set, each in seconds.items()})
+    if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
+        measure.doubt("it went on from a checkpoint")
+
+
+def compared(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
+    """Tell the difference of mean accuracies, with Welch's interval where there are several seeds; gives whether 0 is in it."""
+    sets = [sample.set for sample in runs[0].samples]
+    measure.metric(name, "1", {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
+    ends = {}
+    for of_set in sets:
+        ours, theirs = last(runs, of_set), last(others, of_set)
+        if len(ours) < 2 or not stdev(ours) + stdev(theirs) > 0:
+            return True
+        ends[of_set] = welch_interval(ours, theirs)
+    measure.metric(f"{name}_low", "1", {of_set: max(-1.0, low) for of_set, (low, _) in ends.items()})
+    measure.metric(f"{name}_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
+    return all(low <= 0 <= high for low, high in ends.values())
+
+
+def last(runs: list[Measured], of_set: str, name: str = "test_accuracy") -> list[float]:
+    """After the last epoch, by run."""
+    return [figures(run, run.of_set(of_set), name)[-1] for run in runs]
+
+
+def figures(run: Measured, sample: Sample, name: str) -> list[float]:
+    """By epoch, the mean over ranks."""
+    assert isinstance(run.spec, RunSpec)
+    ranks = run.spec.world_size
+    return [mean(sample.counters[f"{name}_{epoch}"][:ranks]) for epoch in range(1, run.spec.epochs + 1)]
+
+
+def slowest(run: Measured, sample: Sample) -> list[float]:
+    """By epoch, the seconds of training on the slowest rank."""
+    assert isinstance(run.spec, RunSpec)
+    return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Of the mean of some seeds, with CONFIDENCE (Student's t)."""
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def welch_interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Of the difference of two means whose spreads differ, with CONFIDENCE (Welch 1947); not both without spread."""
+    one, other = (stdev(values) ** 2 / len(values) for values in (ours, theirs))
+    freedom = (one + other) ** 2 / (one**2 / (len(ours) - 1) + other**2 / (len(theirs) - 1))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + other)
+    return mean(ours) - mean(theirs) - half, mean(ours) - mean(theirs) + half
+
+
+@pytest.mark.specs(cells=on_all_devices)
+def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
+    """The accuracy on all devices less that on one with the same global batch, which is doubtful if seeds do not explain it;
+    and what leaving set_epoch out does, or the rate that a device's own batch would have."""
+    runs = by_seed(measure, spec)
+    learned(measure, runs)
+    alone = dataclasses.replace(largest_tuned(measure.machine.device), devices=1).like(spec)
+    ones = [measure.leg(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
+    if not compared(measure, "accuracy_over_one_device", runs, ones):
+        measure.doubt("more devices give another accuracy than one, by more than seeds explain")
+    unscaled = linearly_scaled(spec.rate, spec.per_rank_batch_size, spec.global_batch_size)
+    for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
+        others = [measure.leg(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed)) for run in runs]
+        compared(measure, f"accuracy_{name}", others, runs)
+
+
+@pytest.mark.specs(cells=long_runs)
+def test_long_run(measure: Measure, spec: RunSpec) -> None:
+    learned(measure, [measure(spec)])

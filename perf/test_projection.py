@@ -1,0 +1,133 @@
+"""Projection: by how much longer than on one device does a step take on more devices than there are?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pytest
+
+from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
+from ddpperf.analysis.protocols import Chosen, choose_envelope
+from ddpperf.analysis.statistics import median_and_error
+from ddpperf.plugin.cells import Cell, if_measured_as, if_valid
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.results import Measured
+from ddpperf.specs import AllReduceSpec, BucketReplaySpec, PartsSpec, TrainingSpec, measured_as
+from perf.test_all_reduce import backend_sizes, form
+from perf.test_scaling import fewer, training
+
+NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
+
+
+def steps(options: Options) -> Iterator[Cell]:
+    """On all devices, in the first form; with another number of devices beyond one, from which to project."""
+    most = max(options.world_sizes)
+    if sum(world_size > 1 for world_size in options.world_sizes) < 2:
+        return
+    for batch_size in options.batch_sizes:
+        fields = training(options, most, batch_size, options.forms[0])
+        cell = if_valid(f"world_size={most}-batch={batch_size}", partial(options.step, **fields))
+        yield if_measured_as(BucketReplaySpec, cell)
+
+
+@pytest.mark.specs(cells=steps)
+def test_projection(measure: Measure, spec: TrainingSpec) -> None:
+    """The excess over t(1) on all devices, predicted from fewer, beside the measured one and the guess that it stays the same;
+    then, from all of them, on as many as --project-to names."""
+    step = measure(spec)
+    spec = dataclasses.replace(spec, delay_seconds=0.0)
+    undelayed = measure.leg(f"world_size={spec.world_size}", spec)
+    legs = {N: measure.leg(f"world_size={N}", dataclasses.replace(spec, world_size=N)) for N in fewer(measure, spec)}
+    most = dataclasses.replace(spec, world_size=max(legs))
+    local = measure.leg("local", most.local())
+    replay = measure.leg("replay", measured_as(BucketReplaySpec, most))
+    one_device = measure.leg("one_device", spec.one_device())
+    parts = measure.leg("parts", measured_as(PartsSpec, spec.one_device()))
+    legs[spec.world_size] = undelayed
+    lines = {N: backend_lines(measure, N, spec) for N in legs}
+
+    told: dict[str, dict[int, Projection]] = {}
+    measured = {name: {N: excess(leg, one_device, name) for N, leg in legs.items()} for name in step.median_step_seconds()}
+    for name, by_size in measured.items():
+        buckets = [nbytes[0] for counter, nbytes in replay.of_set(name).counters.items() if counter.startswith("bucket")]
+        projected = partial(
+            projection,
+            measure,
+            bookkeeping=excess(local, one_device, name),  # and what else N devices lose without sending anything
+            lines={N: each[name] for N, each in lines.items()},
+            buckets=buckets,
+            hideable=min(parts.of_set(name).counters["backward_seconds"]),
+        )
+        smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
+        told[name] = {spec.world_size: projected(smaller, spec.world_size)}
+        for N in measure.machine.links.project_to:
+            if spec.world_size < N:
+                told[name][N] = projected(by_size, N)
+    tell(measure, spec.world_size, measured, told, one_device.slowest_device_seconds(spec.world_size))
+
+
+def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
+    """By set, what the backend makes of buffers on N devices, captured as the training is."""
+    call = form(captured=spec.captured)
+    specs = [AllReduceSpec(world_size=N, nbytes=nbytes, form=call) for nbytes in backend_sizes(captured=spec.captured)]
+    legs = [measure.leg(each.id, each).median_step_seconds() for each in specs]
+    return {name: choose_envelope([each.nbytes for each in specs], [leg[name] for leg in legs]) for name in legs[0]}
+
+
+def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
+    """How much longer the slowest rank's step is, of one set, with the standard errors of both, over rounds."""
+    slowest = []
+    for each in (longer, one_device):
+        ranks = [median_and_error(rounds) for rounds in zip(*each.of_set(name).seconds, strict=True)]
+        slowest.append([value / each.iterations for value in max(ranks[: longer.spec.world_size])])
+    (seconds, error), (t1, t1_error) = slowest
+    return Excess(seconds=seconds - t1, error=error, one_device_error=t1_error)
+
+
+def projection(
+    measure: Measure,
+    measured: Mapping[int, Excess],
+    N: int,
+    *,
+    bookkeeping: Excess,
+    lines: Mapping[int, Chosen],
+    buckets: list[float],
+    hideable: float,
+) -> Projection:
+    """On N devices, of one set, from the excess and the all_reduces on those measured."""
+    links = measure.machine.links
+    envelopes = {other: lines[other].envelope for other in measured}
+    missed = {other: NORMAL * lines[other].held_out_error for other in measured}
+    return project(
+        measured,
+        bookkeeping,
+        lambda devices: sending_seconds(envelopes, buckets, devices, node=links.node, network=links.network),
+        N,
+        hideable=hideable,
+        error=sending_error(missed, N, node=links.node),
+    )
+
+
+def tell(
+    measure: Measure,
+    largest: int,
+    measured: Mapping[str, Mapping[int, Excess]],
+    told: Mapping[str, Mapping[int, Projection]],
+    t1: Mapping[str, float],
+) -> None:
+    measure.metric("excess_seconds", "s", {name: each[largest].seconds for name, each in measured.items()})
+    measure.metric("plain_excess_seconds", "s", {name: each[largest].plain for name, each in told.items()})
+    if all(each[largest].seconds > 0 for each in measured.values()):
+        off = {name: each[largest].seconds / measured[name][largest].seconds - 1 for name, each in told.items()}
+        measure.metric("projection_error", "1", off)
+    for N in next(iter(told.values())):
+        projections = {name: each[N] for name, each in told.items()}
+        measure.metric(f"projected_excess_on_{N}", "s", {name: each.seconds for name, each in projections.items()})
+        measure.metric(f"projected_excess_on_{N}_low", "s", {name: each.low for name, each in projections.items()})
+        measure.metric(f"projected_excess_on_{N}_high", "s", {name: each.high for name, each in projections.items()})
+        if largest < N:
+            efficiency = {name: t1[name] / (t1[name] + each.seconds) for name, each in projections.items()}
+            measure.metric(f"projected_efficiency_on_{N}", "1", efficiency)

@@ -1,0 +1,32 @@
+"""Every recipe with every rate of its grid. pytest collects this file only by its name: pytest perf/tuning.py.
+
+docs/update_recipes.py makes perf/recipes.json of such a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from ddpperf.plugin.cells import Cell, if_valid
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options import Options
+from ddpperf.specs import RunSpec
+from perf.recipes import read_recipes
+from perf.test_large_batch import by_seed, learned
+
+FIRST_SEED = 1000  # others than those that are measured: the best of several is better than it will be again
+
+
+def grid(options: Options) -> Iterator[Cell]:
+    for recipe in read_recipes(options.device):
+        for rate in recipe.rates:
+            yield if_valid(f"{recipe.name}, rate={rate:g}", partial(recipe.spec, options, rate, seed=FIRST_SEED))
+
+
+@pytest.mark.specs(cells=grid)
+def test_rates(measure: Measure, spec: RunSpec) -> None:
+    """A rate at which the loss turns NaN fails here, and is not chosen."""
+    learned(measure, by_seed(measure, spec))

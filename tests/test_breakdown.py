@@ -1,0 +1,57 @@
+"""What a step is spent on, the share of a GPU's peak that it uses, and what an epoch on more devices saves and costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpperf.analysis.breakdown import (
+    PEAK_FLOPS_PER_SECOND,
+    epoch_cost,
+    mfu,
+    parts_without_waiting,
+    peak_flops_per_second,
+    straggler_spread,
+)
+
+
+def test_the_parts_are_those_of_the_rank_that_waits_the_least() -> None:
+    """Ranks that synchronize take equally long: which of them took a little longer is chance."""
+    late = {"data": 1.0, "forward": 2.0, "backward": 5.0, "gradient_sync": 0.5, "optimizer": 1.0}
+    waiting = {"data": 1.0, "forward": 2.0, "backward": 3.0, "gradient_sync": 2.501, "optimizer": 1.0}
+    for first, second in ((late, waiting), (waiting, late)):
+        assert parts_without_waiting({part: [first[part], second[part]] for part in first}) == late
+    assert parts_without_waiting({"forward": [2.0], "backward": [3.0]}) == {"forward": 2.0, "backward": 3.0}
+
+
+def test_stragglers_are_told_by_what_ranks_take_alone() -> None:
+    assert straggler_spread([2.0, 3.0, 2.5]) == pytest.approx(0.5)
+    assert straggler_spread([2.0]) == 0
+
+
+def test_mfu_is_the_share_of_the_peak_of_the_actual_type() -> None:
+    assert mfu(4e12, 0.01, 1e15) == pytest.approx(0.4)
+    assert peak_flops_per_second("NVIDIA H200", "bf16") == 989.4e12
+    assert peak_flops_per_second("NVIDIA H200", "tf32") == 989.4e12 / 2
+    assert peak_flops_per_second("NVIDIA H200", "fp32") == 66.9e12
+
+
+@pytest.mark.parametrize("gpu", [None, "", "NVIDIA H2000", "NVIDIA H20", "H200"])
+def test_the_peak_of_an_unknown_gpu_is_not_guessed(gpu: str | None) -> None:
+    assert peak_flops_per_second(gpu, "bf16") is None
+
+
+def test_a_type_that_a_gpu_has_not_is_absent() -> None:
+    assert peak_flops_per_second("Tesla V100-SXM2-16GB", "bf16") is None
+
+
+def test_fewer_bits_are_never_slower() -> None:
+    order = ("fp32", "tf32", "fp16")
+    for gpu, peaks in PEAK_FLOPS_PER_SECOND.items():
+        known = [peaks[precision] for precision in order if precision in peaks]
+        assert known == sorted(known), gpu
+        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu
+
+
+def test_an_epoch_on_four_devices_saves_seconds_and_costs_device_seconds() -> None:
+    found = epoch_cost(T1=10.0, TN=3.0, N=4)
+    assert (found.device_seconds, found.saved_seconds, found.extra_device_seconds) == (12.0, 7.0, 2.0)

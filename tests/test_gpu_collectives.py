@@ -1,0 +1,72 @@
+"""Collectives on GPUs, eager and captured, in place and out of place: each passes the check of its own result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ddpperf.specs import (
+    OWN_ALGORITHMS,
+    SYMMETRIC,
+    Algorithm,
+    AllReduceSpec,
+    CallForm,
+    CollectiveKind,
+    CollectiveSpec,
+    Fault,
+    TrainingSpec,
+)
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+NBYTES = 2**20 + 16
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(size=torch.cuda.device_count(), device="cuda", rounds=3, deadline_seconds=120) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("algorithm", "form"), [*((each, "graph") for each in ("backend", *SYMMETRIC)), ("two_shot", "eager")])
+def test_every_captured_all_reduce_passes_its_own_check(
+    pool: Pool, algorithm: Algorithm, form: CallForm, in_place: bool
+) -> None:
+    spec = AllReduceSpec(world_size=2, nbytes=NBYTES, algorithm=algorithm, form=form, in_place=in_place)
+    (sample,) = pool.measure(spec).samples
+    assert 0 < min(sample.counters["kernel_seconds"]) < 1e-3
+
+
+@pytest.mark.parametrize("algorithm", OWN_ALGORITHMS)
+def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm) -> None:
+    assert pool.measure(AllReduceSpec(world_size=2, nbytes=NBYTES, algorithm=algorithm)).iterations >= 1
+
+
+@pytest.mark.parametrize("form", ["eager", "graph"])
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_every_collective_passes_its_own_check(pool: Pool, kind: CollectiveKind, form: CallForm) -> None:
+    assert pool.measure(CollectiveSpec(world_size=2, nbytes=NBYTES, kind=kind, form=form)).iterations >= 1
+
+
+def test_symmetric_memory_works_in_one_group_after_another_and_after_a_set_was_replaced(pool: Pool) -> None:
+    """Of fewer ranks, of all again, and of the same that left their group in between: a destroyed group's name is of no use."""
+
+    def measured(world_size: int) -> str:
+        spec = AllReduceSpec(world_size=world_size, nbytes=NBYTES, algorithm="two_shot", form="graph")
+        (sample,) = pool.measure(spec).samples
+        return sample.set
+
+    most = torch.cuda.device_count()
+    first = measured(most)
+    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    assert measured(2) == first
+    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    assert (measured(most) == first) == (most == 2), "ranks that were left out would wait for ever"
+    with pytest.raises(SetFailure):
+        pool.measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="kill", rank=1)))
+    assert measured(most) != first
