@@ -5,7 +5,7 @@ All of their state and arithmetic is on the device, the learning rate too where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Lars(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            parameters, gradients, momenta = self._stepped(group)
+            parameters, gradients, momenta = with_momenta(self, group["params"])
             layers = [each for each, parameter in enumerate(parameters) if parameter.ndim > 1]
             vectors = [each for each, parameter in enumerate(parameters) if parameter.ndim <= 1]
             lr, decay = group["lr"], group["weight_decay"]
@@ -54,13 +54,6 @@ class Lars(torch.optim.Optimizer):
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, steps)
             torch._foreach_sub_(parameters, momenta)
-
-    def _stepped(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        parameters = [each for each in group["params"] if each.grad is not None]
-        for each in parameters:
-            if "momentum_buffer" not in self.state[each]:
-                self.state[each]["momentum_buffer"] = torch.zeros_like(each)
-        return parameters, [each.grad for each in parameters], [self.state[each]["momentum_buffer"] for each in parameters]
 
 
 class Lamb(torch.optim.Optimizer):
@@ -126,39 +119,61 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            alike: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if "momentum_buffer" not in self.state[parameter]:
-                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                if parameter.ndim > 1 and group["orthogonal"]:
-                    alike.setdefault(parameter.shape, []).append(parameter)
-                else:
-                    self._step_plain(parameter, group)
-            for same in alike.values():
-                self._step_matrices(same, group)
+            matrices = [each for each in group["params"] if each.ndim > 1 and group["orthogonal"]]
+            others = [each for each in group["params"] if each.ndim <= 1 or not group["orthogonal"]]
+            self._step_matrices(group, *with_momenta(self, matrices))
+            self._step_plain(group, *with_momenta(self, others))
 
-    def _step_plain(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        momentum, gradient = self.state[parameter]["momentum_buffer"], parameter.grad
-        assert gradient is not None
-        if parameter.ndim > 1:
-            gradient = gradient.add(parameter, alpha=group["weight_decay"])
-        momentum.mul_(group["momentum"]).add_(gradient)
-        parameter.sub_(gradient.add(momentum, alpha=group["momentum"]) * group["lr"])
+    def _step_plain(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
+    ) -> None:
+        if not parameters:
+            return
+        decay = group["weight_decay"]
+        gradients = [
+            gradient.add(parameter, alpha=decay) if parameter.ndim > 1 else gradient
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, gradients)
+        updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
+        torch._foreach_sub_(parameters, torch._foreach_mul(updates, group["lr"]))
 
-    def _step_matrices(self, same: Sequence[Tensor], group: dict[str, Any]) -> None:
-        """Those of one shape together: most of a network's are small, and their products launch more than they compute."""
-        updates = []
-        for each in same:
-            assert each.grad is not None
-            momentum = self.state[each]["momentum_buffer"].lerp_(each.grad, 1 - group["momentum"])
-            updates.append(each.grad.lerp(momentum, group["momentum"]).flatten(1))
-        rows, columns = updates[0].shape
-        scale = max(1.0, rows / columns) ** 0.5
-        for each, update in zip(same, orthogonal(torch.stack(updates)), strict=True):
-            each.mul_(1 - group["lr"] * group["weight_decay"])
-            each.sub_(update.reshape(each.shape).to(each.dtype) * (group["lr"] * scale))
+    def _step_matrices(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
+    ) -> None:
+        """Those of one shape are orthogonalized together: most are small, and their products launch more than they compute."""
+        if not parameters:
+            return
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        updates = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        alike: dict[torch.Size, list[int]] = {}
+        for place, each in enumerate(parameters):
+            alike.setdefault(each.shape, []).append(place)
+        for shape, places in alike.items():
+            stacked = torch.stack([updates[place].flatten(1) for place in places])
+            scale = max(1.0, stacked.shape[1] / stacked.shape[2]) ** 0.5
+            found = orthogonal(stacked).to(stacked.dtype) * (group["lr"] * scale)
+            for place, update in zip(places, found, strict=True):
+                updates[place] = update.reshape(shape)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_sub_(parameters, updates)
+
+
+def with_momenta(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Those that have a gradient, their gradients, and their momenta, which begin at 0."""
+    trained, gradients, momenta = [], [], []
+    for each in parameters:
+        if each.grad is not None:
+            state = optimizer.state[each]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(each)
+            trained.append(each)
+            gradients.append(each.grad)
+            momenta.append(state["momentum_buffer"])
+    return trained, gradients, momenta
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
         name: {
             "rate": best[name],
             "test_accuracy": row[best[name]],
-            "seeds": seeds_of(device),
+            "seeds": seeds_of(device, "tuning_seeds"),
             "grid": {f"{rate:g}": row[rate] for rate in sorted(row)},
         }
         for name, row in rows.items()

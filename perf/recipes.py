@@ -89,9 +89,9 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     return list(recipes.values())
 
 
-def seeds_of(device: str) -> int:
-    """How many runs each of a device's recipes has."""
-    return int(_document(device)["seeds"])
+def seeds_of(device: str, kind: str = "seeds") -> int:
+    """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates."""
+    return int(_document(device)[kind])
 
 
 def _document(device: str) -> dict[str, Any]:

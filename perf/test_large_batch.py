@@ -93,9 +93,9 @@ def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
     return dataclasses.replace(spec, seed=run.spec.seed)
 
 
-def by_seed(measure: Measure, spec: RunSpec) -> list[Measured]:
+def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measured]:
     first = measure(spec)
-    seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device))
+    seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device, kind))
     return [first, *(measure.leg(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds)]
 
 

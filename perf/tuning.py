@@ -29,4 +29,4 @@ def grid(options: Options) -> Iterator[Cell]:
 @pytest.mark.specs(cells=grid)
 def test_rates(measure: Measure, spec: RunSpec) -> None:
     """A rate at which the loss turns NaN fails here, and is not chosen."""
-    learned(measure, by_seed(measure, spec))
+    learned(measure, by_seed(measure, spec, "tuning_seeds"))
