@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Protocol
 
 import torch
@@ -105,7 +106,8 @@ class DeviceInput:
         """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
-        generator = torch.Generator().manual_seed(2**40 * self.batches.sampler.seed + 2**20 * self.rank + number)
+        drawn = Random(f"{self.batches.sampler.seed} {self.rank} {number}")
+        generator = torch.Generator().manual_seed(drawn.getrandbits(32))  # torch reads no more of it
         offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
         flips = torch.randint(2, (1, len(order)), generator=generator)
         plan = torch.cat([order[None], offsets, flips])

@@ -51,7 +51,7 @@ def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
         rank=rank if spec.grouped else 0,
         batch_size=spec.process_batch_size,
         drop_last=spec.drop_last,
-        seed=spec.seed,
+        seed=spec.seed << 10,  # the sampler adds the epoch: one seed's orders are not another's
         set_epoch=spec.set_epoch,
     )
 

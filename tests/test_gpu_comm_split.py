@@ -50,5 +50,5 @@ def test_the_methods_agree_on_a_captured_step(pool: Pool, batch_size: int) -> No
     spec = replace(SPEC, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
     a, b = methods(pool, spec)
     step, replay = max(ranks(pool.measure_once(spec))), max(ranks(pool.measure(measured_as(BucketReplaySpec, spec))))
-    assert a.exposed == pytest.approx(b.exposed, abs=0.05 * step)
+    assert a.exposed - a.bookkeeping == pytest.approx(b.exposed, abs=0.05 * step), "but for what DDP does and sends nothing"
     assert 0.5 * replay < b.total < 3 * replay, "beside what is computed messages are slower, and the last may wait"
