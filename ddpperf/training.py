@@ -22,7 +22,7 @@ from ddpperf.task import task
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_STEPS = 5  # while the loss on the one batch still falls; after 20 it is near 0 in any precision
-CAPTURE_WARMUP = 11  # steps before a capture, in which DDP still arranges its buckets
+CAPTURE_WARMUP = 11  # steps before a capture, in which DDP still arranges its buckets; without DDP one more than LOSS_STEPS
 
 
 class TrainingStep:
@@ -149,8 +149,10 @@ class TrainingStep:
 
     def warm_up(self, steps: int) -> None:
         """Train `steps` steps, or as many as a capture needs, and capture the step that is to be replayed."""
+        if self.spec.captured:
+            steps = max(steps, CAPTURE_WARMUP if self.spec.grouped else LOSS_STEPS + 1)
         with torch.cuda.stream(self.stream):
-            for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
+            for _ in range(steps):
                 self.advance()
         if self.stream is not None:
             with torch.cuda.stream(self.stream):

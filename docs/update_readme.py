@@ -5,6 +5,7 @@ Nothing in them is typed by hand; tests/test_readme.py checks that the README is
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -18,15 +19,21 @@ from typing import Any
 from ddpperf.report.format import format_seconds, short
 from ddpperf.report.summary import summary_lines
 from ddpperf.results import Measured
-from ddpperf.specs import AllReduceSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_FORMS
+from perf.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
-PAGES = (ROOT / "README.md", PICTURED, ROOT / "docs" / "images.md", ROOT / "docs" / "gate.md")
+PAGES = (
+    ROOT / "README.md",
+    PICTURED,
+    *(ROOT / "docs" / name for name in ("images.md", "gate.md", "h200x2.md", "large_batches.md")),
+)
 PICTURE = ROOT / "docs" / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 GATE = "the gate in "  # a run with two equal sides
+RECIPES = "the recipes in "  # a run of test_large_batch or test_long_run
 ALL_RUNS = "all runs in "  # a folder; else one run, or one run and the folder of another's output
 TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
 
@@ -46,6 +53,8 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
             table = over_runs(source.removeprefix(ALL_RUNS))
         elif source.startswith(GATE):
             table = gate_table(source.removeprefix(GATE))
+        elif source.startswith(RECIPES):
+            table = recipes_table(source.removeprefix(RECIPES))
         else:
             run, both, folder = source.partition(" and ")
             run = runs.get(folder_of(run), run)
@@ -73,6 +82,40 @@ def gate_table(run: str) -> str:
         chosen = "yes" if test in selected else ""
         lines.append(f"| {short(test)} | {row['metric']} | {figures} | {chosen} |")
     return "\n".join([*lines, ""])
+
+
+def recipes_table(run: str) -> str:
+    """What a run's recipes reached, the best first; of several seeds with the interval of their mean."""
+    lines = ["| recipe | devices | optimizer, rate | test accuracy | over the small batch | images/s | training |"]
+    rows = []
+    for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
+        stored = benchmark["extra_info"]["ddpperf"]
+        spec = Measured.from_json(stored).spec
+        if not isinstance(spec, RunSpec) or benchmark["name"].startswith("test_same_result"):
+            continue
+        values = {name: metric["value"] for name, metric in stored["metrics"].items()}
+        accuracy, over = f"{values['test_accuracy']:.2%}", values.get("accuracy_over_baseline")
+        if "test_accuracy_low" in values:
+            accuracy += f" ({values['test_accuracy_low']:.1%} to {values['test_accuracy_high']:.1%})"
+        images = spec.world_size * sum(map(math.prod, zip(spec.epoch_steps, spec.batch_sizes, strict=True)))
+        speed = values["images_per_second"]
+        cells = (
+            *(recipe_name(spec), str(spec.world_size), f"{spec.optimizer}, {spec.rate:g}", accuracy),
+            *("-" if over is None else f"{over:+.1%}", f"{speed:,.0f}", format_seconds(images / speed)),
+        )
+        rows.append((-values["test_accuracy"], f"| {' | '.join(cells)} |"))
+    return "\n".join([*lines, "|---|---|---|---|---|---|---|", *(row for _, row in sorted(rows)), ""])
+
+
+def recipe_name(spec: RunSpec) -> str:
+    """Of the recipe that trains so, whatever its form; else what it is."""
+    for each in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
+        try:
+            if each.like(dataclasses.replace(spec, form="graph")) == dataclasses.replace(spec, form="graph"):
+                return each.name
+        except ValueError:
+            continue  # its batch cannot be shared by so many
+    return short(spec.id)
 
 
 def over_runs(folder: str) -> str:

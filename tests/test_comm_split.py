@@ -121,7 +121,9 @@ def test_a_step_that_sends_nothing_is_shorter_and_sends_nothing(pool: Pool) -> N
     for spec in (DDP.local(), DDP.no_sync()):
         (sample,) = pool.measure(measured_as(TraceSpec, spec)).samples
         assert max(sample.counters["comm_seconds"]) == 0
-    assert max(ranks(pool.measure_once(DDP.no_sync()))) < max(ranks(pool.measure_once(DDP)))
+    late = dataclasses.replace(DDP, comm_delay_seconds=1.0, comm_delay_rank=1)
+    assert max(ranks(pool.measure_once(late))) > 1
+    assert max(ranks(pool.measure_once(late.no_sync()))) < 1, "no message that could be late"
 
 
 def test_another_measurement_of_a_training_has_not_its_delay() -> None:
