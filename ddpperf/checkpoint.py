@@ -57,11 +57,9 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
-@torch.no_grad()
 def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Copy what `state_of` gave to where it was, which is where a graph reads it; the optimizer has stepped before."""
-    for name, value in model.state_dict().items():
-        value.copy_(state["model"][name])
+    model.load_state_dict(state["model"])
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, kept in state["optimizer"].items():
         for name, value in kept.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -32,14 +32,19 @@ class TrainingEpoch(TrainingStep):
             self.step()
 
     def step(self) -> None:
-        reported = time.monotonic()
-        for number in range(self.spec.steps_per_epoch):
+        for _ in self.reported(self.spec.steps_per_epoch):
             self.advance()
-            self.after_step()
-            if (now := time.monotonic()) - reported > REPORT_SECONDS:
-                self.report((number + 1) / self.spec.steps_per_epoch)
-                reported = now
         self.input.prepare(self.epoch)  # while the device still trains
+
+    def reported(self, steps: int, done: Callable[[float], float] = float) -> Iterator[int]:
+        """The numbers of an epoch's steps. done: from the share of them that is done to what is told."""
+        told = time.monotonic()
+        for number in range(steps):
+            yield number
+            self.after_step()
+            if (now := time.monotonic()) - told > REPORT_SECONDS:
+                self.report(done((number + 1) / steps))
+                told = now
 
     def end_round(self, steps: int) -> None:
         super().end_round(steps * self.spec.steps_per_epoch)

@@ -104,7 +104,7 @@ class Muon(torch.optim.Optimizer):
 
     Nesterov's momentum m = lerp(m, g, 1 - momentum), w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns))
     orthogonal(lerp(g, m, momentum)). Vectors, and groups that are not `orthogonal`, as a classifier's last layer should not be,
-    have SGD's step with Nesterov's momentum instead, vectors without weight decay.
+    have SGD's step with Nesterov's momentum instead; of those, too, all but vectors decay, and beside the gradient.
     """
 
     def __init__(
@@ -129,11 +129,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         if not parameters:
             return
-        decay = group["weight_decay"]
-        gradients = [
-            gradient.add(parameter, alpha=decay) if parameter.ndim > 1 else gradient
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-        ]
+        if weights := [each for each in parameters if each.ndim > 1]:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, gradients)
         updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])

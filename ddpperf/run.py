@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ddpperf import checkpoint, specs
 from ddpperf.data import load_test_images
-from ddpperf.epoch import REPORT_SECONDS, TrainingEpoch
+from ddpperf.epoch import TrainingEpoch
 from ddpperf.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
 from ddpperf.inputs import DeviceInput
 from ddpperf.optim import optimizer_of
@@ -52,7 +52,7 @@ class TrainingRun(TrainingEpoch):
             self.losses = torch.zeros(spec.steps, device=device)  # of each step
             self.right = torch.zeros((), dtype=torch.int64, device=device)  # images of an epoch, as they were trained on
             self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step
-        self.start = {name: value.clone() for name, value in self.inner.state_dict().items()}
+            self.start = {name: value.clone() for name, value in self.inner.state_dict().items()}
         self.runs: dict[int, tuple[Any, ...]] = {}  # by batch size: the input, what takes a batch, and what runs a step
         self.history: list[Epoch] = []
         self.resumed_epochs = 0
@@ -60,7 +60,9 @@ class TrainingRun(TrainingEpoch):
         self.running = False  # for good, and not to warm up
 
     def rates(self) -> list[float]:
-        return scheduled_rates(self.spec.schedule, self.spec.rate, steps=self.spec.steps, warm_up=self.spec.warmup_steps)
+        return scheduled_rates(
+            self.spec.schedule, self.spec.rate, steps=self.spec.steps, warm_up=self.spec.steps_before(self.spec.warmup_epochs)
+        )
 
     def optimizer_at(self, rate: float) -> torch.optim.Optimizer:
         return optimizer_of(self.model, self.spec, self.device)
@@ -108,21 +110,21 @@ class TrainingRun(TrainingEpoch):
 
     def restart(self) -> None:
         """Everything as it was before the first step, at the same addresses."""
+        self.inner.load_state_dict(self.start)
         with torch.no_grad():
-            for name, value in self.inner.state_dict().items():
-                value.copy_(self.start[name])
             for state in self.optimizer.state.values():
                 for value in state.values():
                     if isinstance(value, Tensor):
                         value.zero_()
             self.losses.zero_()
         self.history = []
+        self.resumed_epochs = 0
         self.go_to(0)
 
     def go_to(self, epoch: int) -> None:
         self.epoch = epoch
         self.place = 0
-        done = sum(self.spec.epoch_steps[:epoch])
+        done = self.spec.steps_before(epoch)
         self.schedule.begin(done)
         self.number.fill_(done)
 
@@ -150,16 +152,10 @@ class TrainingRun(TrainingEpoch):
         self.input, self.take, self.run = self.runs[batch_size]
         self.right.zero_()
         self.place = 0
-        reported = time.monotonic()
-        for number in range(steps):
-            if number == 0:
-                self.begin_epoch()
+        self.begin_epoch()
+        for _ in self.reported(steps, lambda share: self.done(epoch + share)):
             self.input.load()
             self.run()
-            self.after_step()
-            if (now := time.monotonic()) - reported > REPORT_SECONDS:
-                self.report(self.done(epoch + (number + 1) / steps))
-                reported = now
         if epoch + 1 < self.spec.epochs:
             self.runs[self.spec.batch_sizes[epoch + 1]][0].prepare(self.epoch)
         trained = self.require_finite(epoch)
@@ -184,7 +180,7 @@ class TrainingRun(TrainingEpoch):
     def require_finite(self, epoch: int) -> Epoch:
         """The epoch's loss and accuracy on what was trained on; raises FloatingPointError, on every rank, if a step's loss was
         no number on any."""
-        first, steps = sum(self.spec.epoch_steps[:epoch]), self.spec.epoch_steps[epoch]
+        first, steps = self.spec.steps_before(epoch), self.spec.epoch_steps[epoch]
         found = torch.cat([self.losses[first : first + steps].double(), self.right.double().view(1)])
         if self.spec.grouped:
             dist.all_reduce(found)
@@ -217,19 +213,18 @@ class TrainingRun(TrainingEpoch):
     # --- checkpoints
 
     @property
-    def checkpoint(self) -> Path | None:
+    def checkpoint_path(self) -> Path | None:
         folder = os.environ.get(CHECKPOINTS_VARIABLE)
         return Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
 
     def keep(self) -> None:
         """Rank 0's state is all ranks', for their buffers were averaged."""
-        if self.checkpoint is not None and self.rank == 0:
+        if self.checkpoint_path is not None and self.rank == 0:
             state = {**checkpoint.state_of(self.inner, self.optimizer), "history": self.history}
-            checkpoint.save(self.checkpoint, specs.to_json(self.spec), state)
+            checkpoint.save(self.checkpoint_path, specs.to_json(self.spec), state)
 
     def resume(self) -> None:
-        self.resumed_epochs = 0
-        path, spec = self.checkpoint, specs.to_json(self.spec)
+        path, spec = self.checkpoint_path, specs.to_json(self.spec)
         if path is None or (state := checkpoint.load(path, spec, self.device)) is None:
             return
         checkpoint.restore(state, self.inner, self.optimizer)

@@ -25,11 +25,10 @@ from perf.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
-PAGES = (
-    ROOT / "README.md",
-    PICTURED,
-    *(ROOT / "docs" / name for name in ("images.md", "gate.md", "h200x2.md", "large_batches.md")),
-)
+DOCS = ROOT / "docs"
+OF_ONE_FILE = (DOCS / "h200x2.md", DOCS / "large_batches.md")  # of perf/, whose runs a whole run does not replace
+PAGES = (ROOT / "README.md", PICTURED, DOCS / "images.md", DOCS / "gate.md", *OF_ONE_FILE)
+DOUBTFUL = "\\*"
 PICTURE = ROOT / "docs" / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 GATE = "the gate in "  # a run with two equal sides
@@ -86,36 +85,55 @@ def gate_table(run: str) -> str:
 
 def recipes_table(run: str) -> str:
     """What a run's recipes reached, the best first; of several seeds with the interval of their mean."""
-    lines = ["| recipe | devices | optimizer, rate | test accuracy | over the small batch | images/s | training |"]
-    rows = []
+    header = "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
+    rows, notes = [], []
     for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
         stored = benchmark["extra_info"]["ddpperf"]
         spec = Measured.from_json(stored).spec
         if not isinstance(spec, RunSpec) or benchmark["name"].startswith("test_same_result"):
             continue
         values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-        accuracy, over = f"{values['test_accuracy']:.2%}", values.get("accuracy_over_baseline")
+        accuracy, over = f"{values['test_accuracy']:.2%}", "-"
         if "test_accuracy_low" in values:
             accuracy += f" ({values['test_accuracy_low']:.1%} to {values['test_accuracy_high']:.1%})"
-        images = spec.world_size * sum(map(math.prod, zip(spec.epoch_steps, spec.batch_sizes, strict=True)))
+        if "accuracy_over_baseline" in values:
+            ends = (values[f"accuracy_over_baseline{end}"] * 100 for end in ("", "_low", "_high"))
+            over = "{:+.1f} ({:+.1f} to {:+.1f})".format(*ends)
         speed = values["images_per_second"]
+        doubts = [note for note in stored["notes"] if note.startswith("doubtful: ")]
+        notes += doubts
         cells = (
-            *(recipe_name(spec), str(spec.world_size), f"{spec.optimizer}, {spec.rate:g}", accuracy),
-            *("-" if over is None else f"{over:+.1%}", f"{speed:,.0f}", format_seconds(images / speed)),
+            *(recipe_name(spec), str(spec.world_size), f"{spec.global_batch_size:,}", work(spec), accuracy, over),
+            *(f"{speed:,.0f} {DOUBTFUL * bool(doubts)}".rstrip(), format_seconds(spec.images / speed)),
         )
         rows.append((-values["test_accuracy"], f"| {' | '.join(cells)} |"))
-    return "\n".join([*lines, "|---|---|---|---|---|---|---|", *(row for _, row in sorted(rows)), ""])
+    lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
+    return "\n".join([*lines, *(f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes))])
+
+
+def work(spec: RunSpec) -> str:
+    """What a recipe is trained by, in which it differs from others."""
+    words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
+    words += [f"{spec.warmup_epochs} epoch{'s' * (spec.warmup_epochs > 1)} of warm-up"] * bool(spec.warmup_epochs)
+    words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
+    words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
+    return ", ".join(words)
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Of the recipe that trains so, whatever its form; else what it is."""
+    """Of the recipe that trains so, whatever its form, by the rate that it has or had; else what it is."""
+    spec = dataclasses.replace(spec, form="graph", inductor="")
+    had = []
     for each in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
         try:
-            if each.like(dataclasses.replace(spec, form="graph")) == dataclasses.replace(spec, form="graph"):
-                return each.name
+            if each.like(spec, spec.rate) != spec:
+                continue
         except ValueError:
             continue  # its batch cannot be shared by so many
-    return short(spec.id)
+        if each.rate == spec.rate:
+            return each.name
+        had += [each.name] * (spec.rate in each.rates)
+    return had[0] if had else short(spec.id)
 
 
 def over_runs(folder: str) -> str:
@@ -214,9 +232,9 @@ def draw(document: dict[str, Any], picture: Path) -> None:
 
 
 def main() -> None:
-    given = [Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:]]
+    given = {folder_of(run): run for run in (Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:])}
     for page in PAGES:
-        page.write_text(updated(page.read_text(), {folder_of(run): run for run in given}))
+        page.write_text(updated(page.read_text(), {} if page in OF_ONE_FILE else given))
     pictured, *_ = MADE.findall(PICTURED.read_text())
     draw(json.loads((ROOT / pictured).read_text()), PICTURE)
 

@@ -21,6 +21,7 @@ OF_RECIPE = (
     *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
     *("label_smoothing", "clip_norm", "grow_from", "recompute_statistics"),
 )
+OF_ROW = ("name", "global_batch_size", "devices", "epochs", "rates", "rate_of", "scale")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
 
 
@@ -36,8 +37,8 @@ class Recipe:
     data: Mapping[str, Any]
     fields: Mapping[str, Any]
 
-    def spec(self, options: Options, rate: float | None = None, seed: int = 0) -> RunSpec:
-        """Raises ValueError where the batch cannot be shared by the devices, or is larger than their images."""
+    def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
+        """fields: the spec's others. Raises ValueError for a batch that devices cannot share, or larger than their images."""
         world_size = self.devices or max(options.world_sizes)
         if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
             raise ValueError(f"a batch of {self.global_batch_size} images is not shared by {world_size} devices; use a divisor")
@@ -47,7 +48,7 @@ class Recipe:
             "epoch_images": min(options.epoch_images, self.data.get("epoch_images", options.epoch_images)),
             "test_images": min(options.data.test_images, self.data.get("test_images", options.data.test_images)),
         }
-        return options.run(**images, **self._work(world_size, rate), seed=seed)
+        return options.run(**images, **self._work(world_size, rate), seed=seed, **fields)
 
     def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
         """This recipe on the images, the model and the devices of a run of another one."""
@@ -63,20 +64,22 @@ class Recipe:
 
 
 def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
-    """Those of a device. kind: "recipe", or "long"."""
+    """Those of a device. kind: "recipe", or "long". Raises ValueError for a key that none has."""
     document = _document(device)
     data = {name: document[name] for name in OF_DATA if name in document}
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
     recipes: dict[str, Recipe] = {}
     for row in document.get(kind, ()):
         name, batch, grid = row["name"], row["global_batch_size"], tuple(map(float, row.get("rates", ())))
+        if unknown := sorted(row.keys() - {*OF_ROW, *OF_RECIPE}):
+            raise ValueError(f"recipe {name!r} of {device} has the unknown key {unknown[0]!r}; mend it in recipes.toml")
         if "rate_of" in row:
             other = recipes[row["rate_of"]]
             rate = SCALES[row["scale"]](other.rate, batch, other.global_batch_size) if "scale" in row else other.rate
         else:
             rate = tuned_rates.get(name, grid[0])
         fields = {**DEFAULTS, "epochs": row.get("epochs", document["epochs"])}
-        fields |= {field: value for field, value in row.items() if field in OF_RECIPE}
+        fields |= {field: value for part in (document, row) for field, value in part.items() if field in OF_RECIPE}
         recipes[name] = Recipe(
             name=name,
             global_batch_size=batch,

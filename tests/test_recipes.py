@@ -11,14 +11,13 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from ddpperf.plugin.option_parser import read_options
 from ddpperf.plugin.options import Options
 from ddpperf.specs import RunSpec, to_json
 from perf import recipes
 from perf.recipes import read_recipes, seeds_of
-from perf.test_large_batch import interval, largest_tuned, welch_interval
+from perf.test_large_batch import largest_tuned
 from perf.test_large_batch import recipes as cells
 from tests.project import REPOSITORY, Project, script
 
@@ -86,11 +85,19 @@ def test_the_best_rate_of_the_grid_is_kept(
     small = next(each for each in read_recipes("cpu") if each.name == "small batch")
     reached = {0.05: 0.5, 0.1: 0.9, 0.2: 0.7}
     benchmarks = [
-        {"extra_info": {"ddpperf": {"spec": to_json(spec), "metrics": {"test_accuracy": {"value": reached[spec.rate]}}}}}
+        {
+            "name": f"test_rates[{spec.id}]",
+            "extra_info": {"ddpperf": {"spec": to_json(spec), "metrics": {"test_accuracy": {"value": reached[spec.rate]}}}},
+        }
         for spec in (small.spec(options(), rate) for rate in reached)
     ]
+    *others, diverged = sorted(set(small.rates) - reached.keys())
+    outcomes = {
+        f"perf/tuning.py::test_rates[{small.spec(options(), rate).id}]": {"outcome": "failed"} for rate in (*others, diverged)
+    }
     run = tmp_path / "run.json"
-    run.write_text(json.dumps({"ddpperf": {"environment": {"backend": "gloo"}}, "benchmarks": benchmarks}))
+    header: dict[str, Any] = {"environment": {"backend": "gloo"}, "outcomes": outcomes}
+    run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     monkeypatch.setattr(update, "FOLDER", tmp_path)
     monkeypatch.setattr(update, "tuned", lambda: {"cuda": {"kept": {}}, "cpu": {"another": {}}})
     update.main(str(run))
@@ -99,12 +106,35 @@ def test_the_best_rate_of_the_grid_is_kept(
         "cuda": {"kept": {}},
         "cpu": {
             "another": {},
-            "small batch": {"rate": 0.1, "test_accuracy": 0.9, "seeds": 2, "grid": {"0.05": 0.5, "0.1": 0.9, "0.2": 0.7}},
+            "small batch": {
+                "rate": 0.1,
+                "test_accuracy": 0.9,
+                "seeds": 2,
+                "grid": {f"{rate:g}": reached.get(rate, 0) for rate in sorted(small.rates)},
+            },
         },
     }
-    run.write_text(json.dumps({"ddpperf": {"environment": {"backend": "nccl"}}, "benchmarks": []}))
+    assert capsys.readouterr().out == "", "the best rate has others on both sides"
+    benchmarks[1]["name"] = "test_large_batch[it is no try]"
+    run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
+    with pytest.raises(ValueError, match=r"the run has 'small batch' without its rate 0\.1; run all rates of a recipe"):
+        update.main(str(run))
+    del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
+    outcomes |= {f"perf/tuning.py::test_rates[{small.spec(options(), rate).id}]": {"outcome": "failed"} for rate in (0.05, 0.1)}
+    run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
+    update.main(str(run))
+    assert json.loads((tmp_path / "recipes.json").read_text())["cpu"]["small batch"]["rate"] == 0.2
+    run.write_text(json.dumps({"ddpperf": {"environment": {"backend": "nccl"}, "outcomes": {}}, "benchmarks": []}))
     with pytest.raises(ValueError, match=r"the run holds no recipe of cuda; make one by pytest perf/tuning\.py"):
         update.main(str(run))
+
+
+def test_a_key_that_no_recipe_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (REPOSITORY / "perf" / "recipes.toml").read_text()
+    (tmp_path / "recipes.toml").write_text(text.replace("\ndevices = 1", "\ndevice = 1", 1))
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"recipe 'small batch' of cpu has the unknown key 'device'; mend it in recipes\.toml"):
+        read_recipes("cpu")
 
 
 def test_the_stored_grid_is_of_these_recipes() -> None:
@@ -116,17 +146,6 @@ def test_the_stored_grid_is_of_these_recipes() -> None:
             assert {float(rate) for rate in row["grid"]} == grids[name]
             assert row["seeds"] == seeds_of(device, "tuning_seeds")
             assert row["test_accuracy"] == max(row["grid"].values()) == row["grid"][f"{row['rate']:g}"]
-
-
-def test_an_interval_is_students() -> None:
-    half = 4.302653 * 0.1 / 3**0.5
-    assert interval([0.5, 0.6, 0.7]) == pytest.approx((0.6 - half, 0.6 + half))
-
-
-def test_a_differences_interval_is_welchs() -> None:
-    ours, theirs = [0.9, 0.92, 0.97], [0.7, 0.71, 0.8]
-    expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    assert welch_interval(ours, theirs) == pytest.approx((expected.low, expected.high))
 
 
 LARGE = """
@@ -174,10 +193,9 @@ def test_the_experiment_lays_large_batches_beside_the_small_one_and_all_devices_
     project.experiment.unlink()
     sizes = ("--world-sizes", "1,2", "--epoch-images", "64")
     run = project.run("perf/test_large_batch.py", *sizes, within_seconds=300)
-    different = {
-        str(dataclasses.replace(each, name="", rates=())) for each in read_recipes("cpu")
-    }  # a rate may be another's best
-    run.assert_one_sentence(0, f"PASS: {len(different) + 1} tests measured, 1 skipped")
+    trained = [str(dataclasses.replace(each, name="", rates=())) for each in read_recipes("cpu")]
+    alike = len(trained) - len(set(trained))  # a rate may be another's best
+    run.assert_one_sentence(0, f"PASS: {len(trained) - alike + 1} tests measured, {alike + 1} skipped")
     run.assert_one_sentence(0, "by epoch: train loss", "test accuracy")
 
     def accuracies(part: dict[str, Any]) -> float:

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from ddpperf import checkpoint
-from ddpperf.data import load_images
+from ddpperf.data import coarse_images, load_images
 from ddpperf.evaluation import Evaluation, recompute_statistics
+from ddpperf.inputs import DeviceInput
 from ddpperf.refusal import CannotTrain
 from ddpperf.run import TrainingRun
 from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
+from ddpperf.task import epoch_batches
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -131,6 +133,15 @@ def test_a_round_that_is_repeated_is_trained_again(tmp_path: Path, monkeypatch: 
         run.step()
         assert len(steps) == run.spec.steps
     assert run.finish()["resumed_epochs"] == 0
+    resumed = run_of()
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 2
+    told: list[float] = []
+    resumed.report = told.append
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 0, "the round that counts was trained as a whole"
+    assert told
+    assert all(0 <= share <= 1 for share in told)
 
 
 def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path) -> None:
@@ -271,11 +282,16 @@ def test_ranks_train_and_evaluate_together() -> None:
         ({"strategy": "fsdp"}, "a run is trained by single or ddp, got strategy fsdp; use ddp"),
         ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
         ({"schedule": "none"}, "schedule must be one of constant, step, multistep, cosine, linear, cyclic, got 'none'"),
-        ({"rate": 0}, "rate must be a number from 0 to 1000, got 0"),
+        ({"rate": 0}, "rate must be more than 0, at which nothing is learned, got 0"),
+        ({"rate": True}, "rate must be a number from 0 to 1000, got True"),
         ({"rate": "fast"}, "rate must be a number from 0 to 1000, got 'fast'"),
         ({"label_smoothing": 2.0}, "label_smoothing must be a number from 0 to 1, got 2.0"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"set_epoch": 1}, "set_epoch must be a bool, got 1"),
+        (
+            {"world_size": 2, "strategy": "ddp", "comm_hook": "powersgd"},
+            "a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16",
+        ),
         ({"precision": "fp16"}, "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16"),
         ({"form": "compile", "grow_from": 8}, "form compile compiles one size of batch, got grow_from=8; use eager or graph"),
         ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
@@ -289,6 +305,25 @@ def test_ranks_train_and_evaluate_together() -> None:
 def test_what_cannot_be_run_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(").replace("+", r"\+")):
         dataclasses.replace(SMALL, **fields)
+
+
+def test_each_seed_has_orders_and_crops_of_its_own() -> None:
+    """None is another's of a later epoch, which the sampler adds to its seed."""
+    orders, crops = set(), set()
+    for seed in (0, 1, 2, 2**10):
+        batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
+        images = DeviceInput(coarse_images(SMALL.epoch_images, 1), batches, CPU, torch.contiguous_format)
+        for epoch in range(3):
+            images.begin(epoch)
+            orders.add(tuple(images.plan[0].tolist()))
+            crops.add(tuple(images.plan[1].tolist()))
+    assert len(orders) == len(crops) == 4 * 3
+
+
+def test_what_differs_has_an_id_of_its_own() -> None:
+    """It names the checkpoint, and the test."""
+    changed: list[dict[str, Any]] = [{"momentum": 0.6}, {"weight_decay": 0.01}, {"clip_norm": 1.0}, {"rate": 0.2}, {"seed": 9}]
+    assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(changed)
 
 
 def test_an_id_names_the_recipe() -> None:

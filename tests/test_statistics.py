@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.statistics import LEAST_DRIFT, drift, spread_over_ranks
+from ddpperf.analysis.statistics import LEAST_DRIFT, drift, mean_interval, spread_over_ranks, welch_interval
 from tests.generated import BOUNDED, seconds
 
 Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
@@ -162,3 +162,20 @@ def test_neither_the_unit_nor_the_order_changes_the_spread(
 def test_every_round_has_every_rank() -> None:
     with pytest.raises(ValueError, match="shorter"):
         spread_over_ranks([[1.0, 2.0], [1.0]])
+
+
+def test_a_means_interval_is_students() -> None:
+    half = 4.302653 * 0.1 / 3**0.5
+    assert mean_interval([0.5, 0.6, 0.7], 0.95) == pytest.approx((0.6 - half, 0.6 + half))
+    assert mean_interval([0.5, 0.5], 0.95) == (0.5, 0.5)
+
+
+def test_a_differences_interval_is_welchs() -> None:
+    """By hand: variances of a mean 0.0013/3 and 0.00303/3, whose freedom is 3.45."""
+    ours, theirs = [0.9, 0.92, 0.97], [0.7, 0.71, 0.8]
+    one, other = (np.var(each, ddof=1) / 3 for each in (ours, theirs))
+    freedom = (one + other) ** 2 / (one**2 / 2 + other**2 / 2)
+    half = 2.9607 * (one + other) ** 0.5
+    assert freedom == pytest.approx(3.448, abs=1e-3)
+    apart = np.mean(ours) - np.mean(theirs)
+    assert welch_interval(ours, theirs, 0.95) == pytest.approx((apart - half, apart + half), abs=1e-4)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
-from statistics import mean, stdev
+from statistics import mean
+
+from ddpperf.analysis.statistics import mean_interval
 
 CONFIDENCE = 0.95
 
@@ -49,11 +51,8 @@ def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> Seri
 
 def over_sets(shares: Sequence[float]) -> SerialShare:
     """The mean of two or more process sets' shares, which are independent of each other as one set's speedups are not."""
-    from scipy.stats import t
-
-    share = mean(shares)
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, len(shares) - 1)) * stdev(shares) / sqrt(len(shares))
-    return SerialShare(share=share, low=share - reach, high=share + reach)
+    low, high = mean_interval(shares, CONFIDENCE)
+    return SerialShare(share=mean(shares), low=low, high=high)
 
 
 def _fit(world_sizes: Sequence[int], speedups: Sequence[float], weight: Callable[[int, float], float]) -> SerialShare:

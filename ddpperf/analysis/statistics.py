@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median, quantiles
+from statistics import mean, median, quantiles, stdev
 
 FEWEST_ROUNDS = 4  # for a spread
 DRIFT_P = 0.001  # two-sided: with 60 steady tests, at most one run in 17 reports a drift that is none
@@ -24,6 +24,22 @@ def median_and_error(values: Sequence[float]) -> tuple[float, float]:
         return values[0], 0.0
     lower, middle, upper = quantiles(values, n=4, method="inclusive")
     return middle, math.sqrt(math.pi / 2) * (upper - lower) / 1.349 / math.sqrt(len(values))
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Of the mean of two values or more, by Student's t."""
+    from scipy.stats import t  # here: it takes most of a second, and few commands need it
+
+    half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Of the first mean less the second, whose values may spread differently (Welch 1947); both NaN if none spreads."""
+    from scipy.stats import ttest_ind  # here, too
+
+    found = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    return float(found.low), float(found.high)
 
 
 def drift(seconds: Sequence[float]) -> float | None:

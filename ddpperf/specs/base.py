@@ -89,9 +89,18 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
+def require_number(name: str, value: object, most: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
+
+
 def require_delay(name: str, delay: object) -> None:
-    if not isinstance(delay, (int, float)) or isinstance(delay, bool) or not 0 <= delay <= MOST_DELAY_SECONDS:
-        raise ValueError(f"{name} must be a number from 0 to {MOST_DELAY_SECONDS:g}, got {delay!r}")
+    require_number(name, delay, MOST_DELAY_SECONDS)
+
+
+def require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be a bool, got {value!r}")
 
 
 def require_at_least(name: str, value: object, least: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from ddpperf.specs.base import Work, require_at_least, require_one_of
+from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 SymmetricAlgorithm = Literal["one_shot", "two_shot"]  # in memory that all GPUs have mapped
@@ -62,8 +62,7 @@ class AllReduceSpec(Call):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_one_of("algorithm", self.algorithm, get_args(Algorithm))
-        if not isinstance(self.in_place, bool):
-            raise ValueError(f"in_place must be a bool, got {self.in_place!r}")
+        require_bool("in_place", self.in_place)
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
             raise ValueError(f"form graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, Literal, get_args
 
-from ddpperf.specs.base import require_at_least, require_one_of
+from ddpperf.specs.base import require_at_least, require_bool, require_number, require_one_of
 from ddpperf.specs.training import TrainingSpec
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
@@ -54,12 +55,9 @@ class RunSpec(TrainingSpec):
         for name, least in (("epochs", 1), ("test_images", 1), ("warmup_epochs", 0), ("grow_from", 0), ("seed", 0)):
             require_at_least(name, getattr(self, name), least)
         for name, most in MOST.items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value <= most or (name == "rate" and value == 0):
-                raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
+            require_number(name, getattr(self, name), most)
         for name in ("recompute_statistics", "set_epoch"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be a bool, got {getattr(self, name)!r}")
+            require_bool(name, getattr(self, name))
         self._require_run()
 
     def _require_run(self) -> None:
@@ -78,10 +76,14 @@ class RunSpec(TrainingSpec):
             )
         if self.precision == "fp16":
             raise ValueError("a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16")
+        if self.comm_hook == "powersgd":
+            raise ValueError("a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16")
         if self.grow_from and self.compiled:
             raise ValueError(f"form {self.form} compiles one size of batch, got grow_from={self.grow_from}; use eager or graph")
         if not self.drop_last:
             raise ValueError("a run's epochs have batches of one size; use drop_last")
+        if not self.rate:
+            raise ValueError("rate must be more than 0, at which nothing is learned, got 0")
         if not 0 < self.momentum < 1:
             raise ValueError(f"momentum must be between 0 and 1, got {self.momentum:g}")
         for batch_size in set(self.batch_sizes) - {self.per_rank_batch_size}:
@@ -113,6 +115,9 @@ class RunSpec(TrainingSpec):
             self.grow_from
         )
         recipe += [f"smooth={self.label_smoothing:g}"] * bool(self.label_smoothing)
+        for name, short in (("momentum", "momentum"), ("weight_decay", "decay")):
+            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                recipe.append(f"{short}={value:g}")
         recipe += [f"clip={self.clip_norm:g}"] * bool(self.clip_norm)
         recipe += ["statistics"] * self.recompute_statistics + ["no_set_epoch"] * (not self.set_epoch)
         return f"{super().id}-epochs={self.epochs}-{'+'.join(recipe)}-seed={self.seed}"
@@ -120,8 +125,13 @@ class RunSpec(TrainingSpec):
     @property
     def steps(self) -> int:
         """Of the whole run."""
-        return sum(self.epoch_steps)
+        return self.steps_before(self.epochs)
+
+    def steps_before(self, epoch: int) -> int:
+        """How many steps the epochs before this one have; the first is 0."""
+        return sum(self.epoch_steps[:epoch])
 
     @property
-    def warmup_steps(self) -> int:
-        return sum(self.epoch_steps[: self.warmup_epochs])
+    def images(self) -> int:
+        """That all ranks train on in the whole run."""
+        return self.world_size * sum(map(prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ddpperf.specs.base import require_at_least, require_delay, require_one_of
+from ddpperf.specs.base import require_at_least, require_bool, require_delay, require_one_of
 
 if TYPE_CHECKING:
     from ddpperf.specs.training import TrainingSpec
@@ -53,8 +53,7 @@ def require_strategy(spec: TrainingSpec) -> None:
         raise ValueError(f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {spec.bucket_cap_mb}")
     _require_apart(spec)
     for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
-        if not isinstance(getattr(spec, name), bool):
-            raise ValueError(f"{name} must be a bool, got {getattr(spec, name)!r}")
+        require_bool(name, getattr(spec, name))
     if not (isinstance(spec.inductor, str) and re.fullmatch(rf"({_OPTION}(\+{_OPTION})*)?", spec.inductor)):
         raise ValueError(f"inductor must be names of torch's inductor options joined by +, got {spec.inductor!r}")
     _require_options(spec)
