@@ -122,6 +122,16 @@ def test_events_that_do_not_say_when_they_were_are_refused() -> None:
         split_of([timeless])
 
 
+def test_a_profile_begins_and_ends_with_a_device_that_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it still runs when the profile ends, the trace would lack."""
+    done: list[str] = []
+    monkeypatch.setattr("ddpperf.timing.synchronize", lambda device: done.append("synchronized"))
+    monkeypatch.setattr(torch.profiler.profile, "start", lambda profiler: done.append("started"))
+    monkeypatch.setattr(torch.profiler.profile, "stop", lambda profiler: done.append("stopped"))
+    trace_of(lambda: done.append("worked"), CPU, meet=lambda: done.append("met"))
+    assert done == ["synchronized", "started", "met", "worked", "synchronized", "stopped"]
+
+
 def test_a_profile_is_of_the_work_and_of_nothing_before_it(tmp_path: Path) -> None:
     ones = torch.ones(64, 64)
     events = trace_of(lambda: ones @ ones, CPU, meet=lambda: ones.exp())
