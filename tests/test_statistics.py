@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from random import Random
@@ -179,3 +180,7 @@ def test_a_differences_interval_is_welchs() -> None:
     assert freedom == pytest.approx(3.448, abs=1e-3)
     apart = np.mean(ours) - np.mean(theirs)
     assert welch_interval(ours, theirs, 0.95) == pytest.approx((apart - half, apart + half), abs=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low, high = welch_interval([0.5, 0.5], [0.6, 0.8], 0.95)
+    assert (low, high) == pytest.approx((-0.2 - 12.7062 * 0.1, -0.2 + 12.7062 * 0.1), abs=1e-4), "of the other's spread alone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from statistics import mean, median, quantiles, stdev
 
@@ -38,7 +39,9 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: f
     """Of the first mean less the second, whose values may spread differently (Welch 1947); both NaN if none spreads."""
     from scipy.stats import ttest_ind  # here, too
 
-    found = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where one of the two has no spread
+        found = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
     return float(found.low), float(found.high)
 
 
