@@ -32,17 +32,30 @@ def parts(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     return parts_without_waiting(parts_of(sample, spec.world_size))
 
 
-@pytest.mark.parametrize(("batch_size", "apart"), [(32, 0.1), (512, 0.02)])
+UNEQUAL_CAPTURES = pytest.mark.xfail(reason="of 32 images two captures of one step were 7 % apart, whichever had the marks")
+CELLS = [
+    pytest.param(ALONE, 32, marks=UNEQUAL_CAPTURES, id="single-32"),
+    pytest.param(ALONE, 512, id="single-512"),
+    pytest.param(SPEC, 32, marks=two_gpus, id="ddp-32"),
+    pytest.param(SPEC, 512, marks=two_gpus, id="ddp-512"),
+]
+
+
+@pytest.mark.parametrize("batch_size", [32, 512])
 @pytest.mark.parametrize("spec", [ALONE, pytest.param(SPEC, marks=two_gpus)], ids=["single", "ddp"])
-def test_the_parts_sum_is_the_step(pool: Pool, spec: TrainingSpec, batch_size: int, apart: float) -> None:
-    """In which they were timed; of 32 images two captures of one step were 7 % apart, whichever of them had the marks."""
+def test_the_parts_sum_is_the_step_in_which_they_were_timed(pool: Pool, spec: TrainingSpec, batch_size: int) -> None:
     spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
     measured = pool.measure(measured_as(PartsSpec, spec))
     (sample,) = measured.samples
     assert parts_over_step(measured, sample) == pytest.approx(1, rel=0.02)
     assert all(seconds > 0 for seconds in parts_without_waiting(parts_of(sample, spec.world_size)).values())
-    marked, plain = (max(ranks(each)[: spec.world_size]) for each in (measured, pool.measure_once(spec)))
-    assert marked == pytest.approx(plain, rel=apart)
+
+
+@pytest.mark.parametrize(("spec", "batch_size"), CELLS)
+def test_the_parts_sum_is_the_step_without_marks(pool: Pool, spec: TrainingSpec, batch_size: int) -> None:
+    spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
+    found = parts(pool, spec)
+    assert sum(found.values()) == pytest.approx(max(ranks(pool.measure_once(spec))[: spec.world_size]), rel=0.02)
 
 
 @two_gpus
