@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from ddpperf.refusal import CannotTrain
 from ddpperf.trace import MARK, read_trace, split_of, trace_of
 
+TRACES = Path(__file__).parent / "traces"
 CPU = torch.device("cpu")
 SUM = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GEMM = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>(Params)"
@@ -85,6 +87,18 @@ def test_a_cpus_time_is_that_of_its_mark() -> None:
     assert found is not None
     parts = (found.whole, found.compute, found.communication, found.exposed, found.idle)
     assert [each * 1e6 for each in parts] == pytest.approx([100, 40, 50, 40, 20])
+
+
+@pytest.mark.parametrize(("rank", "theirs"), [(0, 31.02), (1, 40.84)])
+def test_the_overlap_in_a_captured_steps_trace_is_what_hta_finds(tmp_path: Path, rank: int, theirs: float) -> None:
+    """Kept by --traces on two H200s, of 512 images; percents of HolisticTraceAnalysis, as tests/test_hta.py has them anew."""
+    path = tmp_path / "rank.json"
+    path.write_bytes(gzip.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.gz").read_bytes()))
+    found, later = (split_of(read_trace(path), met=met) for met in (False, True))
+    assert found is not None
+    assert later is not None
+    assert 100 * (1 - found.exposed / found.communication) == pytest.approx(theirs, abs=0.005)
+    assert later.communication < found.communication, "where the ranks met is no part of the step"
 
 
 def test_a_trace_of_nothing_has_no_split() -> None:
