@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ddpperf import allreduce
 from ddpperf.forms import capture
-from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
-from ddpperf.symmetric import one_shot, symmetric_buffer, two_shot
+from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, AllReduceSpec, CollectiveSpec
+from ddpperf.symmetric import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.trace import communication_seconds, trace_of
 from ddpperf.transport import GroupTransport
 
@@ -66,7 +66,7 @@ class Repeated:
     def finish(self) -> dict[str, float]:
         """kernel_seconds: of the library's own kernel in a call, a median; absent on the CPU, of our algorithms, which call
         several, or if nothing can be profiled."""
-        if self.device.type != "cuda" or getattr(self.spec, "algorithm", "backend") in OWN_ALGORITHMS:
+        if self.device.type != "cuda" or getattr(self.spec, "algorithm", "backend") not in ONE_KERNEL:
             return {}
         self.start_round()
         seconds = communication_seconds(trace_of(self.run if self.spec.captured else self.call_often, self.device))
@@ -121,10 +121,12 @@ class AllReduce(Repeated):
 
 def operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
     """A buffer, and what sums it over all ranks; in place but for one_shot, whose sum is copied back if it must be."""
-    if spec.algorithm in ("one_shot", "two_shot"):
+    if spec.maps_memory:
         if device.type != "cuda":
             raise ValueError(f"algorithm {spec.algorithm} maps the memory of GPUs; this runs on the CPU")
         shared = symmetric_buffer(count, torch.float32, device)
+        if spec.algorithm == "copy_engine":
+            return shared, CopyEngines(shared).sum
         if spec.algorithm == "two_shot":
             return shared, lambda: two_shot(shared)
         return shared, (lambda: shared.copy_(one_shot(shared))) if spec.in_place else (lambda: one_shot(shared))

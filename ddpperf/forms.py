@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -18,8 +19,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def compiled(function: Callable[P, R], inductor: str) -> Callable[P, R]:
+def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Callable[P, R]:
     """`function`, compiled at its first call, for the shapes it gets. inductor: torch's options to switch on, joined by +.
+    part_bytes: in parts of so many bytes of parameters, counted from the end; each gives its gradients when it is done, as do
+    those that DDP makes of a model.
 
     A call raises CannotTrain where it would compile again although that is forbidden.
     """
@@ -27,7 +30,10 @@ def compiled(function: Callable[P, R], inductor: str) -> Callable[P, R]:
     forget_compiled()  # compilations are counted by function: after eight trainings torch would go on without compiling
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        optimized = torch.compile(function, dynamic=False, options=options)
+        if part_bytes:
+            optimized = torch.compile(function, dynamic=False, backend=in_parts(part_bytes, options))
+        else:
+            optimized = torch.compile(function, dynamic=False, options=options)
     except RuntimeError as error:
         sentence = first_line(error)[:80]
         raise CannotTrain(f"inductor={inductor} cannot be switched on ({sentence}); name other options") from error
@@ -39,6 +45,16 @@ def compiled(function: Callable[P, R], inductor: str) -> Callable[P, R]:
             raise CannotTrain(f"{COMPILES_AGAIN} ({last_line(error)}); {ADVICE}") from error
 
     return call
+
+
+def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., Any]:
+    """A backend of torch.compile that compiles a function in parts."""
+    from torch._dynamo.backends.distributed import DDPOptimizer  # only here: every rank would wait for the import
+    from torch._inductor.compile_fx import compile_fx
+
+    compiler: Any = partial(compile_fx, config_patches=options)
+    in_parts: Callable[..., Any] = DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes).compile_fn
+    return in_parts
 
 
 def forbid_compiling() -> int:

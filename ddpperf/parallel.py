@@ -1,4 +1,4 @@
-"""How a model is trained by several devices: DDP and its options, FSDP, ZeRO's first stage, DataParallel."""
+"""How a model is trained by several devices: DDP and its options, our own one, FSDP, ZeRO's first stage, DataParallel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddpperf import comm_hooks
+from ddpperf.own_ddp import OwnDDP
 from ddpperf.specs import TrainingSpec, is_own_model
 from ddpperf.specs.strategy import DDP_STRATEGIES
 
@@ -35,6 +36,8 @@ def parallelize(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if spec.strategy in DDP_STRATEGIES:
         return _ddp(model, spec, device, hook)
+    if spec.strategy == "own_ddp":
+        return OwnDDP(model, spec, device)
     if spec.strategy == "fsdp":
         return _fsdp(model, spec, device)
     if spec.strategy == "data_parallel":
@@ -88,6 +91,8 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     fsdp: Any = model
     if hasattr(fsdp, "set_requires_gradient_sync"):
         fsdp.set_requires_gradient_sync(last)
+    if isinstance(model, OwnDDP):
+        model.synchronizes = last
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return contextlib.nullcontext()

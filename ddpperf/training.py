@@ -17,7 +17,7 @@ from ddpperf.forms import capture, compiled
 from ddpperf.optim import PEAK_RATE, Schedule, cosine_rates, sgd
 from ddpperf.parallel import parallelize, require_equal_parameters, synchronization
 from ddpperf.specs import TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import DDP_STRATEGIES
+from ddpperf.specs.strategy import EQUAL_STRATEGIES
 from ddpperf.task import task
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,6 +48,8 @@ class TrainingStep:
             self.gradient_bytes = sum(each.numel() * each.element_size() for each in trained)
             self.halved_bytes = 2 * sum(each.numel() for each in trained)
             self.model = parallelize(self.model, spec, device)
+            # of a part's loss in what is added up: on this rank, and by OwnDDP over all ranks; DDP itself takes their mean
+            self.share = 1 / (spec.accumulation_steps * (spec.world_size if spec.strategy == "own_ddp" else 1))
             rates = self.rates()
             self.optimizer = self.optimizer_at(rates[0])
             self.schedule = Schedule(self.optimizer, rates, device, captured=spec.captured)
@@ -55,7 +57,8 @@ class TrainingStep:
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
         self.take = self.input.take
         if spec.compiled:
-            self.forward = compiled(self.loss_on, spec.inductor)
+            half = self.gradient_bytes // 2 if spec.strategy == "own_ddp" else 0
+            self.forward = compiled(self.loss_on, spec.inductor, part_bytes=half)
             if spec.input == "device":
                 self.take = compiled(self.input.take, spec.inductor)
         self.run: Callable[[], None] = self.first_train if spec.compiled else self.train
@@ -106,15 +109,16 @@ class TrainingStep:
         for number, part in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
             with synchronization(self.model, last=number == parts - 1 and self.spec.communication != "no_sync"):
                 self.enter("forward")
-                loss = self.forward(*part) if parts == 1 else self.forward(*part) / parts
+                loss = self.forward(*part)
                 self.enter("backward")
-                self.scaler.scale(loss).backward()
+                scaled = self.scaler.scale(loss)
+                scaled.backward(torch.full_like(scaled, self.share))
             losses.append(loss.detach())
         self.enter("optimizer")
         self.before_update()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.loss = losses[0] if parts == 1 else torch.stack(losses).sum()
+        self.loss = losses[0] if parts == 1 else torch.stack(losses).mean()
         if self.steps == LOSS_STEPS:
             self.early_loss = self.loss
         self.steps += 1
@@ -130,8 +134,8 @@ class TrainingStep:
         return torch.autocast(self.device.type, self.autocast_dtype, self.autocast_dtype is not None, cache_enabled=cache)
 
     def sent(self) -> dict[str, float]:
-        """gradient_bytes: what a step gives to DDP's all_reduce; absent without DDP or its communication, and for PowerSGD."""
-        sends = self.spec.strategy in DDP_STRATEGIES and self.spec.communication == "on"
+        """gradient_bytes: what a step gives to all_reduces; absent without them, and for PowerSGD."""
+        sends = self.spec.strategy in EQUAL_STRATEGIES and self.spec.communication == "on"
         if not sends or self.spec.comm_hook == "powersgd":
             return {}
         return {"gradient_bytes": float(self.halved_bytes if self.spec.comm_hook in ("bf16", "fp16") else self.gradient_bytes)}
@@ -188,7 +192,7 @@ class TrainingStep:
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
 
     def finish(self) -> dict[str, float]:
-        """Counters of this rank; raises RuntimeError if, with DDP or ZeRO, its parameters are not the other ranks'.
+        """Counters of this rank; raises RuntimeError if, with DDP, ours or ZeRO, its parameters are not the other ranks'.
 
         loss_after_5_steps: of training from the start, to lay beside a precision's speed; absent after fewer. compile_seconds,
         capture_seconds: of the form; the first step's, with what this run has compiled before in the compiler's cache.
@@ -200,7 +204,7 @@ class TrainingStep:
         counters = {f"loss_after_{LOSS_STEPS}_steps": self.early_loss.item()} if self.steps > LOSS_STEPS else {}
         cuda = self.device.type == "cuda"
         peak_bytes = torch.cuda.max_memory_allocated(self.device) if cuda else 0
-        if self.spec.strategy in DDP_STRATEGIES and self.spec.communication == "on":
+        if self.spec.strategy in EQUAL_STRATEGIES and self.spec.communication == "on":
             require_equal_parameters(self.model)
         counters |= self.sent()
         counters |= self.startup_seconds

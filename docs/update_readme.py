@@ -14,12 +14,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 from ddpperf.report.format import format_seconds, short
 from ddpperf.report.summary import summary_lines
 from ddpperf.results import Measured
-from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_FORMS
 from perf.recipes import read_recipes
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
 DOCS = ROOT / "docs"
 OF_ONE_FILE = (DOCS / "h200x2.md", DOCS / "large_batches.md")  # of perf/, whose runs a whole run does not replace
-PAGES = (ROOT / "README.md", PICTURED, DOCS / "images.md", DOCS / "gate.md", *OF_ONE_FILE)
+PAGES = (ROOT / "README.md", PICTURED, DOCS / "images.md", DOCS / "gate.md", DOCS / "own_ddp.md", *OF_ONE_FILE)
 DOUBTFUL = "\\*"
 PICTURE = ROOT / "docs" / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
@@ -167,12 +167,17 @@ def versus(run: str, folder: str) -> str:
     rows = ["| size | GPUs | here | nccl-tests | ratio | difference |", "|---|---|---|---|---|---|"]
     for benchmark in document["benchmarks"]:
         measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
-        if isinstance(spec := measured.spec, AllReduceSpec):
+        if is_plain(spec := measured.spec):
             theirs = median(in_place(ROOT / folder / f"{spec.world_size}.txt")[spec.nbytes])
             ours = median(measured.all_step_seconds())
             cells = (format_seconds(ours), format_seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us")
             rows.append(f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
+
+
+def is_plain(spec: Spec) -> TypeGuard[AllReduceSpec]:
+    """Whether it is an all_reduce as nccl-tests measures them."""
+    return isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.form == "eager" and spec.in_place
 
 
 def in_place(output: Path) -> dict[int, list[float]]:
@@ -199,7 +204,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         benchmark["extra_info"]["ddpperf"]
         for benchmark in document["benchmarks"]
         if benchmark["name"].startswith("test_weak_scaling[")
-        and benchmark["extra_info"]["ddpperf"]["spec"]["strategy"] != "data_parallel"
+        and benchmark["extra_info"]["ddpperf"]["spec"]["strategy"] in ("single", "ddp")
     ]
     model, form = training[0]["spec"]["model"], training[0]["spec"]["form"]
     training = [each for each in training if (each["spec"]["model"], each["spec"]["form"]) == (model, form)]
@@ -214,7 +219,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
     left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, {form}")
     left.legend()
-    reducing = [each for each in ours if each["spec"]["measurement"] == "all_reduce"]
+    reducing = [each for each in ours if is_plain(Measured.from_json(each).spec)]
     for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
         points = sorted(
             (each["spec"]["nbytes"], each["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)

@@ -23,7 +23,7 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
 from ddpperf.plugin.storage import Storage
 from ddpperf.specs import Spec
-from ddpperf.specs.strategy import APART, DDP_OPTIONS, DDP_STRATEGIES
+from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
 
 ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
@@ -57,10 +57,10 @@ def made(root: Path) -> str:
     """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
     parts = [
         f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
-        f"# measured in every run, spread by at most {MOST_SPREAD:.0%} of its median between them, and by at most\n"
-        f"# {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
+        f"# measured in {FEWEST_RUNS} runs or more, spread by at most {MOST_SPREAD:.0%} of its median between them, and by\n"
+        f"# at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
         f"# What launches bind (launch_bound above {LAUNCH_BOUND}) and is not captured has a greatest cpu_seconds instead,\n"
-        f"# the worst plus {CPU_MARGIN:.0%}, if measured in every run and spread by at most {MOST_CPU_SPREAD:.0%} over them.\n"
+        f"# the worst plus {CPU_MARGIN:.0%}, if spread by at most {MOST_CPU_SPREAD:.0%} over them.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -116,7 +116,10 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
     cells = list(dict.fromkeys(cell for run in runs for cell in run.metrics))
     found: list[Threshold] = []
     for test, spec in cells:
-        minimum, maximum = bounds([run.metrics.get((test, spec), {}) for run in runs], captured=spec.captured)
+        by_run = [run.metrics[test, spec] for run in runs if (test, spec) in run.metrics]
+        if len(by_run) < FEWEST_RUNS:
+            continue
+        minimum, maximum = bounds(by_run, captured=spec.captured)
         threshold = Threshold(
             hardware=hardware, test=test, where=where(spec), minimum=minimum, maximum=maximum, number=len(found) + 1
         )
@@ -127,14 +130,15 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
 
 
 def bounds(by_run: Sequence[Mapping[str, float]], *, captured: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """A cell's minimum and maximum by metric, either of them empty; by_run: its metrics in each run."""
+    """A cell's minimum and maximum by metric, either of them empty; by_run: its metrics in each run that measured it."""
     if not captured and median(metrics.get("launch_bound", 0.0) for metrics in by_run) > LAUNCH_BOUND:
         return {}, {name: float(raised(max(values))) for name, values in agreed(by_run, GREATEST, MOST_CPU_SPREAD).items()}
     return {name: float(lowered(min(values))) for name, values in agreed(by_run, METRICS, MOST_SPREAD).items()}, {}
 
 
 def agreed(by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float) -> dict[str, list[float]]:
-    """The values over runs of those metrics of `names` that every run has, and that spread by at most the fraction `most`."""
+    """The values over a cell's runs of those metrics of `names` that all of them have, and that spread by at most the fraction
+    `most`."""
     values = {name: [metrics[name] for metrics in by_run if name in metrics] for name in names}
     return {name: each for name, each in values.items() if len(each) == len(by_run) and is_quiet(each, most)}
 
@@ -144,7 +148,7 @@ def where(spec: Spec) -> dict[str, Value]:
 
     Left out: DDP's options where nothing else is possible, and a value that TOML has not, such as None.
     """
-    left_out = {*NEVER_NAMED, *(() if getattr(spec, "strategy", "") in DDP_STRATEGIES else DDP_OPTIONS), *APART}
+    left_out = {*NEVER_NAMED, *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))), *APART}
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.name not in left_out}
     return {name: value for name, value in values.items() if isinstance(value, get_args(Value))}
 

@@ -39,4 +39,4 @@ def large_all_reduce(options: Options, spec: AllReduceSpec) -> bool:
 
 
 def _first_form(options: Options, spec: TrainingSpec) -> bool:
-    return spec.form == options.forms[0] and spec.strategy != "data_parallel"
+    return spec.form == options.forms[0] and spec.strategy not in ("data_parallel", "own_ddp")

@@ -16,7 +16,7 @@ from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
-from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS
+from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS, DDP_OPTIONS
 from perf import gate
 from perf.metrics import training_metrics
 
@@ -26,6 +26,7 @@ HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32
 # Of what can be captured the fastest: NCCL's own average, gradients that lie in their buckets, BatchNorm's statistics left to
 # each rank.
 FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
+OWN_DDP = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}  # what the machine can do, to lay beside
 
 
 def weak_scaling(options: Options) -> Iterator[Cell]:
@@ -36,6 +37,7 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
                 compiled = form in COMPILED_FORMS and form != options.forms[0]
                 if not compiled or batch_size == max(options.batch_sizes):
                     yield step(options, world_size, batch_size, form)
+                    yield from own_ddp(options, world_size, batch_size, form)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
@@ -85,9 +87,17 @@ def step(options: Options, world_size: int, batch_size: int, form: Form) -> Trai
 
 
 def training(options: Options, world_size: int, batch_size: int, form: Form) -> dict[str, Any]:
-    """A training's fields: alone or by DDP, which is as fast as it can be where it is captured, else as it is by default."""
+    """A training's fields: alone or by DDP, where it is captured with its fastest options, else as it is by default."""
     fields = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
-    return fields | (FASTEST_DDP if world_size > 1 and form in CAPTURED_FORMS else {})
+    if world_size == 1 or form not in CAPTURED_FORMS:
+        return fields
+    return fields | (OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP)
+
+
+def own_ddp(options: Options, world_size: int, batch_size: int, form: Form) -> Iterator[Cell]:
+    """The captured step by our DDP, unless --spec says by what, or with which options."""
+    if world_size > 1 and form in CAPTURED_FORMS and not options.spec_fields:
+        yield options.step(**training(options, world_size, batch_size, form) | DDP_OPTIONS | OWN_DDP)
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:

@@ -1,4 +1,4 @@
-"""Strategies: what do DDP's options, its communication hooks, ZeRO and FSDP make of the same step?"""
+"""Strategies: what do DDP's options, its communication hooks, an own DDP, ZeRO and FSDP make of the same step?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from ddpperf.specs.strategy import NOT_CAPTURED
 from perf import gate
 from perf.metrics import speedup_over, training_metrics
 
-CPU_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"comm_hook": "bf16"}, {"strategy": "zero1"}, {"strategy": "fsdp"})
+CPU_VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"comm_hook": "bf16"},
+    {"strategy": "own_ddp"},
+    {"strategy": "zero1"},
+    {"strategy": "fsdp"},
+)
 GPU_VARIANTS: tuple[dict[str, Any], ...] = (
     *CPU_VARIANTS,
     {"comm_hook": "avg"},
@@ -24,6 +30,7 @@ GPU_VARIANTS: tuple[dict[str, Any], ...] = (
     {"comm_hook": "powersgd"},
     {"comm_hook": "symmetric_memory"},
     {"comm_hook": "symmetric_memory", "bucket_cap_mb": 8},
+    {"strategy": "own_ddp", "comm_hook": "symmetric_memory"},
     {"bucket_cap_mb": 4},
     {"gradient_as_bucket_view": True},
     {"static_graph": True},

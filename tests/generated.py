@@ -28,7 +28,15 @@ from ddpperf.specs import (
     is_own_model,
 )
 from ddpperf.specs.base import MOST_DELAY_SECONDS
-from ddpperf.specs.strategy import DDP_STRATEGIES, GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB, NOT_CAPTURED, SHARDED_STRATEGIES
+from ddpperf.specs.strategy import (
+    DDP_STRATEGIES,
+    GROUPED_STRATEGIES,
+    MOST_BUCKET_CAP_MB,
+    NOT_CAPTURED,
+    OWN_DDP_HOOKS,
+    SHARDED_STRATEGIES,
+    options_of,
+)
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
 
@@ -55,7 +63,8 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
     """A strategy with its options and a form that go together, of which any may differ from its default."""
     strategy: Strategy = draw(st.sampled_from(get_args(Strategy)))
     by_ddp, accumulation = strategy in DDP_STRATEGIES, draw(st.integers(1, 4))
-    hook: CommHook = draw(st.sampled_from(get_args(CommHook))) if by_ddp else "none"
+    hooks = OWN_DDP_HOOKS if strategy == "own_ddp" else get_args(CommHook)
+    hook: CommHook = draw(st.sampled_from(hooks)) if "comm_hook" in options_of(strategy) else "none"
     forms = [form for form in get_args(Form) if "graph" not in form or not {strategy, hook} & NOT_CAPTURED.keys()]
     form: Form = "eager" if strategy in ("data_parallel", "fsdp") else draw(st.sampled_from(forms))
     unscaled = strategy == "fsdp" or (strategy == "zero1" and "graph" in form)
@@ -66,7 +75,7 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
         "form": form,
         "inductor": draw(inductors) if "compile" in form else "",
         "comm_hook": hook,
-        "bucket_cap_mb": draw(st.integers(0, MOST_BUCKET_CAP_MB)) if by_ddp else 0,
+        "bucket_cap_mb": draw(st.integers(0, MOST_BUCKET_CAP_MB)) if "bucket_cap_mb" in options_of(strategy) else 0,
         "gradient_as_bucket_view": by_ddp and draw(st.booleans()),
         "static_graph": by_ddp and accumulation == 1 and draw(st.booleans()),
         "buffer_sync": not by_ddp or draw(st.booleans()),

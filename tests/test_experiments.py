@@ -109,7 +109,7 @@ def test_the_speedup_of_an_epoch_is_its_seconds_on_one_device_over_those_on_n(ru
 
 def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
     strategies = {stored["spec"]["strategy"] + stored["spec"]["comm_hook"]: stored for stored in run.of("test_strategies")}
-    assert set(strategies) == {"ddpnone", "ddpbf16", "zero1none", "fsdpnone"}
+    assert set(strategies) == {"ddpnone", "ddpbf16", "own_ddpnone", "zero1none", "fsdpnone"}
     ddp = strategies.pop("ddpnone")
     assert "speedup_over_ddp" not in ddp["metrics"]
     for stored in strategies.values():
@@ -125,9 +125,9 @@ def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
         steps, batch = steps_of(stored), stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
         assert metric(stored, "epoch_seconds") == pytest.approx(steps * seconds(stored))
         assert metric(stored, "images_per_second") == pytest.approx(batch / seconds(stored))
-        by_ddp = stored["spec"]["strategy"] in ("ddp", "zero1")
-        assert ("communicated_bytes_per_epoch" in stored["metrics"]) is by_ddp
-        if by_ddp:
+        all_reduced = stored["spec"]["strategy"] in ("ddp", "own_ddp", "zero1")
+        assert ("communicated_bytes_per_epoch" in stored["metrics"]) is all_reduced
+        if all_reduced:
             nbytes = 2 if stored["spec"]["comm_hook"] == "bf16" else 4
             assert metric(stored, "communicated_bytes_per_epoch") == nbytes * PARAMETERS * steps
         assert ("communicator_seconds" in stored["metrics"]) is (stored["spec"]["world_size"] > 1)

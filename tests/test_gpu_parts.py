@@ -32,7 +32,10 @@ def parts(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     return parts_without_waiting(parts_of(sample, spec.world_size))
 
 
-UNEQUAL_CAPTURES = pytest.mark.xfail(reason="of 32 images two captures of one step were 7 % apart, whichever had the marks")
+UNEQUAL_CAPTURES = pytest.mark.xfail(
+    strict=False,
+    reason="of 32 images two captures of one step may be 7 % apart, whichever has the marks: seen in one run of two",
+)
 CELLS = [
     pytest.param(ALONE, 32, marks=UNEQUAL_CAPTURES, id="single-32"),
     pytest.param(ALONE, 512, id="single-512"),

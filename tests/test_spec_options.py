@@ -179,7 +179,10 @@ FIELD = (
         (spec("sync_batch_norm=true"), "sync_batch_norm is there for GPUs alone; this runs on the CPU; pass other"),
         (["--world-sizes", "1", *spec("strategy=fsdp")], "--spec strategy=fsdp needs several ranks, got one; pass --world"),
         (["--world-sizes", "1", *spec("comm_hook=bf16")], "--spec comm_hook=bf16 needs several ranks, got one; pass --world"),
-        (spec("strategy=data_parallel"), "--spec strategy takes ddp, zero1, fsdp, got data_parallel; pass one of them"),
+        (
+            spec("strategy=data_parallel"),
+            "--spec strategy takes ddp, zero1, own_ddp, fsdp, got data_parallel; pass one of",
+        ),
         (spec("strategy=fsdp", "comm_hook=bf16"), "comm_hook=bf16 is an option of DDP, got strategy fsdp; use ddp or zero1"),
         (
             ["--batch-sizes", "8", *spec("accumulation_steps=3")],

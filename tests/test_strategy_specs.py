@@ -20,7 +20,7 @@ from tests.generated import BOUNDED, epoch_specs, training_specs
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALONE: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 128, "strategy": "single"}
 FSDP, ZERO1, DATA_PARALLEL = (TRAINING | {"strategy": strategy} for strategy in ("fsdp", "zero1", "data_parallel"))
-STRATEGIES = "strategy must be one of single, ddp, data_parallel, fsdp, zero1, got "
+STRATEGIES = "strategy must be one of single, ddp, own_ddp, data_parallel, fsdp, zero1, got "
 FORMS = "form must be one of eager, compile, graph, compile-graph, got "
 HOOKS = "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got "
 INDUCTOR = "inductor must be names of torch's inductor options joined by +, got "

@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp+bucket=1": {"bucket_cap_mb": 1},
     "ddp+accumulate=2": {"accumulation_steps": 2},
     "ddp+bucket=1+view+accumulate=2": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "accumulation_steps": 2},
+    "own_ddp": {"strategy": "own_ddp"},
+    "own_ddp+bucket=1+accumulate=2": {"strategy": "own_ddp", "bucket_cap_mb": 1, "accumulation_steps": 2},
     "zero1": {"strategy": "zero1"},
     "zero1+accumulate=2": {"strategy": "zero1", "accumulation_steps": 2},
     "fsdp": {"strategy": "fsdp"},

@@ -11,7 +11,14 @@ import pytest
 
 from ddpperf.plugin.compiler import check_inductor, compiler_reason
 from ddpperf.specs import Form, Spec, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import COMPILED_FORMS, DDP_OPTIONS, DDP_STRATEGIES, GROUPED_STRATEGIES, SHARDED_STRATEGIES
+from ddpperf.specs.strategy import (
+    COMPILED_FORMS,
+    DDP_OPTIONS,
+    DDP_STRATEGIES,
+    GROUPED_STRATEGIES,
+    SHARDED_STRATEGIES,
+    options_of,
+)
 
 Value = str | int | bool
 # The fields that --spec can set, each of the type that an example shows.
@@ -68,7 +75,7 @@ def _value(option: str, name: str, text: str) -> Value:
 
 def fitting(given: Mapping[str, Value], strategy: str, form: str) -> dict[str, Value]:
     """Those of the given fields that a cell of this strategy and form has: one device has no hook, eager no compiler."""
-    left_out = set() if strategy in DDP_STRATEGIES else set(DDP_OPTIONS)
+    left_out = DDP_OPTIONS.keys() - options_of(strategy)
     left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
     left_out |= set() if form in COMPILED_FORMS else {"inductor"}
     return {name: value for name, value in given.items() if name not in left_out | {"strategy"}}
@@ -138,8 +145,8 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
     fields: dict[str, Any] = {"form": spec.form, "inductor": spec.inductor, **given}
     strategy = fields.get("strategy", spec.strategy) if spec.strategy in GROUPED_STRATEGIES else spec.strategy
     fields = {"inductor": "", **fitting(fields, strategy, fields["form"]), "strategy": strategy}
-    if strategy not in DDP_STRATEGIES:
-        fields = {**DDP_OPTIONS, **fields}
+    kept = options_of(strategy) if strategy in DDP_STRATEGIES or strategy == spec.strategy else ()
+    fields = {name: value for name, value in DDP_OPTIONS.items() if name not in kept} | fields
     if strategy in SHARDED_STRATEGIES:
         fields["memory_format"] = "contiguous"
     other = dataclasses.replace(spec, **fields)

@@ -13,6 +13,7 @@ from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
 from ddpperf.specs.collective import (
     FLOAT32_BYTES,
     GRAPH_CALLS,
+    ONE_KERNEL,
     OWN_ALGORITHMS,
     SYMMETRIC,
     Algorithm,
@@ -45,6 +46,7 @@ __all__ = [
     "FLOAT32_BYTES",
     "GRAPH_CALLS",
     "MODEL_VARIABLE",
+    "ONE_KERNEL",
     "OWN_ALGORITHMS",
     "PARTS",
     "SYMMETRIC",

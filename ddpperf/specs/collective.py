@@ -8,13 +8,14 @@ from typing import ClassVar, Literal, get_args
 from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
-SymmetricAlgorithm = Literal["one_shot", "two_shot"]  # in memory that all GPUs have mapped
+SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine"]  # in memory that all GPUs have mapped
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 CallForm = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
+ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # those that are one kernel of a library's
 GRAPH_CALLS = 20  # in one graph, as nccl-tests' -G 20 has
 FLOAT32_BYTES = 4
 PIECE_BYTES = 2**20  # of a ring's segment, that travel by themselves
@@ -48,7 +49,7 @@ class Call(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSpec(Call):
-    """A sum over all ranks, by the backend's own all_reduce, by torch's in memory that all GPUs have mapped, or by one of our
+    """A sum over all ranks, by the backend's own all_reduce, by one in memory that all GPUs have mapped, or by one of our
     algorithms on the backend's messages. in_place: into the buffer itself, or into another.
 
     Raises ValueError for a value that cannot be measured.

@@ -10,7 +10,7 @@ from ddpperf.specs.base import require_at_least, require_bool, require_delay, re
 if TYPE_CHECKING:
     from ddpperf.specs.training import TrainingSpec
 
-Strategy = Literal["single", "ddp", "data_parallel", "fsdp", "zero1"]
+Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Form = Literal["eager", "compile", "graph", "compile-graph"]
 Communication = Literal["on", "local", "no_sync"]
 CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
@@ -21,7 +21,8 @@ DEFAULT_BUCKET_CAP_MB = 0  # torch's own: a first bucket of 1 MiB, then of 25; a
 MOST_BUCKET_CAP_MB = 2**20
 DDP_STRATEGIES = ("ddp", "zero1")  # those whose gradients DistributedDataParallel synchronizes
 SHARDED_STRATEGIES = ("zero1", "fsdp")  # those that keep tensors in flat buffers, whose memory format is lost there
-GROUPED_STRATEGIES = (*DDP_STRATEGIES, "fsdp")
+EQUAL_STRATEGIES = (*DDP_STRATEGIES, "own_ddp")  # those whose ranks keep equal parameters, for all_reduces add gradients up
+GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
 # What a graph cannot hold, and why.
 NOT_CAPTURED = {
     "data_parallel": "which starts threads in every step",
@@ -36,10 +37,19 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
     "static_graph": False,
     "buffer_sync": True,
 }
+OWN_DDP_OPTIONS = ("comm_hook", "bucket_cap_mb")
+OWN_DDP_HOOKS = ("none", "symmetric_memory")  # the backend's all_reduce, or those in memory that all GPUs have mapped
 # What takes a DDP step's communication apart: no options of a training that is to learn.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
 
 _OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"  # of torch's inductor: a name, or one of a group
+
+
+def options_of(strategy: str) -> tuple[str, ...]:
+    """Those of DDP_OPTIONS that a strategy has."""
+    if strategy == "own_ddp":
+        return OWN_DDP_OPTIONS
+    return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
 
 
 def require_strategy(spec: TrainingSpec) -> None:
@@ -62,10 +72,12 @@ def require_strategy(spec: TrainingSpec) -> None:
 
 def _require_options(spec: TrainingSpec) -> None:
     for name, default in DDP_OPTIONS.items():
-        if (value := getattr(spec, name)) != default and spec.strategy not in DDP_STRATEGIES:
+        if (value := getattr(spec, name)) != default and name not in options_of(spec.strategy):
             raise ValueError(
                 f"{name}={value} is an option of DDP, got strategy {spec.strategy}; use ddp or zero1, or leave it out"
             )
+    if spec.strategy == "own_ddp" and spec.comm_hook not in OWN_DDP_HOOKS:
+        raise ValueError(f"comm_hook={spec.comm_hook} is DDP's, got strategy own_ddp; use none or symmetric_memory")
     if spec.sync_batch_norm and spec.strategy not in GROUPED_STRATEGIES:
         raise ValueError(f"sync_batch_norm needs a process group, got strategy {spec.strategy}; use ddp, zero1 or fsdp")
     if spec.strategy == "fsdp" and spec.precision == "fp16":

@@ -41,10 +41,11 @@ class TrainingSpec(Work):
     tf32 with it (a GPU's), or bf16 and fp16 autocast over fp32 parameters, fp16 with a gradient scaler. Weak scaling
     holds `per_rank_batch_size`; the global batch is `world_size` times as large.
     strategy: "single" has no process group: each rank of the set does the same step alone, one rank at a time.
-    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients, "zero1" shards the
-    optimizer's state besides, "fsdp" the parameters, too. comm_hook, bucket_cap_mb (MiB; 0 is torch's default, whose first
-    bucket is smaller), gradient_as_bucket_view, static_graph, buffer_sync: DistributedDataParallel's own. sync_batch_norm:
-    over all ranks. accumulation_steps: parts of a batch whose gradients are added up before they are synchronized.
+    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients, "own_ddp" does so by as
+    little as it takes, "zero1" shards the optimizer's state besides, "fsdp" the parameters, too. comm_hook, bucket_cap_mb (MiB;
+    0: the default, of several sizes), gradient_as_bucket_view, static_graph, buffer_sync: DistributedDataParallel's own, the
+    first two own_ddp's, too. sync_batch_norm: over all ranks. accumulation_steps: parts of a batch whose gradients are added up
+    before they are synchronized.
     communication: whether DDP sends its buckets of gradients ("on"), fills them only ("local"), or not even that ("no_sync");
     to take a step apart. comm_delay_seconds: how much later than it could `comm_delay_rank` sends the last bucket of a step.
     form: how a step is run: operation by operation, compiled, captured in a graph, or both. inductor: compiler options, by +.

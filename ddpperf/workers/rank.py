@@ -171,6 +171,7 @@ class Rank:
             measurement.report = self.report
         else:
             self.step = delayed(measurement.step, self.spec.calls * self.spec.delay_seconds, self.device)
+        synchronize(self.device)  # what was built on one stream may be used on another, and what it let go of be had by that
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
         synchronize(self.device)

@@ -1,0 +1,161 @@
+"""Data-parallel training as short as it can be written: gradients are copied into buckets, and these summed over all ranks
+while the backward pass goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpperf.refusal import CannotTrain
+from ddpperf.specs import TrainingSpec
+from ddpperf.symmetric import CopyEngines, symmetric_buffer, two_shot
+
+MOST_BYTES = 25 * 2**20  # of a bucket, as torch's DDP has it
+LEAST_BYTES = 2**19
+TWO_SHOT_BYTES = 2**21  # up to here copy engines take longer than kernels take away from the backward pass
+ALIGNED = 4  # elements: a gradient begins where 16 bytes can be read at once
+
+
+class OwnDDP(nn.Module):
+    """`module`, whose gradients are the sum of all ranks' after a backward pass: each rank weighs its loss by its share of the
+    global batch. All ranks begin with the same parameters; buffers are each rank's own.
+
+    Buckets are made at the end of the first backward pass, in the order in which rank 0's gradients came. While `synchronizes`
+    is False gradients add up on this rank. Raises CannotTrain if a parameter gets no gradient.
+    """
+
+    def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
+        super().__init__()
+        self.module = module
+        self.spec = spec
+        self.device = device
+        self.synchronizes = True
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self.parameters_in_order = [each for each in module.parameters() if each.requires_grad]
+        self.buckets: list[Bucket] = []
+        self.bucket_of: dict[nn.Parameter, Bucket] = {}
+        self.arrived: list[nn.Parameter] = []  # those that have their gradient of this backward pass
+        self.works: list[dist.Work] = []
+        for parameter in self.parameters_in_order:
+            parameter.register_post_accumulate_grad_hook(self._arrive)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+    def _arrive(self, parameter: nn.Parameter) -> None:
+        if not self.synchronizes:
+            return
+        if not self.arrived:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self.arrived.append(parameter)
+        if self.buckets:
+            bucket = self.bucket_of[parameter]
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        """Beside the backward pass, which goes on."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            bucket.fill()
+            if (work := bucket.sum()) is not None:
+                self.works.append(work)
+
+    def _finish(self) -> None:
+        """At the end of a backward pass: what follows waits for the sums."""
+        arrived, self.arrived = self.arrived, []
+        if len(arrived) < len(self.parameters_in_order):
+            found = f"{len(arrived)} of {len(self.parameters_in_order)}"
+            raise CannotTrain(f"own_ddp needs a gradient of each parameter in each step, got {found}; use ddp")
+        if not self.buckets:
+            self._make_buckets(arrived)
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        for work in self.works:
+            work.wait()
+        self.works = []
+        for bucket in self.buckets:
+            bucket.release()
+
+    def _make_buckets(self, arrived: Sequence[nn.Parameter]) -> None:
+        places = {parameter: place for place, parameter in enumerate(self.parameters_in_order)}
+        order = torch.tensor([places[each] for each in arrived], device=self.device)
+        dist.broadcast(order, 0)
+        groups = list(divided([self.parameters_in_order[place] for place in order.tolist()], self.spec))
+        self.buckets = [Bucket(each, self.spec, is_last=each is groups[-1]) for each in groups]
+        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
+        for bucket in self.buckets:
+            self._send(bucket)
+
+
+class Bucket:
+    """Gradients that are sent together: `flat` holds them one after the other, each laid out as its parameter is."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], spec: TrainingSpec, *, is_last: bool) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)
+        self.gradients: list[Tensor] = []
+        sizes = [-(-each.numel() // ALIGNED) * ALIGNED for each in parameters]
+        dtype, device = parameters[0].dtype, parameters[0].device
+        make = symmetric_buffer if spec.maps_memory else torch.empty
+        self.flat = make(sum(sizes), dtype=dtype, device=device).zero_()
+        self.views = [
+            self.flat.as_strided(each.shape, each.stride(), part.storage_offset())
+            for each, part in zip(parameters, self.flat.split(sizes), strict=True)
+        ]
+        self.mapped = spec.maps_memory
+        by_engines = self.mapped and self.flat.nbytes > TWO_SHOT_BYTES and not is_last  # beside the last nothing is computed
+        self.engines = CopyEngines(self.flat) if by_engines else None
+
+    def fill(self) -> None:
+        """Copy the gradients here, by one kernel; from now on they are the parameters' gradients here."""
+        self.gradients = [each.grad for each in self.parameters if each.grad is not None]
+        torch._foreach_copy_(self.views, self.gradients)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def sum(self) -> dist.Work | None:
+        """Over all ranks, in place; on the CPU a work to wait for."""
+        if self.engines is not None:
+            self.engines.sum()
+        elif self.mapped:
+            two_shot(self.flat)
+        else:
+            return dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
+        return None
+
+    def release(self) -> None:
+        """Let go of the gradients that were copied: before, their memory could be used again while another stream reads it."""
+        self.gradients = []
+        self.missing = len(self.parameters)
+
+
+def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
+    """The parameters in their order, as buckets of at least LEAST_BYTES, and if that allows it of at most `bucket_cap_mb`.
+
+    Without one: of half of what is left, so that the last, beside which nothing is computed, is small. A compiled backward pass
+    gives its gradients at two times (forms.py): two buckets, of which the first has half of all or more.
+    """
+    rest = sum(each.nbytes for each in parameters)
+    half = rest / 2
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        held = sum(each.nbytes for each in bucket)
+        if spec.bucket_cap_mb:
+            full = held + parameter.nbytes > spec.bucket_cap_mb * 2**20
+        elif spec.compiled:
+            full = held >= half
+        else:
+            full = held + parameter.nbytes > min(MOST_BYTES, rest / 2)
+        if (full and held >= LEAST_BYTES) or (bucket and parameter.dtype != bucket[0].dtype):
+            yield bucket
+            rest -= held
+            bucket = []
+        bucket.append(parameter)
+    yield bucket
