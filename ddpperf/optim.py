@@ -14,10 +14,10 @@ from ddpperf.specs import RunSpec, TrainingSpec
 PEAK_RATE = 0.01
 
 
-def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device, rate: float) -> torch.optim.Optimizer:
+def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
     """SGD with momentum; by zero1 each rank keeps the momentum of its share of the parameters, and updates those."""
     fused = device.type == "cuda" and spec.strategy != "fsdp"  # torch 2.11 has no fused SGD of sharded parameters
-    settings: dict[str, Any] = {"lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
+    settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
     if spec.strategy == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer  # only here: every rank would wait for the import
 

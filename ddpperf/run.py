@@ -64,7 +64,7 @@ class TrainingRun(TrainingEpoch):
             self.spec.schedule, self.spec.rate, steps=self.spec.steps, warm_up=self.spec.steps_before(self.spec.warmup_epochs)
         )
 
-    def optimizer_at(self, rate: float) -> torch.optim.Optimizer:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         return optimizer_of(self.model, self.spec, self.device)
 
     # --- a step

@@ -50,9 +50,8 @@ class TrainingStep:
             self.model = parallelize(self.model, spec, device)
             # of a part's loss in what is added up: on this rank, and by OwnDDP over all ranks; DDP itself takes their mean
             self.share = 1 / (spec.accumulation_steps * (spec.world_size if spec.strategy == "own_ddp" else 1))
-            rates = self.rates()
-            self.optimizer = self.optimizer_at(rates[0])
-            self.schedule = Schedule(self.optimizer, rates, device, captured=spec.captured)
+            self.optimizer = self.make_optimizer()
+            self.schedule = Schedule(self.optimizer, self.rates(), device, captured=spec.captured)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
         self.take = self.input.take
@@ -76,8 +75,8 @@ class TrainingStep:
         """The learning rate of each step until the schedule begins anew."""
         return cosine_rates(PEAK_RATE, self.spec.steps_per_epoch)
 
-    def optimizer_at(self, rate: float) -> torch.optim.Optimizer:
-        return sgd(self.model, self.spec, self.device, rate)
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return sgd(self.model, self.spec, self.device)
 
     # --- a step
 

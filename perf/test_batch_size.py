@@ -79,7 +79,9 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
 
 def fixed_batches(options: Options) -> Iterator[Cell]:
     """A small one, to begin with."""
-    if options.device == "cpu":
+    if options.sides is not None:
+        yield skipped("batch=32", "the search has a GPU's whole memory for one process set; it is for runs of one side")
+    elif options.device == "cpu":
         yield skipped("batch=32", "a CPU's memory ends where no step is worth its time; test_batch_size has the sizes given")
     else:
         yield options.step(world_size=1, per_rank_batch_size=SMALLEST, input="fixed")

@@ -24,8 +24,9 @@ from ddpperf.plugin.gpu_watch import GpuWatch, Reading
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
-from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
+from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
+from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
 from tests.generated import BOUNDED
 from tests.project import Marked
 from tests.test_session import session
@@ -276,3 +277,13 @@ def test_a_larger_group_maps_its_memory_in_fresh_sets_only(monkeypatch: pytest.M
         assert set_of(AllReduceSpec(world_size=3, nbytes=2048, form="eager", in_place=False)) == "A2"
         assert set_of(mapped[2]) == "A2"
         assert pool.sets_made == 2
+
+
+def test_a_set_measures_alone_when_no_other_is_alive(marked: Marked) -> None:
+    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=60, replicates=2) as pool:
+        first, second = pool.live_sets()
+        (sample,) = pool.measure_alone(SINGLE).samples
+        assert sample.set == first.name == "A1"
+        assert first.alive
+        assert not second.alive
+        assert [sample.set for sample in pool.measure(SINGLE).samples] == ["A1", "A3"]

@@ -243,3 +243,16 @@ def test_what_spreads_within_a_run_or_has_too_few_rounds_gets_no_threshold(scrip
         samples[2]["seconds"] = [[0.1] * 4] * 3
         path.write_text(json.dumps(document))
     assert [one.where["world_size"] for one in written(script, tmp_path)] == [1]
+
+
+def test_a_cell_that_a_run_did_not_measure_keeps_what_five_others_say(script: ModuleType, tmp_path: Path) -> None:
+    """But none whose metric one of its own runs could not give."""
+    for run, factor in enumerate((*QUIET, 1.0)):
+        metrics: dict[tuple[str, Spec], dict[str, float]] = {("test_sum", SUM): {"busbw_bytes_per_second": 100 * factor}}
+        if run:
+            metrics["test_weak", training()] = {"images_per_second": 100 * factor}
+        if run > 1:
+            metrics["test_weak", training(2)] = {"images_per_second": 100 * factor}
+        metrics["test_weak", training(4)] = {"images_per_second": 100 * factor} if run else {}
+        commit(tmp_path, metrics)
+    assert [(one.test, one.where["world_size"]) for one in written(script, tmp_path)] == [("test_sum", 2), ("test_weak", 1)]

@@ -113,10 +113,12 @@ class Measure:
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
-        """Measure what may be too much for a device, and keep nothing of it: a sentence where a rank could not, and raised. Its
-        set is then replaced, so that the test's own spec is to be measured after all attempts."""
+        """Measure what may be too much for a device, on a set that has it for itself, and keep nothing of it: a sentence where
+        a rank could not, and raised. Sets are then replaced: the test's own spec is to be measured after all attempts."""
         try:
-            return self._take(spec, own=False)
+            measured = self._pool().measure_alone(spec)
+            self.counted_seconds += measured.counted_seconds()
+            return measured
         except SetFailure as failure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED:

@@ -19,9 +19,8 @@ from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
-from ddpperf.workers.rounds import Job, Seconds, sample, sample_rounds
+from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
-ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round lasts about this long, or one step
 WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
 
 
@@ -72,11 +71,11 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def live_sets(self) -> list[ProcessSet]:
-        """All sets, ready; those that are missing or failed are started first, side by side."""
+    def live_sets(self, most: int | None = None) -> list[ProcessSet]:
+        """All sets, or the first `most`, ready; those that are missing or failed are started first, side by side."""
         started = []
         try:
-            for slot, side in enumerate(self._slots):
+            for slot, side in enumerate(self._slots[:most]):
                 current = self._sets[slot]
                 if current is not None and current.alive and current.dead_ranks():
                     current.kill()
@@ -92,7 +91,7 @@ class Pool:
             for new in started:
                 new.kill()
             raise
-        return [live for live in self._sets if live is not None]
+        return [live for live in self._sets[:most] if live is not None]
 
     def _new_set(self, side: Side) -> ProcessSet:
         if self._folder is None:
@@ -120,11 +119,21 @@ class Pool:
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
             self._replace_those_that_cannot_map(spec.world_size)
         jobs = [(live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()]
+        return self._measured(jobs, spec, candidate)
+
+    def measure_alone(self, spec: Spec) -> Measured:
+        """As `measure`, on the first set, after all others were ended: a device's whole memory is its own."""
+        for each in self._sets[1:]:
+            if each is not None:
+                each.close()
+        return self._measured([(live, spec) for live in self.live_sets(1)], spec)
+
+    def _measured(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         for process_set, _ in jobs:
             process_set.progress = partial(self._tell, spec, 0)
         self._progress(spec, 0.0)
         limit = min(_open(jobs))
-        iterations = max(_calibrate(*job, limit) for job in jobs) if spec.repeats else 1
+        iterations = max(calibrated(*job, limit) for job in jobs) if spec.repeats else 1
         seconds = sample_rounds(
             jobs,
             iterations,
@@ -181,12 +190,6 @@ class Pool:
                 self._folder = None
 
 
-def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
-    """Steps in a round, so that it lasts about `round_seconds`: a power of two, so that equal work gets equal rounds."""
-    wanted = min(max(1.0, round_seconds / max(step_seconds, 1e-9)), limit)
-    return 1 << math.floor(math.log2(wanted))
-
-
 def _open(jobs: list[Job]) -> list[int]:
     """Build the measurements on the ranks that take part, and warm them up; returns how many steps a round may have, by set.
 
@@ -217,17 +220,6 @@ def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
     if failures:
         raise min(failures, key=lambda failure: failure.set_name[:1])
     return answers
-
-
-def _calibrate(process_set: ProcessSet, spec: Spec, limit: int) -> int:
-    """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed."""
-    round_seconds = ROUND_SECONDS[process_set.device]
-    iterations = 1
-    while True:
-        seconds = spec.calls * max(sample(process_set, spec, iterations))
-        if seconds >= round_seconds / 8 or iterations * 4 > limit:
-            return choose_iterations(seconds / iterations, limit, round_seconds)
-        iterations *= 4
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:

@@ -1,7 +1,8 @@
-"""The rounds of a measurement: each on all process sets in turn, and once more if it was spoiled."""
+"""The rounds of a measurement: how many steps one has; each on all process sets in turn, and once more if it was spoiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,24 @@ from ddpperf.workers.process_set import ProcessSet
 
 Job = tuple[ProcessSet, Spec]  # a set, and what it measures
 Seconds = tuple[float, ...]  # of one round, by rank
+ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round lasts about this long, or one step
+
+
+def calibrated(process_set: ProcessSet, spec: Spec, limit: int) -> int:
+    """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed."""
+    round_seconds = ROUND_SECONDS[process_set.device]
+    iterations = 1
+    while True:
+        seconds = spec.calls * max(sample(process_set, spec, iterations))
+        if seconds >= round_seconds / 8 or iterations * 4 > limit:
+            return choose_iterations(seconds / iterations, limit, round_seconds)
+        iterations *= 4
+
+
+def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
+    """Steps in a round, so that it lasts about `round_seconds`: a power of two, so that equal work gets equal rounds."""
+    wanted = min(max(1.0, round_seconds / max(step_seconds, 1e-9)), limit)
+    return 1 << math.floor(math.log2(wanted))
 
 
 def sample_rounds(
