@@ -30,10 +30,8 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     forget_compiled()  # compilations are counted by function: after eight trainings torch would go on without compiling
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        if part_bytes:
-            optimized = torch.compile(function, dynamic=False, backend=in_parts(part_bytes, options))
-        else:
-            optimized = torch.compile(function, dynamic=False, options=options)
+        by: dict[str, Any] = {"backend": in_parts(part_bytes, options)} if part_bytes else {"options": options}
+        optimized = torch.compile(function, dynamic=False, **by)
     except RuntimeError as error:
         sentence = first_line(error)[:80]
         raise CannotTrain(f"inductor={inductor} cannot be switched on ({sentence}); name other options") from error
@@ -53,8 +51,7 @@ def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., A
     from torch._inductor.compile_fx import compile_fx
 
     compiler: Any = partial(compile_fx, config_patches=options)
-    in_parts: Callable[..., Any] = DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes).compile_fn
-    return in_parts
+    return DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes).compile_fn
 
 
 def forbid_compiling() -> int:

@@ -14,7 +14,12 @@ from ddpperf.specs import RunSpec, TrainingSpec
 PEAK_RATE = 0.01
 
 
-def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
+    """A run's own; else SGD with momentum."""
+    return _of_run(model, spec, device) if isinstance(spec, RunSpec) else _sgd(model, spec, device)
+
+
+def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
     """SGD with momentum; by zero1 each rank keeps the momentum of its share of the parameters, and updates those."""
     fused = device.type == "cuda" and spec.strategy != "fsdp"  # torch 2.11 has no fused SGD of sharded parameters
     settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
@@ -25,8 +30,8 @@ def sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.opt
     return torch.optim.SGD(model.parameters(), **settings)
 
 
-def optimizer_of(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
-    """The run's own. Weights of two dimensions or more decay, biases and normalizations do not. Muon leaves the last of the
+def _of_run(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
+    """Weights of two dimensions or more decay, biases and normalizations do not. Muon leaves the last of the
     weights, which is a classifier's, to SGD."""
     trained = [each for each in model.parameters() if each.requires_grad]
     weights, vectors = ([each for each in trained if (each.ndim > 1) == wanted] for wanted in (True, False))

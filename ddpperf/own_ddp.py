@@ -17,15 +17,17 @@ from ddpperf.symmetric import CopyEngines, symmetric_buffer, two_shot
 MOST_BYTES = 25 * 2**20  # of a bucket, as torch's DDP has it
 LEAST_BYTES = 2**19
 TWO_SHOT_BYTES = 2**21  # up to here copy engines take longer than kernels take away from the backward pass
-ALIGNED = 4  # elements: a gradient begins where 16 bytes can be read at once
+ALIGNED_BYTES = 16  # that are read at once from an address that they divide
+BY_KERNEL = (torch.float32, torch.bfloat16)  # what torch's two_shot sums
 
 
 class OwnDDP(nn.Module):
     """`module`, whose gradients are the sum of all ranks' after a backward pass: each rank weighs its loss by its share of the
-    global batch. All ranks begin with the same parameters; buffers are each rank's own.
+    global batch. All ranks begin with rank 0's parameters and buffers; from then on buffers are each rank's own.
 
     Buckets are made at the end of the first backward pass, in the order in which rank 0's gradients came. While `synchronizes`
-    is False gradients add up on this rank. Raises CannotTrain if a parameter gets no gradient.
+    is False gradients add up on this rank. Raises CannotTrain if a parameter gets no gradient; if that is so on some ranks
+    alone, the others wait for them.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
@@ -35,12 +37,13 @@ class OwnDDP(nn.Module):
         self.device = device
         self.synchronizes = True
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self.parameters_in_order = [each for each in module.parameters() if each.requires_grad]
+        self.trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
         self.arrived: list[nn.Parameter] = []  # those that have their gradient of this backward pass
-        self.works: list[dist.Work] = []
-        for parameter in self.parameters_in_order:
+        for state in module.state_dict().values():
+            dist.broadcast(state, 0)
+        for parameter in self.trained.values():
             parameter.register_post_accumulate_grad_hook(self._arrive)
 
     def forward(self, *inputs: Any) -> Any:
@@ -64,30 +67,30 @@ class OwnDDP(nn.Module):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             bucket.fill()
-            if (work := bucket.sum()) is not None:
-                self.works.append(work)
+            bucket.sum()
 
     def _finish(self) -> None:
         """At the end of a backward pass: what follows waits for the sums."""
         arrived, self.arrived = self.arrived, []
-        if len(arrived) < len(self.parameters_in_order):
-            found = f"{len(arrived)} of {len(self.parameters_in_order)}"
-            raise CannotTrain(f"own_ddp needs a gradient of each parameter in each step, got {found}; use ddp")
+        if len(arrived) < len(self.trained):
+            missing = next(name for name, each in self.trained.items() if all(each is not other for other in arrived))
+            raise CannotTrain(
+                f"own_ddp needs a gradient of each parameter in each step, got none of {missing}; "
+                "use all in each step, or set their requires_grad to False"
+            )
         if not self.buckets:
             self._make_buckets(arrived)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        for work in self.works:
-            work.wait()
-        self.works = []
         for bucket in self.buckets:
             bucket.release()
 
     def _make_buckets(self, arrived: Sequence[nn.Parameter]) -> None:
-        places = {parameter: place for place, parameter in enumerate(self.parameters_in_order)}
+        parameters = list(self.trained.values())
+        places = {parameter: place for place, parameter in enumerate(parameters)}
         order = torch.tensor([places[each] for each in arrived], device=self.device)
         dist.broadcast(order, 0)
-        groups = list(divided([self.parameters_in_order[place] for place in order.tolist()], self.spec))
+        groups = list(divided([parameters[place] for place in order.tolist()], self.spec))
         self.buckets = [Bucket(each, self.spec, is_last=each is groups[-1]) for each in groups]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         for bucket in self.buckets:
@@ -95,23 +98,26 @@ class OwnDDP(nn.Module):
 
 
 class Bucket:
-    """Gradients that are sent together: `flat` holds them one after the other, each laid out as its parameter is."""
+    """Gradients that are sent together: `flat` holds them one after the other, each laid out as its parameter is; at the end
+    those after which another one would not be aligned."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], spec: TrainingSpec, *, is_last: bool) -> None:
-        self.parameters = parameters
+        self.parameters = sorted(parameters, key=lambda each: each.nbytes % ALIGNED_BYTES != 0)
         self.missing = len(parameters)
         self.gradients: list[Tensor] = []
-        sizes = [-(-each.numel() // ALIGNED) * ALIGNED for each in parameters]
+        self.work: dist.Work | None = None
+        sizes = [each.numel() for each in self.parameters]
         dtype, device = parameters[0].dtype, parameters[0].device
         make = symmetric_buffer if spec.maps_memory else torch.empty
-        self.flat = make(sum(sizes), dtype=dtype, device=device).zero_()
+        padding = -sum(sizes) % ALIGNED_BYTES if spec.maps_memory else 0  # its kernels read as much at once as the whole allows
+        self.flat = make(sum(sizes) + padding, dtype=dtype, device=device).zero_()
         self.views = [
-            self.flat.as_strided(each.shape, each.stride(), part.storage_offset())
-            for each, part in zip(parameters, self.flat.split(sizes), strict=True)
+            self.flat.as_strided(each.shape, torch.empty_like(each, device="meta").stride(), part.storage_offset())
+            for each, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
         ]
         self.mapped = spec.maps_memory
-        by_engines = self.mapped and self.flat.nbytes > TWO_SHOT_BYTES and not is_last  # beside the last nothing is computed
-        self.engines = CopyEngines(self.flat) if by_engines else None
+        by_kernel = is_last or self.flat.nbytes <= TWO_SHOT_BYTES  # beside the last bucket nothing is computed
+        self.engines = CopyEngines(self.flat) if self.mapped and not (by_kernel and dtype in BY_KERNEL) else None
 
     def fill(self) -> None:
         """Copy the gradients here, by one kernel; from now on they are the parameters' gradients here."""
@@ -120,28 +126,36 @@ class Bucket:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
-    def sum(self) -> dist.Work | None:
-        """Over all ranks, in place; on the CPU a work to wait for."""
+    def sum(self) -> None:
+        """Over all ranks, in place; on the CPU it has only begun."""
         if self.engines is not None:
             self.engines.sum()
         elif self.mapped:
             two_shot(self.flat)
         else:
-            return dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
-        return None
+            self.work = dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
 
     def release(self) -> None:
-        """Let go of the gradients that were copied: before, their memory could be used again while another stream reads it."""
+        """Wait for what has only begun, and let go of the gradients that were copied: before, their memory could be used again
+        while another stream reads it."""
+        if self.work is not None:
+            self.work.wait()
         self.gradients = []
         self.missing = len(self.parameters)
 
 
 def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
-    """The parameters in their order, as buckets of at least LEAST_BYTES, and if that allows it of at most `bucket_cap_mb`.
+    """The parameters of each type, in their order, as buckets of at least LEAST_BYTES, but for the last, and if that allows it
+    of at most `bucket_cap_mb`.
 
     Without one: of half of what is left, so that the last, beside which nothing is computed, is small. A compiled backward pass
     gives its gradients at two times (forms.py): two buckets, of which the first has half of all or more.
     """
+    for dtype in dict.fromkeys(each.dtype for each in parameters):
+        yield from _divided([each for each in parameters if each.dtype == dtype], spec)
+
+
+def _divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
     rest = sum(each.nbytes for each in parameters)
     half = rest / 2
     bucket: list[nn.Parameter] = []
@@ -153,7 +167,7 @@ def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[
             full = held >= half
         else:
             full = held + parameter.nbytes > min(MOST_BYTES, rest / 2)
-        if (full and held >= LEAST_BYTES) or (bucket and parameter.dtype != bucket[0].dtype):
+        if full and held >= LEAST_BYTES:
             yield bucket
             rest -= held
             bucket = []

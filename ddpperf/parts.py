@@ -111,7 +111,7 @@ class PartedTraining(TrainingStep):
         self.input.load()
         parts = self.spec.accumulation_steps
         inputs, targets = (whole.chunk(parts)[0] for whole in self.input.take())
-        trained, self.model = self.model, getattr(self.model, "module", self.model)
+        trained, self.model = self.model, self.inner
         with FlopCounterMode(display=False) as counter:
             self.loss_on(inputs, targets).backward()
         self.model = trained

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpperf import checkpoint, specs
 from ddpperf.data import load_test_images
 from ddpperf.epoch import TrainingEpoch
 from ddpperf.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
 from ddpperf.inputs import DeviceInput
-from ddpperf.optim import optimizer_of
 from ddpperf.parallel import require_equal_parameters
 from ddpperf.schedules import scheduled_rates
 from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
@@ -42,7 +41,6 @@ class TrainingRun(TrainingEpoch):
         self.rank = rank
         super().__init__(spec, rank=rank, device=device)
         self.loss_of = partial(F.cross_entropy, label_smoothing=spec.label_smoothing)
-        self.inner: nn.Module = getattr(self.model, "module", self.model)
         memory_format = MEMORY_FORMATS[spec.memory_format]
         images = load_test_images(data_path(spec), spec.test_images)
         self.evaluation = Evaluation(images, rank=rank, world_size=spec.world_size, device=device, memory_format=memory_format)
@@ -63,9 +61,6 @@ class TrainingRun(TrainingEpoch):
         return scheduled_rates(
             self.spec.schedule, self.spec.rate, steps=self.spec.steps, warm_up=self.spec.steps_before(self.spec.warmup_epochs)
         )
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return optimizer_of(self.model, self.spec, self.device)
 
     # --- a step
 

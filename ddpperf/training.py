@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ddpperf import timing
 from ddpperf.forms import capture, compiled
-from ddpperf.optim import PEAK_RATE, Schedule, cosine_rates, sgd
+from ddpperf.optim import PEAK_RATE, Schedule, cosine_rates, optimizer_of
 from ddpperf.parallel import parallelize, require_equal_parameters, synchronization
 from ddpperf.specs import TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
@@ -43,14 +43,14 @@ class TrainingStep:
         self.autocast_dtype = AUTOCAST_DTYPES.get(spec.precision)
         self.stream = torch.cuda.Stream(device) if spec.captured else None  # a graph is captured where all was built
         with torch.cuda.stream(self.stream):
-            self.model, self.input, self.loss_of = task(spec, rank, device)
-            trained = [each for each in self.model.parameters() if each.requires_grad]
+            self.inner, self.input, self.loss_of = task(spec, rank, device)
+            trained = [each for each in self.inner.parameters() if each.requires_grad]
             self.gradient_bytes = sum(each.numel() * each.element_size() for each in trained)
             self.halved_bytes = 2 * sum(each.numel() for each in trained)
-            self.model = parallelize(self.model, spec, device)
+            self.model = parallelize(self.inner, spec, device)
             # of a part's loss in what is added up: on this rank, and by OwnDDP over all ranks; DDP itself takes their mean
             self.share = 1 / (spec.accumulation_steps * (spec.world_size if spec.strategy == "own_ddp" else 1))
-            self.optimizer = self.make_optimizer()
+            self.optimizer = optimizer_of(self.model, spec, device)
             self.schedule = Schedule(self.optimizer, self.rates(), device, captured=spec.captured)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
@@ -74,9 +74,6 @@ class TrainingStep:
     def rates(self) -> list[float]:
         """The learning rate of each step until the schedule begins anew."""
         return cosine_rates(PEAK_RATE, self.spec.steps_per_epoch)
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return sgd(self.model, self.spec, self.device)
 
     # --- a step
 
@@ -111,7 +108,7 @@ class TrainingStep:
                 loss = self.forward(*part)
                 self.enter("backward")
                 scaled = self.scaler.scale(loss)
-                scaled.backward(torch.full_like(scaled, self.share))
+                scaled.backward(None if self.share == 1 else torch.full_like(scaled, self.share))
             losses.append(loss.detach())
         self.enter("optimizer")
         self.before_update()
@@ -211,7 +208,7 @@ class TrainingStep:
             return counters | {"cpu_seconds": median(self.cpu_seconds)}
         if self.spec.captured:  # after the collectives above, with which NCCL lets go of what it held for those before
             peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(self.device)
-        if self.spec.comm_hook != "symmetric_memory":
+        if not self.spec.maps_memory:
             counters["peak_memory_bytes"] = float(peak_bytes)
         counters["cpu_seconds"], device_seconds = timing.launch_cost(self.advance, self.device, grouped=self.spec.grouped)
         if self.spec.input != "dataloader" and self.spec.comm_hook != "powersgd":

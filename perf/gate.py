@@ -39,4 +39,5 @@ def large_all_reduce(options: Options, spec: AllReduceSpec) -> bool:
 
 
 def _first_form(options: Options, spec: TrainingSpec) -> bool:
-    return spec.form == options.forms[0] and spec.strategy not in ("data_parallel", "own_ddp")
+    left_out = {"data_parallel", "own_ddp"} - {options.spec_fields.get("strategy")}
+    return spec.form == options.forms[0] and spec.strategy not in left_out

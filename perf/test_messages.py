@@ -18,6 +18,7 @@ from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"strategy": "ddp"},
     {"strategy": "ddp", "comm_hook": "bf16", "buffer_sync": False},
+    {"strategy": "own_ddp"},
     {"strategy": "zero1"},
     {"strategy": "fsdp"},
 )

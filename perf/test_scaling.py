@@ -30,8 +30,11 @@ OWN_DDP = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}  # what the m
 
 
 def weak_scaling(options: Options) -> Iterator[Cell]:
-    """In every form; what must be compiled for each batch size and world size, for the largest batch only."""
-    for world_size in options.world_sizes:
+    """In every form; what must be compiled for each batch size and world size, for the largest batch only.
+
+    The most ranks first: after a smaller group had its memory mapped, a larger one needs fresh sets.
+    """
+    for world_size in reversed(options.world_sizes):
         for batch_size in options.batch_sizes:
             for form in options.forms:
                 compiled = form in COMPILED_FORMS and form != options.forms[0]

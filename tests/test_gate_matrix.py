@@ -47,6 +47,21 @@ def test_on_gpus_every_cell_is_captured_or_a_large_all_reduce(pytester: pytest.P
     assert {spec.nbytes for spec in selected if isinstance(spec, AllReduceSpec)} == {2**24, 2**26, 2**28, 2**30}
 
 
+def test_our_own_ddp_is_gated_where_it_is_asked_for(pytester: pytest.Pytester) -> None:
+    chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", "--spec", "strategy=own_ddp"), 4)
+    spread = [spec for spec in gated(chosen) if isinstance(spec, TrainingSpec) and spec.world_size == 4]
+    assert {(spec.strategy, spec.comm_hook) for spec in spread} == {("own_ddp", "symmetric_memory")}
+
+
+def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytester) -> None:
+    """Or a larger group would need fresh process sets, whose t(1) is another."""
+    for cells in (test_all_reduce.calls, test_scaling.weak_scaling):
+        found = [cell for cell in cells(options(pytester, gpus=4)) if isinstance(cell, AllReduceSpec | TrainingSpec)]
+        sizes = [cell.world_size for cell in found if cell.maps_memory]
+        assert sizes == sorted(sizes, reverse=True)
+        assert set(sizes) == {2, 4}
+
+
 def test_on_a_cpu_no_all_reduce_is_selected(pytester: pytest.Pytester) -> None:
     selected = gated(options(pytester, gpus=0))
     assert all(isinstance(spec, TrainingSpec) for spec in selected)

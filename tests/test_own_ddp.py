@@ -52,8 +52,9 @@ def test_gradients_are_sent_together_by_their_bytes(mib: list[float], asked: Tra
 
 
 def test_gradients_of_two_types_are_not_sent_together() -> None:
-    parameters = [nn.Parameter(torch.empty(4, dtype=dtype)) for dtype in (torch.float32, torch.float16, torch.float32)]
-    assert [len(bucket) for bucket in divided(parameters, spec())] == [1, 1, 1]
+    types = (torch.float32, torch.float16, torch.float32)
+    first, other, last = (nn.Parameter(torch.empty(4, dtype=dtype)) for dtype in types)
+    assert list(divided([first, other, last], spec())) == [[first, last], [other]]
 
 
 @pytest.mark.usefixtures("group")
@@ -73,7 +74,7 @@ def test_a_bucket_is_sent_when_its_last_gradient_has_come(monkeypatch: pytest.Mo
         model.zero_grad()
         model(torch.ones(1, 1024)).sum().backward()
         assert sent == expected
-    last, *_, first = model.buckets
+    last, first = model.buckets
     assert [*last.parameters] == [*model.parameters()][:1:-1], "the last layers' gradients come first"
     assert [*first.parameters] == [*model.parameters()][1::-1]
 
@@ -98,7 +99,9 @@ def test_gradients_are_laid_out_as_their_parameters_are() -> None:
 def test_a_parameter_without_a_gradient_is_told_in_a_sentence() -> None:
     model = OwnDDP(layers(), spec(), CPU)
     next(model.parameters()).requires_grad_(False)
-    with pytest.raises(CannotTrain, match=re.escape("of each parameter in each step, got 3 of 4; use ddp")):
+    with pytest.raises(
+        CannotTrain, match=re.escape("a gradient of each parameter in each step, got none of 0.weight; use all")
+    ):
         model(torch.ones(1, 1024)).sum().backward()
 
 
@@ -116,3 +119,13 @@ def test_a_compiled_step_has_a_backward_pass_of_two_parts() -> None:
         compiled_passes.append(sum("CompiledFunction" in type(node).__name__ for node in nodes))
     assert compiled_passes == [1, 2]
     forms.forget_compiled()
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_lie_where_16_bytes_can_be_read_at_once_and_nothing_lies_between_them() -> None:
+    model = OwnDDP(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 8), nn.Linear(8, 4)), spec(), CPU)
+    model(torch.ones(1, 5)).sum().backward()
+    (bucket,) = model.buckets
+    assert bucket.flat.numel() == sum(each.numel() for each in model.parameters())
+    misaligned = [each.shape for each in model.parameters() if each.grad is not None and each.grad.data_ptr() % 16]
+    assert misaligned in ([(3,)], [(3, 5)]), "one of the two that are no multiples of 16 bytes, behind the other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from ddpperf.plugin.cells import Cell, possible
 from ddpperf.plugin.option_parser import read_options
 from ddpperf.plugin.options import GPU_INDUCTOR, Options
-from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.plugin.spec_options import changed
+from ddpperf.specs import Spec, TrainingSpec, from_json, to_json
 from perf import test_batch_size, test_forms, test_precision, test_scaling, test_strategies
 from tests.project import Project
 
@@ -91,6 +93,23 @@ def test_what_is_set_reaches_the_cells_that_have_it(read: Read) -> None:
     assert step(options, 1) == step(plain, 1), "one device has no hook"
     epoch = options.epoch(world_size=2, per_rank_batch_size=8)
     assert (epoch.comm_hook, epoch.bucket_cap_mb, epoch.static_graph, epoch.buffer_sync) == ("bf16", 4, True, False)
+
+
+def test_the_other_sides_own_ddp_keeps_the_options_that_it_has() -> None:
+    ddp = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp", gradient_as_bucket_view=True, bucket_cap_mb=8)
+    own: dict[str, Any] = {"strategy": "own_ddp", "gradient_as_bucket_view": False}
+    by_avg, mapped = (replace(ddp, comm_hook=hook) for hook in ("avg", "symmetric_memory"))
+    assert changed(by_avg, {"strategy": "own_ddp"}) == replace(ddp, **own)
+    assert changed(mapped, {"strategy": "own_ddp"}) == replace(mapped, **own)
+    assert changed(by_avg, {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}) == replace(mapped, **own)
+    assert changed(replace(mapped, **own), {"strategy": "ddp"}) == replace(mapped, gradient_as_bucket_view=False)
+
+
+def test_own_ddp_has_two_of_ddps_options(read: Read) -> None:
+    options = read(*spec("strategy=own_ddp", "comm_hook=symmetric_memory", "bucket_cap_mb=25"), gpus=2)
+    ours = step(options, 2)
+    assert (ours.strategy, ours.comm_hook, ours.bucket_cap_mb) == ("own_ddp", "symmetric_memory", 25)
+    assert from_json(to_json(ours)) == ours, "25 was a default once, but not of this"
 
 
 def test_parts_of_a_batch_are_set_on_one_device_too(read: Read) -> None:

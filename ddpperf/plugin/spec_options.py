@@ -14,8 +14,8 @@ from ddpperf.specs import Form, Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
     COMPILED_FORMS,
     DDP_OPTIONS,
-    DDP_STRATEGIES,
     GROUPED_STRATEGIES,
+    OWN_DDP_HOOKS,
     SHARDED_STRATEGIES,
     options_of,
 )
@@ -145,8 +145,9 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
     fields: dict[str, Any] = {"form": spec.form, "inductor": spec.inductor, **given}
     strategy = fields.get("strategy", spec.strategy) if spec.strategy in GROUPED_STRATEGIES else spec.strategy
     fields = {"inductor": "", **fitting(fields, strategy, fields["form"]), "strategy": strategy}
-    kept = options_of(strategy) if strategy in DDP_STRATEGIES or strategy == spec.strategy else ()
-    fields = {name: value for name, value in DDP_OPTIONS.items() if name not in kept} | fields
+    fields = {name: value for name, value in DDP_OPTIONS.items() if name not in options_of(strategy)} | fields
+    if strategy == "own_ddp" and spec.comm_hook not in OWN_DDP_HOOKS:
+        fields = {"comm_hook": "none"} | fields
     if strategy in SHARDED_STRATEGIES:
         fields["memory_format"] = "contiguous"
     other = dataclasses.replace(spec, **fields)

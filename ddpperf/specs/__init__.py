@@ -26,7 +26,7 @@ from ddpperf.specs.collective import (
 from ddpperf.specs.copying import CopySpec
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec
-from ddpperf.specs.strategy import DDP_STRATEGIES, DEFAULT_BUCKET_CAP_MB, CommHook, Form, Strategy, gpu_reason
+from ddpperf.specs.strategy import DEFAULT_BUCKET_CAP_MB, CommHook, Form, Strategy, gpu_reason, options_of
 from ddpperf.specs.training import (
     DATA_VARIABLE,
     MODEL_VARIABLE,
@@ -101,7 +101,7 @@ Spec = (
     | CopySpec
 )
 
-NOT_DDP = set(get_args(Strategy)) - set(DDP_STRATEGIES)
+NOT_DDP = {each for each in get_args(Strategy) if "bucket_cap_mb" not in options_of(each)}
 OLD_BUCKET_CAP_MB = 25
 
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}

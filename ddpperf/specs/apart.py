@@ -14,10 +14,18 @@ PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # of a st
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpec(TrainingSpec):
-    """Some steps of the same training under the profiler; what a round takes includes writing the trace."""
+    """Some steps of the same training under the profiler; what a round takes includes writing the trace.
+
+    Raises ValueError for a training whose communication a trace does not show as such.
+    """
 
     measurement: ClassVar[str] = "training_trace"
     repeats: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy == "own_ddp" and self.maps_memory:
+            raise ValueError("a trace does not tell own_ddp's copies from others, got comm_hook symmetric_memory; use none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,8 @@ class MessagesSpec(TrainingSpec):
         super().__post_init__()
         if not self.grouped:
             raise ValueError(f"strategy {self.strategy} has no process group, so that nothing is sent; use ddp, zero1 or fsdp")
+        if self.strategy == "own_ddp" and self.maps_memory:
+            raise ValueError("what own_ddp reads in mapped memory is no message, got comm_hook symmetric_memory; use none")
         if self.form != "eager":
             raise ValueError(f"messages are counted where torch dispatches them, got form {self.form}; use eager")
 

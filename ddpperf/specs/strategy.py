@@ -79,7 +79,9 @@ def _require_options(spec: TrainingSpec) -> None:
     if spec.strategy == "own_ddp" and spec.comm_hook not in OWN_DDP_HOOKS:
         raise ValueError(f"comm_hook={spec.comm_hook} is DDP's, got strategy own_ddp; use none or symmetric_memory")
     if spec.sync_batch_norm and spec.strategy not in GROUPED_STRATEGIES:
-        raise ValueError(f"sync_batch_norm needs a process group, got strategy {spec.strategy}; use ddp, zero1 or fsdp")
+        raise ValueError(
+            f"sync_batch_norm needs a process group, got strategy {spec.strategy}; use ddp, own_ddp, zero1 or fsdp"
+        )
     if spec.strategy == "fsdp" and spec.precision == "fp16":
         raise ValueError("fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision bf16")
     if spec.strategy in SHARDED_STRATEGIES and spec.memory_format != "contiguous":
