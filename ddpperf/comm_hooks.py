@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpperf.specs import TrainingSpec
-from ddpperf.symmetric import one_shot, symmetric_buffer, two_shot
+from ddpperf.symmetric import KERNEL_TYPES, one_shot, symmetric_buffer, two_shot
 from ddpperf.timing import delayed
 
 SYMMETRIC_BYTES = 16 * 2**20  # above, NCCL's own algorithms are faster
@@ -95,7 +95,8 @@ class OwnAverage:
 
 
 class SymmetricMemoryAverage:
-    """Buckets of up to SYMMETRIC_BYTES are averaged in memory that all GPUs of the node have mapped, on a stream of their own.
+    """Buckets of up to SYMMETRIC_BYTES, and of KERNEL_TYPES, are averaged in memory that all GPUs of the node have mapped, on a
+    stream of their own.
 
     The buffers are made at a bucket's first step, all ranks together, and live as long as this does.
     """
@@ -108,7 +109,7 @@ class SymmetricMemoryAverage:
 
     def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients: Tensor = bucket.buffer()
-        if gradients.nbytes > SYMMETRIC_BYTES:
+        if gradients.nbytes > SYMMETRIC_BYTES or gradients.dtype not in KERNEL_TYPES:
             return average(state, bucket)
         shared = self._buffer(bucket.index(), gradients)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))

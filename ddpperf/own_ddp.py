@@ -3,6 +3,7 @@ while the backward pass goes on."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,12 @@ from torch import Tensor, nn
 
 from ddpperf.refusal import CannotTrain
 from ddpperf.specs import TrainingSpec
-from ddpperf.symmetric import CopyEngines, symmetric_buffer, two_shot
+from ddpperf.symmetric import KERNEL_TYPES, CopyEngines, symmetric_buffer, two_shot
 
 MOST_BYTES = 25 * 2**20  # of a bucket, as torch's DDP has it
 LEAST_BYTES = 2**19
 TWO_SHOT_BYTES = 2**21  # up to here copy engines take longer than kernels take away from the backward pass
 ALIGNED_BYTES = 16  # that are read at once from an address that they divide
-BY_KERNEL = (torch.float32, torch.bfloat16)  # what torch's two_shot sums
 
 
 class OwnDDP(nn.Module):
@@ -41,10 +41,17 @@ class OwnDDP(nn.Module):
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
         self.arrived: list[nn.Parameter] = []  # those that have their gradient of this backward pass
+        self.sent = 0  # buckets of it
         for state in module.state_dict().values():
             dist.broadcast(state, 0)
+        me = weakref.ref(self)  # torch never lets go of a hook that its own parameter is reachable from
+
+        def arrive(parameter: nn.Parameter) -> None:
+            if (model := me()) is not None:
+                model._arrive(parameter)
+
         for parameter in self.trained.values():
-            parameter.register_post_accumulate_grad_hook(self._arrive)
+            parameter.register_post_accumulate_grad_hook(arrive)
 
     def forward(self, *inputs: Any) -> Any:
         return self.module(*inputs)
@@ -56,13 +63,13 @@ class OwnDDP(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self.arrived.append(parameter)
         if self.buckets:
-            bucket = self.bucket_of[parameter]
-            bucket.missing -= 1
-            if bucket.missing == 0:
-                self._send(bucket)
+            self.bucket_of[parameter].missing -= 1
+        while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:  # by all ranks in one order
+            self._send(self.buckets[self.sent])
 
     def _send(self, bucket: Bucket) -> None:
         """Beside the backward pass, which goes on."""
+        self.sent += 1
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -82,6 +89,7 @@ class OwnDDP(nn.Module):
             self._make_buckets(arrived)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        self.sent = 0
         for bucket in self.buckets:
             bucket.release()
 
@@ -117,7 +125,7 @@ class Bucket:
         ]
         self.mapped = spec.maps_memory
         by_kernel = is_last or self.flat.nbytes <= TWO_SHOT_BYTES  # beside the last bucket nothing is computed
-        self.engines = CopyEngines(self.flat) if self.mapped and not (by_kernel and dtype in BY_KERNEL) else None
+        self.engines = CopyEngines(self.flat) if self.mapped and not (by_kernel and dtype in KERNEL_TYPES) else None
 
     def fill(self) -> None:
         """Copy the gradients here, by one kernel; from now on they are the parameters' gradients here."""

@@ -50,8 +50,8 @@ class BucketReplay:
         self.run()
 
     def warm_up(self, steps: int) -> None:
-        self.start_round()
         with torch.cuda.stream(self.stream):
+            self.start_round()
             for _ in range(min(steps, self.max_iterations)):
                 self.send()
         if self.stream is not None:
@@ -84,8 +84,8 @@ def messages_of(spec: BucketReplaySpec, rank: int, device: torch.device) -> list
     model, source, loss_of = task(spec, rank, device)
     hook = OwnAverage(spec, device)
     ddp = parallelize(model, spec, device, hook=hook)
-    source.begin(0)
     for _ in range(LEARNING_STEPS):
+        source.begin(0)  # each time: an epoch may have one batch only
         source.load()
         inputs, targets = source.take()
         loss_of(ddp(inputs), targets).backward()

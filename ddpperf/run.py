@@ -138,6 +138,8 @@ class TrainingRun(TrainingEpoch):
             for epoch in range(len(self.history), self.spec.epochs):
                 self.history.append(self.trained_epoch(epoch))
                 self.keep()
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
         self.running = False
 
     def trained_epoch(self, epoch: int) -> Epoch:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped memory add up
+
 
 def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A buffer of the default group, whose ranks call this together."""

@@ -3,7 +3,9 @@ in test_equal_strategies."""
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf import forms
-from ddpperf.own_ddp import OwnDDP, divided
+from ddpperf.own_ddp import Bucket, OwnDDP, divided
 from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, TrainingSpec
@@ -93,6 +95,32 @@ def test_gradients_are_laid_out_as_their_parameters_are() -> None:
         assert gradient is not None
         torch.testing.assert_close(parameter.grad, gradient)
         assert parameter.grad.stride() == parameter.stride()
+
+
+@pytest.mark.usefixtures("group")
+def test_buckets_are_sent_in_one_order_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or ranks would add up different ones."""
+    model = OwnDDP(layers(), spec(bucket_cap_mb=4), CPU)
+    model(torch.ones(1, 1024)).sum().backward()
+    sent: list[Bucket] = []
+    monkeypatch.setattr(Bucket, "sum", lambda bucket: sent.append(bucket))
+    monkeypatch.setattr(Bucket, "fill", lambda bucket: None)
+    model.zero_grad()
+    first, second, *later = model.buckets
+    for bucket in (second, *later, first):
+        model.arrived.append(bucket.parameters[0])  # as if a backward pass had begun
+        model._arrive(bucket.parameters[0])
+        assert sent == ([] if bucket is not first else model.buckets)
+
+
+@pytest.mark.usefixtures("group")
+def test_it_is_let_go_of_with_all_that_it_holds() -> None:
+    model = OwnDDP(layers(), spec(), CPU)
+    model(torch.ones(1, 1024)).sum().backward()
+    held = [weakref.ref(each) for each in (model, model.buckets[0].flat, next(model.parameters()))]
+    del model
+    gc.collect()
+    assert [each() for each in held] == [None, None, None]
 
 
 @pytest.mark.usefixtures("group")

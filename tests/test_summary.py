@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ddpperf.analysis.change import Change
 from ddpperf.analysis.compare import Comparison
 from ddpperf.report.summary import doubts_of, summary_lines
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Form, Spec, TrainingSpec
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
@@ -220,6 +221,14 @@ def test_a_leg_makes_the_figures_that_rest_on_it_doubtful() -> None:
     assert starting(summary_lines(passed(test_a=each)), "doubtful") == [f"{FEW}: test_a"]
     each["legs"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
     assert starting(summary_lines(passed(test_a=each)), "doubtful") == []
+
+
+@pytest.mark.parametrize(("alone", "form", "told"), [(0.102, "graph", True), (0.101, "graph", False), (0.102, "eager", False)])
+def test_captured_steps_that_took_less_back_to_back_than_one_alone_are_doubtful(alone: float, form: Form, told: bool) -> None:
+    each = stored(*(0.1,) * 4, spec=replace(ALONE, form=form))
+    each["samples"][0]["counters"] = {"device_seconds": [alone]}
+    doubts = ["doubtful: the steps took less time back to back than one by itself: the GPU changed its pace: test_a"]
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == doubts * told
 
 
 def test_the_largest_drift_of_several_sets_is_told() -> None:

@@ -22,6 +22,7 @@ NAMED = 3  # of several tests
 SPREAD = f"spread by more than {DOUBTFUL_IQR:.0%} (IQR)"
 SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
 DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
+CHANGED_PACE = 0.985  # of a captured step's time by itself: back to back it takes no less, within 0.5 %
 
 
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
@@ -175,6 +176,8 @@ def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
     drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
         doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
+    if getattr(measured.spec, "captured", False) and min(measured.launch_bound().values(), default=1.0) < CHANGED_PACE:
+        doubts.append(f"doubtful: {whose} steps took less time back to back than one by itself: the GPU changed its pace")
     return doubts
 
 
