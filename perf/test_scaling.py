@@ -39,8 +39,10 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
             for form in options.forms:
                 compiled = form in COMPILED_FORMS and form != options.forms[0]
                 if not compiled or batch_size == max(options.batch_sizes):
-                    yield step(options, world_size, batch_size, form)
-                    yield from own_ddp(options, world_size, batch_size, form)
+                    fields = training(options, world_size, batch_size, form)
+                    yield options.step(**fields)
+                    for beside in own_ddp(options, fields):
+                        yield options.step(**beside)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
@@ -78,11 +80,13 @@ def strong_laws(options: Options) -> Iterator[Cell]:
 
 
 def epochs(options: Options) -> Iterator[Cell]:
-    """Of the largest batch, in the fastest form."""
+    """Of the largest batch, in the fastest form; the most ranks first, as above."""
     if not is_own_model(options.model):
-        for world_size in options.world_sizes:
-            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form)
-            yield options.epoch(**fields | {"input": "device"})
+        for world_size in reversed(options.world_sizes):
+            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form) | {"input": "device"}
+            yield options.epoch(**fields)
+            for beside in own_ddp(options, fields):
+                yield options.epoch(**beside)
 
 
 def step(options: Options, world_size: int, batch_size: int, form: Form) -> TrainingSpec:
@@ -97,10 +101,10 @@ def training(options: Options, world_size: int, batch_size: int, form: Form) -> 
     return fields | (OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP)
 
 
-def own_ddp(options: Options, world_size: int, batch_size: int, form: Form) -> Iterator[Cell]:
-    """The captured step by our DDP, unless --spec says by what, or with which options."""
-    if world_size > 1 and form in CAPTURED_FORMS and not options.spec_fields:
-        yield options.step(**training(options, world_size, batch_size, form) | DDP_OPTIONS | OWN_DDP)
+def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The fields of the same captured training by our DDP, unless --spec says by what, or with which options."""
+    if fields["world_size"] > 1 and fields["form"] in CAPTURED_FORMS and not options.spec_fields:
+        yield fields | DDP_OPTIONS | OWN_DDP
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:

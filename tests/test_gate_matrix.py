@@ -55,7 +55,7 @@ def test_our_own_ddp_is_gated_where_it_is_asked_for(pytester: pytest.Pytester) -
 
 def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytester) -> None:
     """Or a larger group would need fresh process sets, whose t(1) is another."""
-    for cells in (test_all_reduce.calls, test_scaling.weak_scaling):
+    for cells in (test_all_reduce.calls, test_scaling.weak_scaling, test_scaling.epochs):
         found = [cell for cell in cells(options(pytester, gpus=4)) if isinstance(cell, AllReduceSpec | TrainingSpec)]
         sizes = [cell.world_size for cell in found if cell.maps_memory]
         assert sizes == sorted(sizes, reverse=True)
