@@ -40,27 +40,30 @@ def trace(rank: int) -> dict[str, Any]:
 
 
 def test_the_overlap_is_theirs_where_only_nccls_kernels_communicate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Theirs are percents of two digits; and they round times to microseconds unless told not to."""
-    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
     for rank in range(RANKS):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank)))
-    told = hta.TraceAnalysis(trace_dir=str(tmp_path)).get_comm_comp_overlap(visualize=False)
-    theirs = dict(zip(told["rank"], told["comp_comm_overlap_pctg"] / 100, strict=True))
-    for rank in range(RANKS):
-        ours = split_of(read_trace(tmp_path / f"rank{rank}.json"))
-        assert ours is not None
-        assert 1 - ours.exposed / ours.communication == pytest.approx(theirs[rank], abs=1e-4)
-        assert 0.3 < theirs[rank] < 0.95, "there is something to find"
+    for ours, theirs in overlaps(tmp_path, monkeypatch):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert 0.3 < theirs < 0.95, "there is something to find"
 
 
 def test_the_overlap_is_theirs_in_a_captured_steps_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
     for rank in range(RANKS):
         kept = Path(__file__).parent / "traces" / f"h200x2-graph-512-rank{rank}.json.gz"
         (tmp_path / f"rank{rank}.json").write_bytes(gzip.decompress(kept.read_bytes()))
-    told = hta.TraceAnalysis(trace_dir=str(tmp_path)).get_comm_comp_overlap(visualize=False)
+    for ours, theirs in overlaps(tmp_path, monkeypatch):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def overlaps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Of each rank's trace in a folder our overlap and theirs, which are percents of two digits; and they round times to
+    microseconds unless told not to."""
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+    told = hta.TraceAnalysis(trace_dir=str(folder)).get_comm_comp_overlap(visualize=False)
     theirs = dict(zip(told["rank"], told["comp_comm_overlap_pctg"] / 100, strict=True))
+    both = []
     for rank in range(RANKS):
-        ours = split_of(read_trace(tmp_path / f"rank{rank}.json"))
+        ours = split_of(read_trace(folder / f"rank{rank}.json"))
         assert ours is not None
-        assert 1 - ours.exposed / ours.communication == pytest.approx(theirs[rank], abs=1e-4)
+        both.append((1 - ours.exposed / ours.communication, float(theirs[rank])))
+    return both
