@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ddpperf.plugin.measure import Measure, VirtualClock
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import AllReduceSpec, Fault
 from ddpperf.workers.pool import Pool
-from tests.project import Project
+from tests.project import Marked, Project
 
 REFUSALS = """
 import dataclasses
@@ -50,6 +51,18 @@ def measure_with(error: Exception | None = None) -> Measure:
 
     benchmark: Any = None
     return Measure(benchmark, pool, lambda measured, fresh: [])
+
+
+def test_an_attempt_is_doubted_and_counted_as_what_is_measured_is_and_a_failure_is_a_sentence(marked: Marked) -> None:
+    benchmark: Any = None
+    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
+        measure = Measure(benchmark, lambda: pool, lambda measured, fresh: [f"doubtful: {measured.spec.id}"] * fresh)
+        assert not isinstance(measure.attempt(SPEC), str)
+        assert measure.notes == [f"doubtful: {SPEC.id}"]
+        assert measure.counted_seconds == pool.counted_seconds > 0
+        told = measure.attempt(replace(SPEC, fault=Fault(kind="raise", rank=1, command="open")))
+    assert isinstance(told, str)
+    assert told.startswith("rank 1 of set A1 raised ")
 
 
 def test_a_machine_without_room_fails_the_test_with_the_systems_words() -> None:

@@ -116,9 +116,7 @@ class Measure:
         """Measure what may be too much for a device, on a set that has it for itself, and keep nothing of it: a sentence where
         a rank could not, and raised. Sets are then replaced: the test's own spec is to be measured after all attempts."""
         try:
-            measured = self._pool().measure_alone(spec)
-            self.counted_seconds += measured.counted_seconds()
-            return measured
+            return self._told(lambda pool: pool.measure_alone(spec))
         except SetFailure as failure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED:
@@ -181,9 +179,13 @@ class Measure:
     def _take(self, spec: Spec, *, own: bool) -> Measured:
         """From the pool, which measures the same only once."""
         candidate = self._candidate_of(spec, own=own)
+        return self._told(lambda pool: pool.measure_once(spec, candidate))
+
+    def _told(self, measured_by: Callable[[Pool], Measured]) -> Measured:
+        """What the pool measured, with the seconds that it counts and the doubts about it."""
         pool = self._pool()
         before = pool.counted_seconds
-        measured = pool.measure_once(spec, candidate)
+        measured = measured_by(pool)
         spent = pool.counted_seconds - before
         self.counted_seconds += spent
         self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]
