@@ -24,20 +24,17 @@ from ddpperf.specs.collective import (
     format_bytes,
 )
 from ddpperf.specs.copying import CopySpec
+from ddpperf.specs.model import MODEL_VARIABLE, Model, is_own_model, require_model
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec
 from ddpperf.specs.strategy import DEFAULT_BUCKET_CAP_MB, CommHook, Form, Strategy, gpu_reason, options_of
 from ddpperf.specs.training import (
     DATA_VARIABLE,
-    MODEL_VARIABLE,
     EpochSpec,
     Input,
     MemoryFormat,
-    Model,
     Precision,
     TrainingSpec,
-    is_own_model,
-    require_model,
 )
 
 __all__ = [

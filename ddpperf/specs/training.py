@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from ddpperf.specs.base import Work, require_at_least, require_one_of
+from ddpperf.specs.model import is_own_model, require_model
 from ddpperf.specs.strategy import (
     APART,
     CAPTURED_FORMS,
@@ -24,13 +24,11 @@ from ddpperf.specs.strategy import (
     strategy_id,
 )
 
-Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Input = Literal["fixed", "device", "dataloader"]
-# Variables of a rank's environment that say what a spec's names mean on its machine: no message can name a file or a module.
-DATA_VARIABLE = "DDPPERF_DATA"  # the cached tensor file of the data set, unless that is synthetic
-MODEL_VARIABLE = "DDPPERF_MODEL"  # the one model of the user's own that may be imported
+# Of a rank's environment, for no message can name a file: the cached tensors of the data set, unless that is synthetic.
+DATA_VARIABLE = "DDPPERF_DATA"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,17 +233,3 @@ class EpochSpec(TrainingSpec):
     def turns(self, size: int) -> list[list[int]]:
         """As of a step, but on one device an epoch, which takes long, is rank 0's alone: that is its T(1)."""
         return [[0]] if self.strategy == "single" else super().turns(size)
-
-
-def is_own_model(model: str) -> bool:
-    """Whether a model is the user's own, `package.module:function`."""
-    return ":" in model and not model.startswith("torchvision:")
-
-
-def require_model(model: str) -> None:
-    """Raise ValueError unless `model` is one of ours, or spelled as another can be named."""
-    if model in get_args(Model):
-        return
-    if not isinstance(model, str) or not re.fullmatch(r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", model):
-        known = ", ".join(get_args(Model))
-        raise ValueError(f"model must be one of {known}, torchvision:NAME or package.module:function, got {model!r}")
