@@ -21,7 +21,7 @@ def test_step(measure):
     measure(TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single"))
 """
 # Few sets: the machine adds next to nothing to what a step sleeps.
-SETTINGS = "[decision.cpu]\nscreen_sets = 2\nconfirm_sets = 3\n"
+SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
 ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
 FAST, SLOW, SLOWEST = (SLEEPING_MODEL.format(seconds=seconds) for seconds in (0.1, 0.16, 0.4))
 
@@ -70,7 +70,7 @@ def test_a_slower_candidate_fails_after_a_second_look_on_fresh_sets(project: Pro
     first, second = document["benchmarks"][0]["extra_info"]["ddpperf"], document["ddpperf"]["against"]["second_look"]
     again = second["perf/test_it.py::test_step"]
     sets = [{sample["set"] for sample in look["samples"]} for look in (first, again)]
-    assert [len(each) for each in sets] == [4, 6]
+    assert [len(each) for each in sets] == [6, 6]
     times = [{sample["seconds"][0][0] for sample in look["samples"]} for look in (first, again)]
     assert not times[0] & times[1], "fresh sets alone decide"
     cases = ET.parse(project.root / "junit.xml").getroot().findall(".//testcase")
@@ -94,8 +94,8 @@ def test_the_same_candidate_is_not_worse_and_its_run_never_a_baseline(project: P
     assert float(str(rows["negative control", "time"]["ratio"])) == pytest.approx(1, abs=0.05)
     (document,) = project.saved_runs()
     samples = document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
-    assert sorted(sample["side"] for sample in samples) == ["A"] * 2 + ["B"] * 2
-    assert len(document["benchmarks"][0]["stats"]["data"]) == 2 * 4, "the time that is told is one side's"
+    assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
+    assert len(document["benchmarks"][0]["stats"]["data"]) == 3 * 4, "the time that is told is one side's"
 
 
 def test_a_spec_of_its_own_for_the_candidate(project: Project) -> None:

@@ -56,3 +56,13 @@ def test_sets_that_fail_together_are_all_replaced_and_the_next_measurement_is_wh
     assert len(after.samples) == 2
     assert not before & {sample.set for sample in after.samples}
     assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
+
+
+def test_sets_that_are_compared_copy_in_many_short_turns() -> None:
+    """So that what another process does for a moment meets all of them alike."""
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+        compared = pool.measure(replace(SPEC, nbytes=2**20))
+        alone = pool.measure_alone(replace(SPEC, nbytes=2**20))
+    assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts] * 2
+    assert [len(sample.seconds) for sample in alone.samples] == [2]
+    assert compared.iterations < alone.iterations

@@ -129,18 +129,20 @@ class Pool:
         return self._measured([(live, spec) for live in self.live_sets(1)], spec)
 
     def _measured(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
+        parts = spec.compared_parts if len(jobs) > 1 else 1
+        rounds = 1 if spec.counts else self.rounds * parts
         for process_set, _ in jobs:
-            process_set.progress = partial(self._tell, spec, 0)
+            process_set.progress = partial(self._tell, spec, rounds, 0)
         self._progress(spec, 0.0)
         limit = min(_open(jobs))
-        iterations = max(calibrated(*job, limit) for job in jobs) if spec.repeats else 1
+        iterations = max(calibrated(*job, limit, parts) for job in jobs) if spec.repeats else 1
         seconds = sample_rounds(
             jobs,
             iterations,
-            rounds=1 if spec.counts else self.rounds,
+            rounds=rounds,
             enough_seconds=math.inf if spec.repeats else WHOLE_SECONDS * len(jobs),
             look=self._look,
-            tell=partial(self._tell, spec),
+            tell=partial(self._tell, spec, rounds),
         )
         samples = tuple(_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs)
         for process_set, _ in jobs:
@@ -158,9 +160,9 @@ class Pool:
         for each in self.live_sets():
             each.fewest_mapped = min(each.fewest_mapped, world_size)
 
-    def _tell(self, spec: Spec, index: int, fraction: float) -> None:
+    def _tell(self, spec: Spec, rounds: int, index: int, fraction: float) -> None:
         """How much is done; of what is long only the round is known, not how many there will be."""
-        self._progress(spec, (index + fraction) / self.rounds if spec.repeats else min(1.0, fraction))
+        self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
         """As `measure`, but the same sets measure the same only once: for a leg that several tests share."""

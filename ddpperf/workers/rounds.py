@@ -15,14 +15,17 @@ Seconds = tuple[float, ...]  # of one round, by rank
 ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round lasts about this long, or one step
 
 
-def calibrated(process_set: ProcessSet, spec: Spec, limit: int) -> int:
-    """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed."""
+def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) -> int:
+    """Steps in a round, from untold rounds of 1, 4, 16, ... steps, the last of which is long enough to be believed.
+
+    parts: of a usual round, that this one is one of.
+    """
     round_seconds = ROUND_SECONDS[process_set.device]
     iterations = 1
     while True:
         seconds = spec.calls * max(sample(process_set, spec, iterations))
         if seconds >= round_seconds / 8 or iterations * 4 > limit:
-            return choose_iterations(seconds / iterations, limit, round_seconds)
+            return choose_iterations(seconds / iterations, limit, round_seconds / parts)
         iterations *= 4
 
 
