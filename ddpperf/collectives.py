@@ -124,6 +124,11 @@ def operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Te
     if spec.maps_memory:
         if device.type != "cuda":
             raise ValueError(f"algorithm {spec.algorithm} maps the memory of GPUs; this runs on the CPU")
+        if spec.algorithm == "low_latency":
+            from ddpperf.low_latency import LowLatency  # only here: a build for the CPU may lack Triton
+
+            buffer = torch.empty(count, device=device)
+            return buffer, LowLatency(buffer, buffer if spec.in_place else torch.empty_like(buffer)).sum
         shared = symmetric_buffer(count, torch.float32, device)
         if spec.algorithm == "copy_engine":
             return shared, CopyEngines(shared).sum

@@ -18,8 +18,9 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import (
+    CAPTURED_ALGORITHMS,
+    LOW_LATENCY_BYTES,
     OWN_ALGORITHMS,
-    SYMMETRIC,
     Algorithm,
     AllReduceSpec,
     CallForm,
@@ -63,7 +64,9 @@ def calls(options: Options) -> Iterator[AllReduceSpec]:
 
 
 def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
-    names: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
+    names: tuple[Algorithm, ...] = CAPTURED_ALGORITHMS
+    if nbytes > LOW_LATENCY_BYTES:
+        names = tuple(name for name in names if name != "low_latency")
     return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm, form="graph") for algorithm in names]
 
 

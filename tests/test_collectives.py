@@ -214,6 +214,10 @@ def test_out_of_place_the_sum_is_that_of_one_call_however_many_there_were(monkey
             lambda: AllReduceSpec(world_size=2, nbytes=8, algorithm="ring", form="graph"),
             "form graph captures backend, one_shot,",
         ),
+        (
+            lambda: AllReduceSpec(world_size=2, nbytes=2**20 + 4, algorithm="low_latency"),
+            "algorithm low_latency sums up to 1MiB, got 1048580 bytes; use two_shot",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(make: Callable[[], object], words: str) -> None:
@@ -221,7 +225,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(make: Callable[[], obj
         make()
 
 
-@pytest.mark.parametrize("fields", [{"algorithm": "two_shot"}, {"algorithm": "one_shot"}, {"form": "graph"}])
+@pytest.mark.parametrize("fields", [{"algorithm": "two_shot"}, {"algorithm": "low_latency"}, {"form": "graph"}])
 def test_what_only_gpus_can_is_refused_on_the_cpu(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="this runs on the CPU"):
         AllReduce(AllReduceSpec(world_size=2, nbytes=400, **fields), rank=0, device=torch.device("cpu"))

@@ -24,7 +24,7 @@ from ddpperf.workers.pool import Pool
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
-NBYTES = 2**20 + 16
+NBYTES = 2**20 - 16
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ from typing import Any, get_args
 from ddpperf.specs.apart import PARTS, TRACES_VARIABLE, BucketReplaySpec, MessagesSpec, PartsSpec, TraceSpec, measured_as
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
 from ddpperf.specs.collective import (
+    CAPTURED_ALGORITHMS,
     FLOAT32_BYTES,
     GRAPH_CALLS,
+    LOW_LATENCY_BYTES,
     ONE_KERNEL,
     OWN_ALGORITHMS,
     SYMMETRIC,
@@ -38,10 +40,12 @@ from ddpperf.specs.training import (
 )
 
 __all__ = [
+    "CAPTURED_ALGORITHMS",
     "CHECKPOINTS_VARIABLE",
     "DATA_VARIABLE",
     "FLOAT32_BYTES",
     "GRAPH_CALLS",
+    "LOW_LATENCY_BYTES",
     "MODEL_VARIABLE",
     "ONE_KERNEL",
     "OWN_ALGORITHMS",

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
-SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine"]  # in memory that all GPUs have mapped
+SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency"]  # in memory that all GPUs have mapped
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 CallForm = Literal["eager", "graph"]
@@ -18,6 +18,7 @@ CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # those that are one kernel of a library's
 GRAPH_CALLS = 20  # in one graph, as nccl-tests' -G 20 has
 FLOAT32_BYTES = 4
+LOW_LATENCY_BYTES = 2**20  # the most of a buffer for low_latency, which sends them twice, and to every rank
 PIECE_BYTES = 2**20  # of a ring's segment, that travel by themselves
 MOST_PIECES = 16
 
@@ -66,6 +67,10 @@ class AllReduceSpec(Call):
         require_bool("in_place", self.in_place)
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
             raise ValueError(f"form graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager")
+        if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
+            raise ValueError(
+                f"algorithm low_latency sums up to {format_bytes(LOW_LATENCY_BYTES)}, got {self.nbytes} bytes; use two_shot"
+            )
 
     @property
     def maps_memory(self) -> bool:

@@ -1,0 +1,88 @@
+"""The kernel of small all_reduces, by Triton's interpreter in processes that share memory: any length, any number of ranks, and
+ranks that are late; and that a GPU of the H200's kind reads and writes its words whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+CALLS = 7
+
+
+def sum_often(rank: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor) -> None:
+    """What one rank does, which now and then is late before it sends, or before it reads; results: a row for each call."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from ddpperf.low_latency import SLOTS, launch
+
+    load, late = InterpreterBuilder.create_masked_load, random.Random(rank)
+
+    def load_late(*arguments: object) -> object:
+        time.sleep(late.choice((0.0, 0.0, 0.0, 0.05)))
+        return load(*arguments)
+
+    InterpreterBuilder.create_masked_load = load_late
+    N = len(mailboxes)
+    addresses = torch.tensor([each.data_ptr() for each in mailboxes])
+    slot = mailboxes[rank].numel() // SLOTS // N
+    for call in range(CALLS):
+        source = sources[rank] * (call + 1)
+        result = source if call % 2 else torch.full_like(source, -1)
+        launch(source, result, mailboxes[rank], addresses, calls, slot=slot, rank=rank, N=N)
+        results[call] = result
+
+
+@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 1300), (4, 512)])
+def test_every_rank_has_the_same_sum_after_each_of_several_calls(N: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # of the processes that are started
+    blocks = -(-count // 512)
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
+    mailboxes = [torch.zeros(2 * N * blocks * 512, dtype=torch.int64).share_memory_() for _ in range(N)]
+    results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
+    context: Any = multiprocessing.get_context("spawn")
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    ranks = [
+        context.Process(
+            target=sum_often, args=(rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank])
+        )
+        for rank in range(N)
+    ]
+    try:
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join(60)
+        assert [each.exitcode for each in ranks] == [0] * N
+    finally:
+        for each in ranks:
+            each.kill()
+    for call in range(CALLS):
+        expected = torch.stack(sources).double().sum(0) * (call + 1)
+        torch.testing.assert_close(results[0][call].double(), expected, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(results[0][call], each[call]) for each in results)
+
+
+def test_a_word_is_written_and_read_whole() -> None:
+    """Its flag says that its element is there, too, only if no half of it travels by itself."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from ddpperf.low_latency import all_reduce_kernel
+
+    pointers = {"source": "*fp32", "result": "*fp32", "mailbox": "*i64", "mailboxes": "*i64", "calls": "*i32"}
+    whole = dict.fromkeys(("count", "slot", "rank"), "i32")
+    constants = {"N": 4, "ROWS": 4, "BLOCK": 512}
+    source = ASTSource(all_reduce_kernel, {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}, constants)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert len(re.findall(r"ld\.volatile\.global\S*\.b64", ptx)) >= 2
+    assert not re.findall(r"ld\.volatile\.global\S*\.b32", ptx)
