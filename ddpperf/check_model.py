@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from ddpperf.probe import die_with_parent
 from ddpperf.refusal import CannotTrain, first_line
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import TrainingStep
@@ -33,6 +34,7 @@ def check(name: str, batch_size: int) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     try:
         check(sys.argv[1], int(sys.argv[2]))
         print("trained")

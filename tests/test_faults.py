@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.project import Project, wait_until
+from tests.project import SLEEPING_MODEL, Project, wait_until
 
 FAULTS = """
 import pytest
@@ -114,3 +114,16 @@ def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(proj
     process.send_signal(kill)
     process.wait()
     project.assert_nothing_left()
+
+
+@pytest.mark.parametrize("hanging", ["mine.py", "other/mine.py"], ids=["the model's check", "the probe of another root"])
+def test_a_killed_controller_takes_along_what_it_asks_apart(project: Project, hanging: str) -> None:
+    (project.root / "other").mkdir()
+    for module in ("mine.py", "other/mine.py"):
+        (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
+    (project.root / hanging).write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
+    process = project.start("perf", "--model", "mine:sleeping", "--against-root", "other")
+    wait_until((project.root / "begun").exists, 60, lambda: "the model was not imported")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
