@@ -17,7 +17,7 @@ from torch import Tensor
 from ddpperf.symmetric import group_name, symmetric_buffer
 
 BLOCK = 512  # elements that a block of threads sends, and adds up
-SLOTS = 2  # used in turn: a rank is at most one call ahead of another, for it needs what that sends
+SLOTS = 2  # by the last bit of the call: a rank is at most one ahead of another, for it needs what that sends
 
 
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]  # all ranks add up by the same instructions
@@ -70,7 +70,8 @@ class LowLatency:
         self.slot = blocks * BLOCK
         self.mailbox = symmetric_buffer(SLOTS * self.N * self.slot, torch.int64, device).zero_()
         self.handle: Any = symmetric_memory.rendezvous(self.mailbox, group_name())
-        self.addresses = torch.tensor(self.handle.buffer_ptrs, dtype=torch.int64, device=device)
+        offset = self.mailbox.data_ptr() - self.handle.buffer_ptrs[self.rank]  # in what was allocated for it
+        self.addresses = torch.tensor([base + offset for base in self.handle.buffer_ptrs], dtype=torch.int64, device=device)
         self.calls = torch.zeros(blocks, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)
         self.handle.barrier()  # no rank writes into what another has yet to clear

@@ -6,7 +6,6 @@ Prints a line of JSON before it imports anything and one at its end. Standard li
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -36,7 +35,9 @@ def main(model: str, package: str) -> None:
 
 def die_with_parent() -> None:
     """Where the kernel can, which is Linux's: whoever asked may be killed, and an import may never end."""
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import ctypes  # a small Python may have none
+
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

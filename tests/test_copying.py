@@ -11,6 +11,7 @@ from ddpperf.copying import Copy
 from ddpperf.specs import CopySpec, Fault, from_json, to_json
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.rank_process import Side
 
 SPEC = CopySpec(world_size=1, nbytes=1000)
 
@@ -58,9 +59,10 @@ def test_sets_that_fail_together_are_all_replaced_and_the_next_measurement_is_wh
     assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
 
 
-def test_sets_that_are_compared_copy_in_many_short_turns() -> None:
-    """So that what another process does for a moment meets all of them alike."""
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+def test_sides_that_are_compared_copy_in_many_short_turns() -> None:
+    """So that what another process does for a moment meets both alike; one side's copy is compared with a stored run's."""
+    sides = Side(name="A"), Side(name="B")
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, sides=sides) as pool:
         compared = pool.measure(replace(SPEC, nbytes=2**20))
         alone = pool.measure_alone(replace(SPEC, nbytes=2**20))
     assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts] * 2

@@ -24,7 +24,7 @@ from ddpperf.workers.pool import Pool
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
-NBYTES = 2**20 - 16
+NBYTES = 2**18 - 16
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,13 @@ def test_every_captured_all_reduce_passes_its_own_check(
         assert 0 < min(sample.counters["kernel_seconds"]) < 1e-3
 
 
-@pytest.mark.parametrize("nbytes", [4, 2**22 + 4])
-def test_copy_engines_sum_a_buffer_of_any_length(pool: Pool, nbytes: int) -> None:
-    """Of fewer elements than ranks, and of shares that are not equal."""
+@pytest.mark.parametrize(
+    ("algorithm", "nbytes"), [("copy_engine", 4), ("copy_engine", 2**22 + 4), ("low_latency", 4), ("low_latency", 2**18 - 4)]
+)
+def test_our_algorithms_in_mapped_memory_sum_a_buffer_of_any_length(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
+    """Of fewer elements than ranks, and of shares and blocks that are not equal."""
     for world_size in range(2, torch.cuda.device_count() + 1):
-        spec = AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm="copy_engine", form="graph")
+        spec = AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm, form="graph")
         assert pool.measure(spec).iterations >= 1
 
 

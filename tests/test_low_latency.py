@@ -49,7 +49,6 @@ def test_every_rank_has_the_same_sum_after_each_of_several_calls(N: int, count: 
     mailboxes = [torch.zeros(2 * N * blocks * 512, dtype=torch.int64).share_memory_() for _ in range(N)]
     results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
     context: Any = multiprocessing.get_context("spawn")
-    torch.multiprocessing.set_sharing_strategy("file_system")
     ranks = [
         context.Process(
             target=sum_often, args=(rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank])
@@ -82,7 +81,10 @@ def test_a_word_is_written_and_read_whole() -> None:
     pointers = {"source": "*fp32", "result": "*fp32", "mailbox": "*i64", "mailboxes": "*i64", "calls": "*i32"}
     whole = dict.fromkeys(("count", "slot", "rank"), "i32")
     constants = {"N": 4, "ROWS": 4, "BLOCK": 512}
-    source = ASTSource(all_reduce_kernel, {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}, constants)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-    assert len(re.findall(r"ld\.volatile\.global\S*\.b64", ptx)) >= 2
-    assert not re.findall(r"ld\.volatile\.global\S*\.b32", ptx)
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(pointers) + 2)}  # as by torch's allocator
+    for attributes in ({}, aligned):
+        types = {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}
+        source = ASTSource(all_reduce_kernel, types, constants, attributes)
+        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+        assert set(re.findall(r"ld\.volatile\.\S*\.(b\d+)", ptx)) == {"b64"}
+        assert len(re.findall(r"st\.global\.b64", ptx)) == 512 * 4 / 128, "a word of each element to each rank, by 128 threads"

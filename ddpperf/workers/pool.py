@@ -129,7 +129,7 @@ class Pool:
         return self._measured([(live, spec) for live in self.live_sets(1)], spec)
 
     def _measured(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
-        parts = spec.compared_parts if len(jobs) > 1 else 1
+        parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
         rounds = 1 if spec.counts else self.rounds * parts
         for process_set, _ in jobs:
             process_set.progress = partial(self._tell, spec, rounds, 0)
