@@ -201,7 +201,7 @@ def test_one_device_is_enough_for_a_comparison(project: Project) -> None:
     saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
     assert saved.status == 0, saved
     assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"
-    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one", "--benchmark-compare-fail=median:900%")
     assert compared.status == 0, compared
 
 
