@@ -101,7 +101,7 @@ def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
 
 def ring(buffer: Tensor, transport: Transport) -> None:
     """Every rank sends to its right neighbour and receives from its left one: the N segments of the buffer go around once to be
-    added up, and once more to be told (Patarasu and Yuan 2009). Each rank moves 2 (N-1)/N S bytes, whatever N is.
+    added up, and once more to be told (Patarasuk and Yuan 2009). Each rank moves 2 (N-1)/N S bytes, whatever N is.
 
     A segment travels in pieces: while one is added up, others are under way.
     """

@@ -178,6 +178,7 @@ def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
     assert reasons[0].startswith("the negative control failed: ")
     assert reasons[1].startswith("t is worse: ")
     answer = Judgement(rows=decision.rows, holes={})
+    assert answer.unfit()[0].startswith("t is worse: "), "nor may a later run be compared with such a one"
     outcomes = {"t": Outcome(outcome="failed", reason="rank 1 died")}
     assert decide(outcomes, measured=outcomes, answer=answer).status is Status.FAIL
 
@@ -323,6 +324,25 @@ def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -
     for each in (measured(captured, bound=2), measured(STEP, bound=2, candidate_spec=captured)):
         readings = readings_of("t", each, metrics, "cuda")
         assert [each.metric for each in readings if each.primary] == ["time"]
+
+
+def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test_tells_that_or_not() -> None:
+    counted = measured(STEP, bound=2)
+    counted = replace(
+        counted, samples=tuple(replace(each, counters={**each.counters, "cpu_seconds": (0.5, 0.4)}) for each in counted.samples)
+    )
+    (primary,) = [each for each in readings_of("t", counted, {}, "cuda") if each.primary]
+    assert (primary.metric, primary.base, primary.gated) == ("cpu_seconds", (0.5, 0.5), True)
+    decision = Decision(readings_of("t", measured(STEP, bound=2), {}, "cuda"), GPU)
+    assert decision.holes == {"t": "has cpu_seconds of 0 and 0 sets; equally many are needed, 2 or more"}, "never a pass"
+
+
+def test_what_another_way_to_train_has_not_is_no_hole() -> None:
+    base_only = {"by_set": {"A1": 1e9, "A2": 1e9}}
+    metrics = {"peak_memory_bytes": base_only, "gradients_bytes": base_only}
+    sharded = replace(STEP, strategy="fsdp")
+    assert Decision(readings_of("t", measured(STEP, candidate_spec=sharded), metrics, "cuda"), GPU).holes == {}
+    assert Decision(readings_of("t", measured(STEP), metrics, "cuda"), GPU).holes
 
 
 def test_a_small_all_reduce_on_gpus_is_for_information() -> None:

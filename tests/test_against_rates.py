@@ -78,3 +78,35 @@ def test_variances_of_their_kind_alone_would_be_too_sure(monkeypatch: pytest.Mon
     rng = np.random.default_rng(13)
     wrong = sum(called_worse(rng, settings, 0.03, heavy=True) for _ in range(SUITES))
     assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) < 1e-3, wrong
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.03])
+def test_a_faster_single_device_is_not_called_worse(sigma: float) -> None:
+    """Every speedup is less, and no step is slower: none of 24 may be taken for slower by chance."""
+    rng, settings = np.random.default_rng(13), SETTINGS["gpu"]
+
+    def look(sets: int) -> list[Reading]:
+        made = []
+        for test in map(str, range(24)):
+            one, before, after = (np.exp(rng.normal(0, sigma, sets)) for _ in range(3))
+            faster = 0.8 * np.exp(rng.normal(0, sigma, sets))
+            for name, base, candidate in (("time", before, after), ("speedup", one / before, faster / after)):
+                made.append(
+                    Reading(
+                        test=test,
+                        metric=name,
+                        base=tuple(base),
+                        candidate=tuple(candidate),
+                        kind=name,
+                        gated=True,
+                        primary=name == "time",
+                    )
+                )
+        return made
+
+    wrong = 0
+    for _ in range(SUITES):
+        decision = Decision(look(settings.default.screen_sets), settings)
+        decision.confirm([each for each in look(settings.default.confirm_sets) if each.test in decision.suspects()])
+        wrong += any(row.finding is Finding.WORSE for row in decision.rows)
+    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong

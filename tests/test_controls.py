@@ -118,8 +118,10 @@ def test_a_machine_that_copies_slower_than_it_did_gives_no_verdict(project: Proj
         dataclasses.replace(each, seconds=tuple(tuple(t / 4 for t in ranks) for ranks in each.seconds))
         for each in stored.samples
     ]
-    run = compare_with(project, {"copied": dataclasses.replace(stored, samples=tuple(faster)).to_json()})
+    changed = {"copied": dataclasses.replace(stored, samples=tuple(faster)).to_json()}
+    run = compare_with(project, changed, "--benchmark-save=after")
     run.assert_one_sentence(125, "NO VERDICT: the negative control failed: a copy of memory", "this machine is not as it was")
+    run.assert_one_sentence(125, "not saved as a baseline: the negative control failed: a copy of memory")
 
 
 def test_a_run_of_before_there_were_controls_gives_no_verdict(project: Project) -> None:

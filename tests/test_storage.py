@@ -41,6 +41,11 @@ def run_of(measured: dict[str, Measured] | None = None, *, status: str = "PASS",
     }
 
 
+def unfit_run(why: str, *, status: str) -> dict[str, Any]:
+    run = run_of(status=status)
+    return run | {"ddpperf": run["ddpperf"] | {"unfit": [why]}}
+
+
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     return Storage(root=tmp_path, hardware_key=KEY)
@@ -241,6 +246,7 @@ def test_what_cannot_be_compared_with_gives_one_sentence(storage: Storage, conte
         (run_of(t="passed", status="FAIL"), False),
         (run_of(t="passed", u="failed"), False),
         (run_of(t="passed", u="not run", status="NO VERDICT"), False),
+        (unfit_run("t is slower", status="NO VERDICT"), False),  # with a control that failed beside
         (run_of({}, t="passed", status="NO VERDICT"), False),  # benchmarks were disabled
         (run_of(t="passed", u="passed", status="NO VERDICT"), False),  # one test measured nothing
     ],

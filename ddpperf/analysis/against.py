@@ -75,6 +75,7 @@ class Decision:
         gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
         self.gated = math.ceil(gated / settings.default.screen_alpha) if suspects_only else gated
         self._usual: dict[tuple[str, str], tuple[float, float]] = {}  # variance and freedom, by test and metric
+        self._slower: dict[str, bool] = {}  # by test, whether its time surely is, by however little
         self.rows: list[Row] = []
         for metric in dict.fromkeys(each.metric for each in whole):
             self.rows += self._judged([each for each in whole if each.metric == metric], look=2 if suspects_only else 1)
@@ -96,15 +97,15 @@ class Decision:
         self._excuse_speedups([each for (_, metric), each in found.items() if metric == "time"])
 
     def _excuse_speedups(self, times: Sequence[Reading] = ()) -> None:
-        """A speedup that is less because the one device got faster is no failure: the step must have got slower beyond chance.
+        """A speedup that is less because the one device got faster is no failure: the step must have got slower, by however
+        little, beyond what chance makes of one among all gated metrics.
 
         times: measured again, where they were.
         """
-        rows = {row.test: row for row in [row for row in self.rows if row.metric == "time"]}
-        rows |= {each.test: self._judged([each], look=2)[0] for each in times}
-        slower = {test for test, row in rows.items() if row.low > 1}
+        for each in times:
+            self._judged([each], look=2)
         for place, row in enumerate(self.rows):
-            if row.metric == "speedup" and row.finding is Finding.WORSE and row.test not in slower:
+            if row.metric == "speedup" and row.finding is Finding.WORSE and not self._slower.get(row.test):
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judged(self, readings: Sequence[Reading], *, look: int) -> list[Row]:
@@ -118,6 +119,9 @@ class Decision:
         judge = screen if look == 1 else confirm
         findings = judge(seen, spread, settings, self.gated)
         untouched = untouched_findings(seen, spread, settings)
+        if readings[0].metric == "time":
+            slower = seen.effect > critical(settings.suite_alpha / self.gated, spread.freedom) * spread.error(seen.sets)
+            self._slower |= {reading.test: bool(slower[place]) for place, reading in enumerate(readings)}
         reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
         detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated))
         needed = sets_needed(spread, settings, self.gated)

@@ -66,6 +66,10 @@ class Comparison:
         holes = [f"{test} {why}" for test, why in self.holes.items()]
         return [*(self.controls.holes if self.controls is not None else ()), *holes]
 
+    def unfit(self) -> list[str]:
+        """Why no later run should be compared with this one: what is new in it is fit, what is slower, or doubtful, is not."""
+        return [*(f"{test} {how}" for test, how in self.failures().items()), *self.untrusted()]
+
     def passed(self) -> str:
         """What a pass means."""
         suspects = len(self.suspects)

@@ -124,7 +124,8 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
 @dataclass(frozen=True, kw_only=True)
 class ChosenLinks:
     """The model, with a reduction of its own or without, that has the least error on sizes that were left out, and that error:
-    the median of |predicted / measured - 1| over all cells."""
+    the median of |predicted / measured - 1| over all cells.
+    It is the lesser of two, and so a little less than new sizes would show."""
 
     model: LinkModel
     held_out_error: float

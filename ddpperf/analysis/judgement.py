@@ -20,11 +20,13 @@ CONTROLS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """rows: what was found. holes: by test, why it cannot be judged. problems: why the run cannot be."""
+    """rows: what was found. holes: by test, why it cannot be judged. problems: why the run cannot be. sets_option: what says
+    how many sets a side measure."""
 
     rows: Sequence[Row]
     holes: Mapping[str, str]
     problems: Sequence[str] = ()
+    sets_option: str = "--replicates"
 
     def failures(self) -> dict[str, str]:
         """By test that got worse, what of it did."""
@@ -39,6 +41,10 @@ class Judgement:
         """What was not looked at, or not well enough, a sentence each."""
         holes = [f"{test} {why}" for test, why in self.holes.items()]
         return [*self.problems, *holes, *self._missing_controls(), *self._undecided()]
+
+    def unfit(self) -> list[str]:
+        """Why no later run should be compared with this one: nothing may be worse, or was looked at too little."""
+        return [*(f"{test} {how}" for test, how in self.failures().items()), *self.untrusted(), *self.unseen()]
 
     def passed(self) -> str:
         """What a pass means."""
@@ -73,7 +79,7 @@ class Judgement:
             return []
         needed = [row.sets for row in undecided]
         enough = max((sets for sets in needed if sets is not None), default=None)
-        advice = "no number of sets would do" if enough is None or None in needed else f"--replicates {enough} would do"
+        advice = "no number of sets would do" if enough is None or None in needed else f"{self.sets_option} {enough} would do"
         return [f"{len(undecided)} of {len(primaries)} tests are undecided, as {undecided[0].test} is; {advice}"]
 
 
@@ -95,6 +101,10 @@ class Confirmed:
     def unseen(self) -> list[str]:
         """What was not compared, or not judged well enough, a sentence each."""
         return [*self.comparison.unseen(), *self.judgement.unseen()]
+
+    def unfit(self) -> list[str]:
+        """Why no later run should be compared with this one."""
+        return [*self.comparison.untrusted(), *self.judgement.unfit()]
 
     def passed(self) -> str:
         """What a pass means."""

@@ -63,7 +63,7 @@ def _line(points: Points) -> tuple[float, float]:
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
     """As many lines as have the least error on sizes that were left out, and that error: the median of
-    |predicted / measured - 1|."""
+    |predicted / measured - 1|. It is the least of up to three, and so a little less than new sizes would show."""
 
     envelope: Envelope
     held_out_error: float

@@ -44,6 +44,9 @@ class Answer(Protocol):
     def unseen(self) -> list[str]:
         """What it cannot say, a sentence each."""
 
+    def unfit(self) -> list[str]:
+        """Why no later run should be compared with this one, a sentence each."""
+
     def passed(self) -> str:
         """What it says if there is neither, a sentence's end."""
 

@@ -21,12 +21,6 @@ from ddpperf.report.summary import markdown, summary_lines
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
 
 
-_NO_BASELINE = {
-    False: "not every test of this run was measured, undelayed, and passed",
-    True: "two sides were measured in turn, and a baseline is of one",
-}
-
-
 class Ending:
     """Saves the run in pytest-benchmark's format, sets the exit status, and prints the table last.
 
@@ -54,14 +48,15 @@ class Ending:
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
         self.decided = answer, verdict = self._session.decide()
-        tell_junit(self._config, answer.failures() if answer is not None else {}, verdict)
+        worse = answer.failures() if answer is not None and verdict.status is Status.FAIL else {}
+        tell_junit(self._config, worse, verdict)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.decided is None:
             return
-        _, verdict = self.decided
-        document = self._document(verdict)
+        document = self._document(*self.decided)
+        verdict = self.decided[1]
         self.lines = summary_lines(document, self._session.comparison)
         page = markdown(document, self.lines)
         saved = self._save(document) if self._session.reports.outcomes or self._session.reports.uncollected else True
@@ -81,7 +76,7 @@ class Ending:
             if is_baseline(document):
                 written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
             else:
-                self.lines.append(f"not saved as a baseline: {_NO_BASELINE['against' in document['ddpperf']]}")
+                self.lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         return all(written)
 
     def _publish(self, page: str) -> bool:
@@ -102,7 +97,7 @@ class Ending:
         self.lines.append(f"saved {what}: {os.path.relpath(path)}")
         return True
 
-    def _document(self, verdict: Verdict) -> dict[str, Any]:
+    def _document(self, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
         """The run as pytest-benchmark's own hooks make it, with a part of ours beside."""
         hook = self._config.hook
         benchmarks = [measure.stats for measure in self._session.measures.values() if measure.stats is not None]
@@ -113,7 +108,7 @@ class Ending:
             machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
             commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
         )
-        return document | {"ddpperf": header(self._session, verdict)}
+        return document | {"ddpperf": header(self._session, answer, verdict)}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
@@ -127,7 +122,7 @@ class Ending:
                     terminalreporter.line(line)
 
 
-def header(session: Session, verdict: Verdict) -> dict[str, Any]:
+def header(session: Session, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
     """The run's own part of the JSON, beside pytest-benchmark's."""
     return {
         "schema": SCHEMA,
@@ -156,7 +151,16 @@ def header(session: Session, verdict: Verdict) -> dict[str, Any]:
         },
         "outcomes": {test: asdict(outcome) for test, outcome in session.reports.all().items()},
         "verdict": asdict(verdict),
+        "unfit": answer.unfit() if answer is not None else [],
     }
+
+
+def _no_baseline(header: dict[str, Any]) -> str:
+    if "against" in header:
+        return "two sides were measured in turn, and a baseline is of one"
+    if header["unfit"]:
+        return f"{header['unfit'][0]}"
+    return "not every test of this run was measured, undelayed, and passed"
 
 
 def _append(path: Path, text: str) -> Path:

@@ -100,7 +100,8 @@ class Gate:
     def judgement(self) -> Judgement:
         if self._decision is None:
             return Judgement(rows=(), holes={}, problems=["the two sides were not compared: no test measured both to its end"])
-        return Judgement(rows=self._decision.rows, holes=self._decision.holes, problems=self._problems)
+        option = "in perf/thresholds.toml confirm_sets =" if self.confirms else "--replicates"
+        return Judgement(rows=self._decision.rows, holes=self._decision.holes, problems=self._problems, sets_option=option)
 
     def _readings(self, measures: Mapping[str, Measure]) -> list[Reading]:
         measured = [each.measured for each in measures.values() if each.measured is not None]

@@ -179,7 +179,8 @@ def _is_called(path: Path, wanted: str) -> bool:
 
 
 def is_baseline(document: dict[str, Any]) -> bool:
-    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower or slowed."""
+    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower or slowed, and
+    if it was compared, its controls held and its suspects were cleared."""
     header = document["ddpperf"]
     slowed = any(benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for benchmark in document["benchmarks"])
     measured = {benchmark["fullname"] for benchmark in document["benchmarks"]}
@@ -187,7 +188,7 @@ def is_baseline(document: dict[str, Any]) -> bool:
     passed = all(header["outcomes"][test]["outcome"] == "passed" for test in expected)
     alone = "against" not in header  # two sides that were measured in turn warmed each other's caches less
     wanted = bool(measured) and measured == expected and not slowed and alone
-    return wanted and passed and header["verdict"]["status"] != Status.FAIL
+    return wanted and passed and header["verdict"]["status"] != Status.FAIL and not header.get("unfit")
 
 
 def _passed(document: Any) -> bool:
