@@ -93,8 +93,10 @@ class AllReduce(Repeated):
         self.buffer, reduce = operation(spec, count, device)
         self.result = self.buffer
 
+        copied = not spec.in_place and spec.algorithm not in ("one_shot", "low_latency")  # these leave the buffer as it is
+
         def call() -> None:
-            if not spec.in_place:
+            if copied:
                 self.buffer.copy_(self.start)
             self.result = reduce()
 

@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
+from ddpperf.analysis.cost_models import FORMS, Estimate, choose_links
 from ddpperf.analysis.cost_models import Cell as Call
-from ddpperf.analysis.cost_models import Estimate, choose_links
 from ddpperf.analysis.protocols import choose_envelope
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.measure import Measure
@@ -214,6 +214,15 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     }
     estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
     estimated(measure, "link_bytes_per_second", "B/s", {name: each.model.bandwidth for name, each in fitted.items()})
+    adding = {name: each.model.reduce_seconds for name, each in fitted.items() if each.model.reduce_seconds is not None}
+    if len(adding) == len(sets):  # told apart from sending in all of them
+        estimated(measure, "reduce_byte_seconds", "s/B", adding)
+    for report in FORMS:
+        written = {
+            name: report.seconds(spec.world_size, spec.nbytes, each.model.bandwidth.value) / measured[spec][name]
+            for name, each in fitted.items()
+        }
+        measure.metric(f"{report.name}_over_measured", "1", written)
     for each, t in measured.items():
         if each.algorithm == spec.algorithm:
             predicted = {

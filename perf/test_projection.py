@@ -11,7 +11,7 @@ import pytest
 from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
 from ddpperf.analysis.protocols import Chosen, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
-from ddpperf.plugin.cells import Cell, if_measured_as, if_valid
+from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
@@ -26,6 +26,8 @@ def steps(options: Options) -> Iterator[Cell]:
     """On all devices, in the first form; with another number of devices beyond one, from which to project."""
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) < 2:
+        if options.links.project_to:
+            yield skipped(f"world_size={most}", "--project-to needs two numbers of devices above 1; add to --world-sizes")
         return
     for batch_size in options.batch_sizes:
         fields = training(options, most, batch_size, options.forms[0])
@@ -36,7 +38,7 @@ def steps(options: Options) -> Iterator[Cell]:
 @pytest.mark.specs(cells=steps)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     """The excess over t(1) on all devices, predicted from fewer, beside the measured one and the guess that it stays the same;
-    then, from all of them, on as many as --project-to names."""
+    then, from all of them, on as many as --project-to names and were not measured."""
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)
     undelayed = measure.leg(f"world_size={spec.world_size}", spec)
@@ -64,7 +66,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
         told[name] = {spec.world_size: projected(smaller, spec.world_size)}
         for N in measure.machine.links.project_to:
-            if spec.world_size < N:
+            if N not in by_size:
                 told[name][N] = projected(by_size, N)
     tell(measure, spec.world_size, measured, told, one_device.slowest_device_seconds(spec.world_size))
 
@@ -128,6 +130,6 @@ def tell(
         measure.metric(f"projected_excess_on_{N}", "s", {name: each.seconds for name, each in projections.items()})
         measure.metric(f"projected_excess_on_{N}_low", "s", {name: each.low for name, each in projections.items()})
         measure.metric(f"projected_excess_on_{N}_high", "s", {name: each.high for name, each in projections.items()})
-        if largest < N:
+        if largest != N:
             efficiency = {name: t1[name] / (t1[name] + each.seconds) for name, each in projections.items()}
             measure.metric(f"projected_efficiency_on_{N}", "1", efficiency)

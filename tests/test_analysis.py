@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw
+from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import median_and_error, relative_iqr
 from tests.generated import BOUNDED, seconds
@@ -94,6 +94,9 @@ def test_busbw_is_what_nccl_tests_prints(S: int, t: float, N: int, gigabytes: fl
 def test_busbw_is_algbw_times_nccl_tests_factor(N: int, factor: float) -> None:
     assert algbw(1e9, 0.5) == 2e9
     assert all_reduce_busbw(1e9, 0.5, N) == factor * 2e9
+    for kind in ("reduce_scatter", "all_gather", "all_to_all"):
+        assert collective_busbw(kind, 1e9, 0.5, N) == factor / 2 * 2e9
+    assert collective_busbw("broadcast", 1e9, 0.5, N) == 2e9
 
 
 @BOUNDED

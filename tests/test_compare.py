@@ -103,6 +103,16 @@ def test_an_epoch_is_not_compared_with_its_step() -> None:
     assert compared({"t": measured(0.1, spec=epoch)}, {"t": measured(0.1, spec=step)}).holes.keys() == {"t"}
 
 
+@pytest.mark.parametrize(("now", "then", "where"), [(1.0, 0.0, "this run"), (0.0, 1.0, "0001_x.json")])
+def test_a_run_that_went_on_from_a_checkpoint_is_a_hole(now: float, then: float, where: str) -> None:
+    """One that was complete trains nothing, in no time."""
+    comparison = compared(
+        {"t": with_counters(measured(0.001), {"resumed_epochs": (now, now)})},
+        {"t": with_counters(measured(0.1), {"resumed_epochs": (then, then)})},
+    )
+    assert comparison.holes == {"t": f"went on from a checkpoint in {where}, so that its seconds are not all of it"}
+
+
 def test_what_is_missing_on_one_side_is_a_hole_and_on_neither_none() -> None:
     comparison = compared({"new": measured(0.1)}, {"gone": measured(0.1)}, {"new", "gone", "neither"})
     assert comparison.changes == {}

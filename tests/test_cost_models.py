@@ -128,3 +128,4 @@ def test_the_forms_of_reports_are_what_they_say() -> None:
     assert doubling == pytest.approx(counts("recursive_doubling", N).volume * S / B)
     assert aggregate == pytest.approx(N * volume) == pytest.approx(counts("gather_broadcast", N).volume * S)
     assert doubling == pytest.approx(math.log2(N) * S / B)
+    assert [form.seconds(N, S, B) for form in FORMS] == pytest.approx([volume / B, doubling, aggregate / B])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from typing import Any
 
@@ -295,6 +296,10 @@ def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
             metric(stored, "latency_seconds_low") <= metric(stored, "latency_seconds") <= metric(stored, "latency_seconds_high")
         )
         assert metric(stored, "held_out_error") >= 0
+        link = metric(stored, "link_bytes_per_second") if "link_bytes_per_second" in stored["metrics"] else math.inf
+        seconds_by_link = stored["spec"]["nbytes"] / link / seconds(stored)  # none where sending may cost nothing to be seen
+        for form, of_two_ranks in (("ring_bytes", 1), ("doubling_seconds", 1), ("aggregate_bytes", 2)):
+            assert metric(stored, f"{form}_over_measured") == pytest.approx(of_two_ranks * seconds_by_link)
 
 
 def test_the_time_counted_is_that_of_the_rounds(run: Run) -> None:

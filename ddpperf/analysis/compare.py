@@ -143,6 +143,9 @@ def _hole(now: Measured | None, then: Measured | None, baseline: str) -> str:
         return f"is in {baseline} but was not measured"
     if now.spec != then.spec:
         return f"measures another spec than in {baseline}"
+    for run, where in ((now, "this run"), (then, baseline)):
+        if any(run.counter("resumed_epochs").values()):
+            return f"went on from a checkpoint in {where}, so that its seconds are not all of it"
     if _by_cpu_seconds(then, now) and not (_cpu_seconds(then) and _cpu_seconds(now)):
         side = "this run" if _cpu_seconds(then) else baseline
         return f"is bound by launches, and {side} has no CPU seconds of it to compare"

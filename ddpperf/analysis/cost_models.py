@@ -165,27 +165,38 @@ def _row(cell: Cell, *, reduction: bool) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """formula: as it is written, of N ranks, S bytes a rank, B bytes per second. describes: what its value is, and is not."""
+    """formula: as it is written, of N ranks, S bytes a rank, B bytes per second. describes: what its value is, and is not.
+    is_time: whether that is seconds, or bytes."""
 
+    name: str
     formula: str
     value: Callable[[int, float, float], float]
     describes: str
+    is_time: bool = False
+
+    def seconds(self, N: int, S: float, B: float) -> float:
+        """What a report makes of it: bytes over one link's bandwidth."""
+        return self.value(N, S, B) / (1 if self.is_time else B)
 
 
 FORMS = (
     Form(
+        name="ring_bytes",
         formula="2 (N-1) S / N",
         value=lambda N, S, B: 2 * (N - 1) * S / N,
         describes="the bytes that each rank sends in a ring, the least that the busiest rank can do with where only ranks add "
         "up; no time; from S on two ranks to below 2 S on many",
     ),
     Form(
+        name="doubling_seconds",
         formula="(S / B) log2 N",
         value=lambda N, S, B: S / B * math.log2(N),
+        is_time=True,
         describes="the seconds of recursive doubling without latency, where N is a power of two; not what a ring takes, nor a "
         "tree, which takes twice as long",
     ),
     Form(
+        name="aggregate_bytes",
         formula="2 (N-1) S",
         value=lambda N, S, B: 2 * (N - 1) * S,
         describes="the bytes that all ranks of a ring send together, or what rank 0 of gather and broadcast moves; over one "
