@@ -39,6 +39,14 @@ def test_a_copy_that_did_not_happen_or_is_wrong_is_found() -> None:
         made.end_round(1)
 
 
+@pytest.mark.parametrize("nbytes", [1, 4096, 2**20])
+def test_both_buffers_lie_alike_within_their_pages_wherever_they_are(nbytes: int) -> None:
+    for _ in range(3):
+        made = Copy(replace(SPEC, nbytes=nbytes), rank=0, device=torch.device("cpu"))
+        assert (made.source.data_ptr() % 4096, made.target.data_ptr() % 4096) == (0, 2048)
+        assert (len(made.source), len(made.target)) == (nbytes, nbytes)
+
+
 def test_its_spec_has_an_id_and_travels_as_json() -> None:
     assert SPEC.id == "world_size=1-1000B-copy"
     assert from_json(to_json(SPEC)) == SPEC
