@@ -169,13 +169,9 @@ def confirm(look: Look, noise: Noise, settings: Settings, gated: int) -> list[Fi
 
 
 def untouched_findings(look: Look, noise: Noise, settings: Settings) -> list[Finding]:
-    """Of what no change can touch: whether it seems to have changed all the same, with probability `suite_alpha` by chance.
-
-    By more than half of what is tolerated: equal sides, measured so well that sets of a side differ by 0.3 %, were 3 % apart on
-    2 cores, by which of them each had.
-    """
+    """Of what no change can touch: whether it seems to have changed all the same, with probability `suite_alpha` by chance."""
     error = noise.error(look.sets)
-    beyond = critical(settings.suite_alpha / 2, noise.freedom) * error + settings.tolerance / 2
+    beyond = critical(settings.suite_alpha / 2, noise.freedom) * error + settings.margin
     unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
     worse, better = look.effect > beyond, look.effect < -beyond
     return _named((worse, Finding.WORSE), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))

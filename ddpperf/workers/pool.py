@@ -54,7 +54,7 @@ class Pool:
         self.device = device
         self.rounds = rounds
         self.deadline_seconds = deadline_seconds
-        self._slots: list[Side] = [side for _ in range(replicates) for side in sides]
+        self._slots: list[Side] = [side for pair in range(replicates) for side in (sides if pair % 2 == 0 else sides[::-1])]
         self._sets: list[ProcessSet | None] = [None] * len(self._slots)
         self.sets_made = sets_made
         self._folder: Path | None = None
