@@ -37,10 +37,9 @@ MADE = "# Made by docs/update_thresholds.py"  # begins the first line that is no
 MOST_SPREAD = 0.10
 # Of a cell's own rounds in any run. What spreads more is quiet between runs by chance: on GPUs it is bound by launches.
 MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
-# Of CPU seconds between runs; within a run they are one number. On H200 machines those of five runs spread by 16 to 64 %, and
-# cells that agreed more did so by chance: another batch size of the same step was above what they allowed. A further run must
-# leave the range seen by more than its whole width to be above the margin.
-MOST_CPU_SPREAD = 0.15
+# Of CPU seconds between runs; within a run they are one number. A further run must leave the range seen by its whole width to
+# be above the margin.
+MOST_CPU_SPREAD = 0.25
 
 Cell = tuple[str, Spec]  # the test function's name, and what it measures
 

@@ -337,14 +337,6 @@ def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test
     assert decision.holes == {"t": "has cpu_seconds of 0 and 0 sets; equally many are needed, 2 or more"}, "never a pass"
 
 
-def test_what_another_way_to_train_has_not_is_no_hole() -> None:
-    base_only = {"by_set": {"A1": 1e9, "A2": 1e9}}
-    metrics = {"peak_memory_bytes": base_only, "gradients_bytes": base_only}
-    sharded = replace(STEP, strategy="fsdp")
-    assert Decision(readings_of("t", measured(STEP, candidate_spec=sharded), metrics, "cuda"), GPU).holes == {}
-    assert Decision(readings_of("t", measured(STEP), metrics, "cuda"), GPU).holes
-
-
 def test_a_small_all_reduce_on_gpus_is_for_information() -> None:
     for nbytes, device, gated in ((2**20, "cuda", False), (2**24, "cuda", True), (2**20, "cpu", True)):
         readings = readings_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)

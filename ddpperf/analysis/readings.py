@@ -90,8 +90,6 @@ def readings_of(test: str, measured: Measured, metrics: Mapping[str, Mapping[str
     values |= {name: metric["by_set"] for name, metric in metrics.items() if _is_directed(name)}
     if by_cpu:
         values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))  # none is a hole
-    if measured.candidate_spec is not None:  # another way to train may send nothing of a kind, or have no such counter
-        values = {name: by_set for name, by_set in values.items() if name == primary or sides_of(by_set, sets) == {*sets}}
     kind = (measured.spec.measurement, *(side.spec.captured for side in sides), by_cpu, small)
     return [
         Reading(
@@ -105,11 +103,6 @@ def readings_of(test: str, measured: Measured, metrics: Mapping[str, Mapping[str
         )
         for name, by_set in values.items()
     ]
-
-
-def sides_of(by_set: Mapping[str, float], sets: Mapping[str, Sequence[str]]) -> set[str]:
-    """Those of which a metric has values."""
-    return {side for side, names in sets.items() if not by_set.keys().isdisjoint(names)}
 
 
 def _launches_bind(call: AllReduceSpec) -> bool:
