@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -149,6 +150,7 @@ class TrainingRun(TrainingEpoch):
         self.input, self.take, self.run = self.runs[batch_size]
         self.right.zero_()
         self.place = 0
+        torch.manual_seed(Random(f"{self.spec.seed} {self.rank} {epoch}").getrandbits(32))  # dropout's, wherever it began
         self.begin_epoch()
         for _ in self.reported(steps, lambda share: self.done(epoch + share)):
             self.input.load()

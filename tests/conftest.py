@@ -22,13 +22,10 @@ def untried_compiler() -> None:
     compiler_reason.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Compute as every rank does: two threads would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Compute as every rank does: two threads would wait for each other on a busy machine, thirty times as long."""
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from ddpperf.specs import DATA_VARIABLE, EpochSpec
 
 IMAGES = 22
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from tests.two_ranks import (
 EXACT = [name for name in VARIANTS if "16" not in name]
 COMPRESSED = [name for name in VARIANTS if "16" in name]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Ranks]:

@@ -13,7 +13,6 @@ from ddpperf.refusal import CannotTrain
 from ddpperf.specs import Form, TrainingSpec
 from ddpperf.training import TrainingStep
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 
 

@@ -27,8 +27,6 @@ IMAGES = Images(
     labels=torch.arange(COUNT),
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def epoch_batches(rank: int = 0, world_size: int = 1, batch_size: int = 5, *, drop_last: bool = False) -> EpochBatches:
     return EpochBatches(COUNT, world_size=world_size, rank=rank, batch_size=batch_size, drop_last=drop_last)

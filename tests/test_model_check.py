@@ -15,8 +15,6 @@ from ddpperf.plugin.model_check import CHECK_SECONDS, check_model
 from ddpperf.specs import MODEL_VARIABLE
 from tests.project import Project
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MODELS = """
 import os
 import subprocess

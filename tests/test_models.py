@@ -16,9 +16,6 @@ PUBLISHED = [name for name in MODELS if name != "resnet10_cifar"]  # a small one
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def torchvision_model(name: str) -> nn.Module:
     """torchvision's model of our name; for a CIFAR form, torchvision's with the stem and the classes replaced."""
     models: Any = pytest.importorskip("torchvision").models

@@ -18,8 +18,6 @@ from ddpperf.own_model import own_model
 from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
 from ddpperf.training import TrainingStep
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Name = Callable[[str], str]
 
 # What a user writes; each test changes a line.

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ddpperf import checkpoint
 from ddpperf.data import coarse_images, load_images
 from ddpperf.evaluation import Evaluation, recompute_statistics
 from ddpperf.inputs import DeviceInput
-from ddpperf.refusal import CannotTrain
 from ddpperf.run import TrainingRun
-from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
+from ddpperf.specs import RunSpec
 from ddpperf.task import epoch_batches
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
 CPU = torch.device("cpu")
 SMALL = RunSpec(
+    model="resnet10_cifar",
     world_size=1,
     per_rank_batch_size=16,
     strategy="single",
@@ -33,6 +31,7 @@ SMALL = RunSpec(
     epochs=2,
     rate=0.02,
 )
+DROPS = {"model": "torchvision:squeezenet1_1"}  # it has dropout
 
 
 def run_of(**fields: Any) -> TrainingRun:
@@ -59,7 +58,7 @@ def learned(run: TrainingRun) -> list[dict[str, float]]:
 
 
 def test_a_run_learns_and_tells_of_each_epoch() -> None:
-    run = run_of(epoch_images=256, epochs=3, recompute_statistics=True)
+    run = run_of(model="resnet18", epoch_images=256, epochs=3, recompute_statistics=True)
     run.step()
     counters = run.finish()
     assert counters["test_accuracy_3"] > 0.9
@@ -71,95 +70,20 @@ def test_a_run_learns_and_tells_of_each_epoch() -> None:
     assert "test_loss_4" not in counters
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "muon"])
-def test_a_run_begins_from_its_seed_whatever_ran_before(optimizer: str) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"optimizer": "sgd"}, {"optimizer": "lars"}, {"optimizer": "lamb"}, {"optimizer": "muon"}, DROPS]
+)
+def test_a_run_begins_from_its_seed_whatever_ran_before(fields: dict[str, Any]) -> None:
     """Warming up trains, and so does an earlier round: neither leaves anything."""
-    once, twice = run_of(optimizer=optimizer), run_of(optimizer=optimizer)
+    once, twice = run_of(**fields), run_of(**fields)
     twice.step()
     for each in (once, twice):
         each.step()
     require_same(parameters_of(once), parameters_of(twice))
     assert learned(once) == learned(twice)
-    other = run_of(optimizer=optimizer, seed=1)
+    other = run_of(**fields, seed=1)
     other.step()
     assert learned(other) != learned(once)
-
-
-class Stopped(Exception):
-    """As a run is that is killed."""
-
-
-@pytest.mark.parametrize("fields", [{}, {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1}, {"grow_from": 4}])
-def test_a_resumed_run_equals_one_that_was_not_interrupted(
-    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = {"epochs": 3, "optimizer": "sgd", "recompute_statistics": True, **fields}
-    whole = run_of(**fields)
-    whole.step()
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
-    stopped = run_of(**fields)
-    stopped.after_step = after(sum(stopped.spec.epoch_steps[:2]) + 1)
-    with pytest.raises(Stopped):
-        stopped.step()
-    (kept,) = tmp_path.iterdir()
-    assert kept.name == f"{stopped.spec.id}.pt"
-    resumed = run_of(**fields)
-    resumed.step()
-    assert resumed.finish()["resumed_epochs"] == 2
-    require_same(parameters_of(whole), parameters_of(resumed))
-    assert learned(whole) == learned(resumed)
-    again = run_of(**fields)
-    again.step()
-    assert again.finish()["resumed_epochs"] == 3, "a run that has ended is not trained again"
-    require_same(parameters_of(whole), parameters_of(again))
-
-
-def after(steps: int) -> Any:
-    left = iter(range(steps - 1))
-
-    def stop() -> None:
-        if next(left, None) is None:
-            raise Stopped
-
-    return stop
-
-
-def test_a_round_that_is_repeated_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
-    run = run_of()
-    for _ in range(2):
-        steps: list[int] = []
-        run.after_step = lambda steps=steps: steps.append(1)  # type: ignore[misc]
-        run.step()
-        assert len(steps) == run.spec.steps
-    assert run.finish()["resumed_epochs"] == 0
-    resumed = run_of()
-    resumed.step()
-    assert resumed.finish()["resumed_epochs"] == 2
-    told: list[float] = []
-    resumed.report = told.append
-    resumed.step()
-    assert resumed.finish()["resumed_epochs"] == 0, "the round that counts was trained as a whole"
-    assert told
-    assert all(0 <= share <= 1 for share in told)
-
-
-def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path) -> None:
-    path, spec = tmp_path / "run.pt", {"model": "resnet18", "rate": 0.1}
-    assert checkpoint.load(path, spec, CPU) is None
-    checkpoint.save(path, spec, {"history": [{"loss": 1.0}]})
-    assert checkpoint.load(path, spec, CPU) == {"history": [{"loss": 1.0}]}
-    with pytest.raises(CannotTrain, match=r"run.pt is of another training: model 'resnet18', not 'vit'; remove it, or name"):
-        checkpoint.load(path, {"model": "vit", "rate": 0.1}, CPU)
-    whole = path.read_bytes()
-    for cut in (b"", whole[: len(whole) // 2], b"nothing like it"):
-        path.write_bytes(cut)
-        with pytest.raises(CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short: remove it to begin anew"):
-            checkpoint.load(path, spec, CPU)
-    torch.save([1, 2], path)
-    with pytest.raises(CannotTrain, match="is none of this version's; remove it to begin anew"):
-        checkpoint.load(path, spec, CPU)
-    assert [each.name for each in tmp_path.iterdir()] == ["run.pt"], "nothing half-written stays"
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
@@ -269,7 +193,7 @@ def test_ranks_train_and_evaluate_together() -> None:
         assert len(set(sample.counters["test_accuracy_1"])) == len(set(sample.counters["test_loss_1"])) == 1
         assert len(set(sample.counters["train_loss_1"])) == len(set(sample.counters["train_accuracy_1"])) == 1
         with pytest.raises(SetFailure, match=r"the loss (on the test images )?is nan (after|in) epoch 1"):
-            pool.measure(dataclasses.replace(two, rate=1e3))
+            pool.measure(dataclasses.replace(two, model="resnet18", rate=1e3))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +220,7 @@ def test_ranks_train_and_evaluate_together() -> None:
         ({"form": "compile", "grow_from": 8}, "form compile compiles one size of batch, got grow_from=8; use eager or graph"),
         ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
         (
-            {"grow_from": 1},
+            {"model": "resnet18", "grow_from": 1},
             "resnet18 normalizes one value an image in its last stage, got a batch of 1; use batches of at least 2",
         ),
         ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
@@ -329,5 +253,5 @@ def test_what_differs_has_an_id_of_its_own() -> None:
 def test_an_id_names_the_recipe() -> None:
     spec = dataclasses.replace(SMALL, optimizer="muon", warmup_epochs=1, label_smoothing=0.1, grow_from=4, seed=3)
     assert spec.id == (
-        "world_size=1-batch=16-resnet18-single-fp32-eager-device-epochs=2-muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1-seed=3"
+        "world_size=1-batch=16-resnet10_cifar-single-fp32-eager-device-epochs=2-muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1-seed=3"
     )

@@ -19,9 +19,6 @@ from ddpperf.training import LOSS_STEPS, TrainingStep
 CPU = torch.device("cpu")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> TrainingStep:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
     return TrainingStep(spec, rank=rank, device=CPU)

@@ -114,12 +114,13 @@ class Measure:
 
     def attempt(self, spec: Spec) -> Measured | str:
         """Measure what may be too much for a device, on a set that has it for itself, and keep nothing of it: a sentence where
-        a rank could not, and raised. Sets are then replaced: the test's own spec is to be measured after all attempts."""
+        memory ended, or a library raised what may be its limit. Sets are then replaced: the test's own spec is to be measured
+        after all attempts."""
         try:
             return self._told(lambda pool: pool.measure_alone(spec))
         except SetFailure as failure:
             sentence = str(failure)
-            if failure.failures[0].cause is Cause.RAISED:
+            if failure.failures[0].cause is Cause.RAISED and failure.failures[0].limit:
                 return sentence.splitlines()[0]
         pytest.fail(sentence, pytrace=False)
 

@@ -24,12 +24,14 @@ class Cause(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One rank's failure: a sentence's end that says what happened, and what that rank left to read."""
+    """One rank's failure: a sentence's end that says what happened, and what that rank left to read. limit: whether it may be
+    that the work was too much for a device or a library, and is no mistake."""
 
     rank: int
     cause: Cause
     what: str
     detail: str
+    limit: bool = False
 
 
 class SetFailure(Exception):

@@ -245,4 +245,6 @@ class ProcessSet:
 
 def _raised(rank: int, error: Message) -> RankFailure:
     cause = Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED
-    return RankFailure(rank=rank, cause=cause, what=f"raised {error['summary']}", detail=error["traceback"])
+    return RankFailure(
+        rank=rank, cause=cause, what=f"raised {error['summary']}", detail=error["traceback"], limit=error.get("limit", False)
+    )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STACKS_SIGNAL = signal.SIGUSR1
 EXPLAINED = (CannotTrain, FloatingPointError)  # what these say is all there is to say
+LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised by libraries for more than memory or their indices hold
 
 
 def main(path: str, rank: int) -> None:
@@ -69,6 +70,7 @@ def _describe(error: Exception) -> channel.Message:
         "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
         "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
         "distributed": distributed,
+        "limit": isinstance(error, LIMITS) and not isinstance(error, NotImplementedError | RecursionError),
     }
 
 
