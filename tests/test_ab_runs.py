@@ -190,6 +190,16 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
     assert not project.saved_runs()
 
 
+def test_a_base_that_is_not_the_stored_runs_code_is_refused(project: Project) -> None:
+    assert run(project, rounds="1").status == 0
+    (path,) = project.root.glob(".ddpperf/runs/*/*.json")
+    (sample,) = project.measured()["test_step"]["samples"]
+    path.write_text(path.read_text().replace(f'"torch": "{sample["torch"]}"', '"torch": "2.11.9"'))
+    finished = run(project, "--baseline-root", "other", "--benchmark-compare")
+    finished.assert_one_sentence(4, f"{path.name} was measured with torch 2.11.9, its code's side has {sample['torch']}; name")
+    assert len(project.saved_runs()) == 1
+
+
 @pytest.mark.figures
 def test_a_stored_runs_suspects_are_measured_beside_its_code(project: Project) -> None:
     """The fast model is what was stored, and what the base is; the slow one that is here now is worse than both."""

@@ -1,10 +1,9 @@
-"""The machine's key: what CUDA_VISIBLE_DEVICES shows, names that compare, and the commit that was measured."""
+"""The machine's key: what CUDA_VISIBLE_DEVICES shows, names that compare."""
 
 from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from ddpperf.plugin import hardware
 from ddpperf.plugin.hardware import (
     Gpu,
     Machine,
-    commit,
     core_count,
     cpu_model,
     data_rate,
@@ -199,37 +197,6 @@ def test_cores_are_those_allowed_within_the_quota(
     if quota is not None:
         (system / "cpu.max").write_text(f"{quota}\n")
     assert core_count() == cores
-
-
-def git(root: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
-    command = ["git", "-C", str(root), *who, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_a_commit_is_named_by_its_hash(tmp_path: Path) -> None:
-    git(tmp_path, "init")
-    assert commit(tmp_path) == "nogit"  # no commit yet
-    (tmp_path / "file").write_text("one")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-m", "one")
-    git(tmp_path, "tag", "-a", "v1", "-m", "a tag is no hash")
-    short = git(tmp_path, "rev-parse", "--short=9", "HEAD")
-    assert commit(tmp_path) == short
-    (tmp_path / ".gitignore").write_text("ignored\n")
-    assert commit(tmp_path) == f"{short}+"  # untracked: it may be a conftest.py
-    git(tmp_path, "add", ".gitignore")
-    git(tmp_path, "commit", "--amend", "--no-edit")
-    (tmp_path / "ignored").write_text("a run's own file")
-    amended = git(tmp_path, "rev-parse", "--short=9", "HEAD")
-    assert commit(tmp_path) == amended != short
-    (tmp_path / "file").write_text("two")
-    assert commit(tmp_path) == f"{amended}+"
-
-
-def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
-    assert commit(tmp_path) == "nogit"
-    assert commit(tmp_path / "gone") == "nogit"
 
 
 # --- what experiments compare with

@@ -7,13 +7,13 @@ import math
 import os
 import platform
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddpperf.plugin.commits import commit
 from ddpperf.plugin.link_options import Links
 
 _T = TypeVar("_T")
@@ -168,20 +168,6 @@ def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
 def _slug(name: str, drop: set[str]) -> str:
     name = re.sub(r"\((r|tm)\)|@ ?[\d.]+ghz|\d+-core", " ", name.lower())
     return "-".join(word for word in re.findall(r"[a-z0-9]+", name) if word not in drop)
-
-
-def commit(root: Path) -> str:
-    """The short commit of the tree at `root`, with "+" if it has changes or files beside it; "nogit" where there is none."""
-    try:
-        name = _git(root, "rev-parse", "--short=9", "HEAD")
-        return f"{name}+" if _git(root, "status", "--porcelain") else name
-    except (OSError, subprocess.SubprocessError):
-        return "nogit"
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
 def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:

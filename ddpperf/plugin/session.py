@@ -18,6 +18,7 @@ from ddpperf.analysis.history import PastRun
 from ddpperf.analysis.verdict import BASE_FAILED, Answer, Verdict, decide
 from ddpperf.kernels import other_kernels
 from ddpperf.plugin import hardware
+from ddpperf.plugin.commits import require_stored_code
 from ddpperf.plugin.controls import StoredControls
 from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
@@ -79,13 +80,16 @@ class Session:
         )
 
     def find_baseline(self) -> None:
-        """Load what is to be compared with; a baseline that cannot be had is one of the run's problems, not its end."""
+        """Load what is to be compared with; one that cannot be had is one of the run's problems, not its end. Raises
+        pytest.UsageError for a base that is not its code."""
         if not self.compare_with:
             return
         try:
             self.baseline = self.storage.load(self.storage.find(self.compare_with))
         except NoBaseline as problem:
             self.problems.append(str(problem))
+        else:
+            require_stored_code(self.baseline, self.options.sides)
 
     def read_thresholds(self) -> None:
         """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
@@ -93,8 +97,7 @@ class Session:
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         if self.options.sides is not None:
-            confirms = bool(self.compare_with)
-            replicates = None if confirms else self.options.replicates
+            replicates = None if (confirms := bool(self.compare_with)) else self.options.replicates
             self.gate = Gate(self.options.sides, self.settings, self.options.device, replicates, confirms=confirms)
 
     @property
@@ -209,12 +212,8 @@ class Session:
         """With the stored run, if there is one."""
         if (baseline := self.baseline) is None:
             return None
-        common: dict[str, Any] = {
-            "baseline": baseline.path.name,
-            "limit": self.options.slower_ratio,
-            "settings": self.settings,
-            "history": self._history,
-        }
+        common: dict[str, Any] = {"baseline": baseline.path.name, "limit": self.options.slower_ratio}
+        common |= {"settings": self.settings, "history": self._history}
         compared = compare(self._measured(), baseline.measured, expected=self._expected(baseline), **common)
         negative = copies(self.controls.copied, baseline.copied, compared=len(compared.changes), **common)
         return replace(compared, controls=self.controls.beside(negative))

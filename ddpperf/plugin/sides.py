@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.probing import check_side
+from ddpperf.plugin.probing import Found, check_side
 from ddpperf.plugin.spec_options import Value, changed, read_spec_fields
 from ddpperf.results import BASE, CANDIDATE
 from ddpperf.specs import Spec
@@ -37,7 +37,7 @@ class Sides:
     """What is compared.
 
     spec_fields: what --against-spec sets in the candidate's trainings. delay_seconds: put into each step of what its tests
-    measure as their own. torchvision: whether both sides have it.
+    measure as their own. torchvision: whether both sides have it. base_torch: the base's version, where it was tried.
     """
 
     base: Side
@@ -45,6 +45,7 @@ class Sides:
     spec_fields: Mapping[str, Value]
     delay_seconds: float = 0.0
     torchvision: bool = True
+    base_torch: str = ""
 
     @property
     def here(self) -> str:
@@ -86,12 +87,19 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
     spec_fields = read_candidate_fields(config)
     base = _side(config, BASE, "--baseline-python", "--baseline-root", {})
     candidate = _side(config, CANDIDATE, "--against", "--against-root", _read_variables(config.getoption("--against-env")))
-    torchvision = True
+    found: dict[str, Found] = {}
     for side in (base, candidate):
         known = side is candidate and dataclasses.replace(side, name=BASE) == base
         if _is_elsewhere(side) and not known:
-            torchvision &= check_side(side, _asked(side), device, model).torchvision
-    return Sides(base=base, candidate=candidate, spec_fields=spec_fields, delay_seconds=delay_seconds, torchvision=torchvision)
+            found[side.name] = check_side(side, _asked(side), device, model)
+    return Sides(
+        base=base,
+        candidate=candidate,
+        spec_fields=spec_fields,
+        delay_seconds=delay_seconds,
+        torchvision=all(each.torchvision for each in found.values()),
+        base_torch=found[BASE].torch if BASE in found else "",
+    )
 
 
 def _side(config: pytest.Config, name: str, python_option: str, root_option: str, variables: Mapping[str, str]) -> Side:

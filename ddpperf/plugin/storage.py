@@ -32,13 +32,14 @@ class NoBaseline(Exception):
 class Baseline:
     """An earlier run: its measurements by test id, and of a copy of memory, None if it is older than these.
 
-    when: its beginning, in ISO 8601; empty if it does not say.
+    when: its beginning, in ISO 8601. commit: of its project, as `commits.commit` names it. Both empty if it does not say.
     """
 
     path: Path
     measured: dict[str, Measured]
     when: str
     copied: Measured | None = None
+    commit: str = ""
 
     @property
     def with_copy(self) -> dict[str, Measured]:
@@ -138,13 +139,14 @@ class Storage:
             if not isinstance(document["machine_info"], dict):  # which pytest-benchmark reads
                 raise TypeError("machine_info is no table")
             copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
+            commit = str(header.get("environment", {}).get("commit", ""))
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no word")
         except (KeyError, TypeError, ValueError) as error:
             raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
-        return Baseline(path=path, measured=measured, when=str(document.get("datetime", "")), copied=copied)
+        return Baseline(path=path, measured=measured, when=str(document.get("datetime", "")), copied=copied, commit=commit)
 
 
 def _document(path: Path) -> Any:

@@ -1,0 +1,59 @@
+"""Which code a tree holds, by git."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddpperf.plugin.sides import Sides
+from ddpperf.plugin.storage import Baseline
+
+NO_COMMIT = "nogit"
+
+
+def commit(root: Path) -> str:
+    """The short commit of the tree at `root`, with "+" if it has changes or files beside it; NO_COMMIT where there is none."""
+    try:
+        name = _git(root, "rev-parse", "--short=9", "HEAD")
+        return f"{name}+" if _git(root, "status", "--porcelain") else name
+    except (OSError, subprocess.SubprocessError):
+        return NO_COMMIT
+
+
+def require_stored_code(baseline: Baseline, sides: Sides | None) -> None:
+    """Raise pytest.UsageError for a base that is known to be other code than what the stored run measured: of another torch, or
+    another commit of a repository that holds the stored one."""
+    if sides is None:
+        return
+    base, torch = sides.base, sides.base_torch
+    stored = sorted({sample.torch for each in baseline.measured.values() for sample in each.samples})
+    if torch and stored != [torch]:
+        raise pytest.UsageError(
+            f"{baseline.path.name} was measured with torch {' and '.join(stored)}, its code's side has {torch}; "
+            "name an interpreter that has the stored run's with --baseline-python, or save a baseline anew"
+        )
+    if base.root is None or not _knows(base.root, baseline.commit):
+        return
+    if (found := commit(base.root)) != baseline.commit:
+        raise pytest.UsageError(
+            f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
+            f"check {baseline.commit} out there"
+        )
+
+
+def _knows(root: Path, commit: str) -> bool:
+    """Whether the repository of `root` has the commit: the code under test may lie in another, whose commits no run tells."""
+    if commit in ("", NO_COMMIT) or commit.endswith("+"):
+        return False
+    try:
+        _git(root, "cat-file", "-e", f"{commit}^{{commit}}")
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

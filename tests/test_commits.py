@@ -1,0 +1,98 @@
+"""Which code was measured, and that the base of a comparison with a stored run is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddpperf.plugin.commits import commit, require_stored_code
+from ddpperf.plugin.sides import Sides
+from ddpperf.plugin.storage import Baseline
+from ddpperf.workers.rank_process import Side
+from tests.test_compare import measured
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
+    command = ["git", "-C", str(root), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_commit_is_named_by_its_hash(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    assert commit(tmp_path) == "nogit"  # no commit yet
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "one")
+    git(tmp_path, "tag", "-a", "v1", "-m", "a tag is no hash")
+    short = git(tmp_path, "rev-parse", "--short=9", "HEAD")
+    assert commit(tmp_path) == short
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    assert commit(tmp_path) == f"{short}+"  # untracked: it may be a conftest.py
+    git(tmp_path, "add", ".gitignore")
+    git(tmp_path, "commit", "--amend", "--no-edit")
+    (tmp_path / "ignored").write_text("a run's own file")
+    amended = git(tmp_path, "rev-parse", "--short=9", "HEAD")
+    assert commit(tmp_path) == amended != short
+    (tmp_path / "file").write_text("two")
+    assert commit(tmp_path) == f"{amended}+"
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) == "nogit"
+    assert commit(tmp_path / "gone") == "nogit"
+
+
+# --- the base's
+
+
+def stored(commit: str, torch: str = "2.11.0") -> Baseline:
+    one = measured(0.1)
+    one = dataclasses.replace(one, samples=tuple(dataclasses.replace(each, torch=torch) for each in one.samples))
+    return Baseline(path=Path("runs/0007_main.json"), measured={"t": one}, when="", commit=commit)
+
+
+def base(root: Path | None, torch: str = "2.11.0") -> Sides:
+    return Sides(base=Side(name="A", root=root), candidate=Side(name="B"), spec_fields={}, base_torch=torch)
+
+
+def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "mine.py").write_text("one")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-m", "one")
+    was = commit(tmp_path)
+    require_stored_code(stored(was), base(tmp_path))
+    require_stored_code(stored(was), None)
+    require_stored_code(stored(was), base(None))
+    (tmp_path / "mine.py").write_text("two")
+    with pytest.raises(
+        pytest.UsageError, match=rf"0007_main.json was measured at commit {was}, --baseline-root .* holds {was}\+"
+    ):
+        require_stored_code(stored(was), base(tmp_path))
+    git(tmp_path, "commit", "-a", "-m", "two")
+    with pytest.raises(pytest.UsageError, match=rf" holds {commit(tmp_path)}; check {was} out there$"):
+        require_stored_code(stored(was), base(tmp_path))
+
+
+@pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])
+def test_nothing_is_said_of_code_whose_commits_are_not_known(tmp_path: Path, unknown: str) -> None:
+    """The code under test may lie in a repository of its own, of which the stored run tells nothing."""
+    require_stored_code(stored(unknown), base(tmp_path))
+    git(tmp_path, "init")
+    (tmp_path / "mine.py").write_text("one")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-m", "one")
+    require_stored_code(stored(unknown), base(tmp_path))
+
+
+def test_the_base_has_the_torch_that_was_stored() -> None:
+    require_stored_code(stored("nogit"), base(None, torch=""))
+    with pytest.raises(
+        pytest.UsageError,
+        match=r"^0007_main.json was measured with torch 2.11.0, its code's side has 2.12.0; name an interpreter that has",
+    ):
+        require_stored_code(stored("nogit"), base(None, torch="2.12.0"))
