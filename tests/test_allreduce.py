@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,7 +16,7 @@ from torch import Tensor
 from ddpperf.allreduce import ALGORITHMS, all_reduce
 from ddpperf.analysis.cost_models import counts
 from ddpperf.specs.collective import MOST_PIECES, PIECE_BYTES
-from ddpperf.transport import ThreadTransport, exchange, run_in_threads
+from ddpperf.transport import GroupTransport, ThreadTransport, exchange, run_in_threads
 from tests.generated import BOUNDED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
@@ -37,6 +40,22 @@ def test_every_rank_has_the_sum(algorithm: str, world_size: int, count: int, dty
     reduced(algorithm, buffers)
     for buffer in buffers:
         assert torch.equal(buffer, expected)
+
+
+def reduce_as_rank(rank: int, world_size: int, store: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    transport = GroupTransport()
+    for algorithm, dtype, count in itertools.product(ALGORITHMS, DTYPES, (0, 1, 7, 300)):
+        buffers = buffers_of(world_size, count, dtype)
+        all_reduce(buffers[rank], algorithm, transport)
+        expected = torch.stack(buffers_of(world_size, count, dtype)).sum(0, dtype=dtype)
+        assert torch.equal(buffers[rank], expected), (algorithm, dtype, count)
+    dist.destroy_process_group()
+
+
+def test_ranks_of_a_process_group_have_the_sum_of_any_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.multiprocessing.spawn(reduce_as_rank, (3, tmp_path / "store"), nprocs=3)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -72,11 +72,14 @@ def test_every_collective_passes_its_own_check(pool: Pool, kind: CollectiveKind,
     assert pool.measure(CollectiveSpec(world_size=2, nbytes=NBYTES, kind=kind, form=form)).iterations >= 1
 
 
-def test_symmetric_memory_works_in_one_group_after_another_and_after_a_set_was_replaced(pool: Pool) -> None:
+@pytest.mark.parametrize("algorithm", ["two_shot", "low_latency", "copy_engine"])
+def test_symmetric_memory_works_in_one_group_after_another_and_after_a_set_was_replaced(
+    pool: Pool, algorithm: Algorithm
+) -> None:
     """Of fewer ranks, of all again, and of the same that left their group in between: a destroyed group's name is of no use."""
 
     def measured(world_size: int) -> str:
-        spec = AllReduceSpec(world_size=world_size, nbytes=NBYTES, algorithm="two_shot", form="graph")
+        spec = AllReduceSpec(world_size=world_size, nbytes=NBYTES, algorithm=algorithm, form="graph")
         (sample,) = pool.measure(spec).samples
         return sample.set
 

@@ -1,0 +1,54 @@
+"""Told of all_reduces besides their seconds: who is as fast, what the framework costs, the link's share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.hardware import Machine
+from ddpperf.plugin.measure import Measure
+from ddpperf.results import Measured, Sample
+from ddpperf.specs import AllReduceSpec
+from perf.test_all_reduce import as_fast, bandwidths, beside_kernels
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+
+
+def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
+    """One step a round, whose slower rank took so long; kernels: of the library, by rank."""
+    counters = {"kernel_seconds": kernels} if kernels else {}
+    sample = Sample(set="A1", side="A", torch="2", seconds=tuple((0.5 * each, each) for each in rounds), counters=counters)
+    return Measured(spec=SPEC, iterations=1, samples=(sample,))
+
+
+def measure_on(machine: Machine) -> Measure:
+    nothing: Any = None
+    return Measure(nothing, nothing, nothing, machine=machine)
+
+
+def test_what_is_above_the_fastest_by_less_than_both_are_off_is_as_fast() -> None:
+    calls = {
+        "ring": call(1.0, 1.1, 0.9, 1.0, 1.05, 0.95),
+        "tree": call(1.02, 1.1, 0.95, 1.03, 1.05, 0.9),
+        "gather_broadcast": call(2.0, 2.1, 1.9, 2.0, 2.05, 1.95),
+    }
+    assert as_fast(calls, "ring") == ["tree"]
+    assert as_fast({name: calls[name] for name in ("ring", "gather_broadcast")}, "ring") == []
+
+
+def test_the_framework_costs_what_is_beside_the_kernel_that_waits_the_least() -> None:
+    measure = measure_on(Machine())
+    beside_kernels(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)))
+    assert measure.metrics["framework_seconds"]["value"] == pytest.approx(11e-6 - 7e-6)
+    silent = measure_on(Machine())
+    beside_kernels(silent, call(10e-6))
+    assert silent.metrics == {}, "of a kernel that was not seen nothing is told"
+
+
+def test_a_links_share_is_told_only_of_a_link_that_is_known() -> None:
+    known, unknown = measure_on(Machine(device="cuda", link_bytes_per_second=450e9)), measure_on(Machine(device="cuda"))
+    for each in (known, unknown):
+        bandwidths(each, {"A1": 360e9})
+    assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
+    assert list(unknown.metrics) == ["busbw_bytes_per_second"]
