@@ -68,7 +68,7 @@ def test_bisecting_passes_over_what_cannot_be_measured_and_names_the_slower_comm
     found = repository.run("git", "bisect", "run", sys.executable, "-m", "pytest", "perf/", limit, compare)
     for said in (
         "NO VERDICT: perf/test_it.py::test_step is in before.json but was not measured",
-        "PASS: 1 test measured, none slower than in before.json by more than its limit",
+        "PASS: 1 test measured, none slower than in before.json by more than its limit (5)",
         "FAIL: perf/test_it.py::test_step is slower: ",
         f"{slow} is the first bad commit",
     ):

@@ -123,8 +123,11 @@ def test_a_pass_says_what_it_was_compared_with() -> None:
     outcomes = {"a": PASSED, "b": PASSED}
     comparison = Comparison(baseline="0001_x.json", changes={"a": SAME, "b": SAME})
     assert decide(outcomes, measured=outcomes, answer=comparison).reasons == (
-        "2 tests measured, none slower than in 0001_x.json by more than its limit",
+        "2 tests measured, none slower than in 0001_x.json by more than its limit (1.5)",
     )
+    changes = {"a": SAME, "b": dataclasses.replace(SAME, limit=1.25), "c": dataclasses.replace(SAME, limit=1.0312)}
+    of_their_own = Comparison(baseline="0001_x.json", changes=changes)
+    assert of_their_own.passed().endswith("by more than its limit (1.25 for half of the tests, at most 1.5)")
     assert decide({"a": PASSED}, measured={"a"}, answer=None).reasons == (
         "1 test measured, not compared with a baseline: no --benchmark-compare was given",
     )

@@ -96,7 +96,9 @@ def test_a_suspect_passes_and_is_counted() -> None:
     outcomes = dict.fromkeys(then, Outcome(outcome="passed"))
     verdict = decide(outcomes, measured=outcomes, answer=comparison)
     assert verdict.status is Status.PASS
-    assert verdict.reasons[0].endswith("none slower than in 0001_x.json by more than its limit, but 1 is a suspect")
+    assert verdict.reasons[0].endswith(
+        f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
+    )
     slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": suspect}, then)
     assert (set(slower.suspects), set(slower.slower)) == ({"u"}, {"t"})
 

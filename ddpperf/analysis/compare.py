@@ -71,10 +71,11 @@ class Comparison:
         return [*(f"{test} {how}" for test, how in self.failures().items()), *self.untrusted()]
 
     def passed(self) -> str:
-        """What a pass means."""
+        """What a pass means, and how much it would let through."""
+        limits = [change.limit for change in self.changes.values()]
         suspects = len(self.suspects)
         but = f", but {suspects} {'is a suspect' if suspects == 1 else 'are suspects'}" if suspects else ""
-        return f"none slower than in {self.baseline} by more than its limit{but}"
+        return f"none slower than in {self.baseline} by more than its limit{_widths(limits)}{but}"
 
 
 def compare(
@@ -133,6 +134,13 @@ def copies(
         return Controls(holes=[f"the negative control, {COPY}, {why}"])
     change = _of_times(COPY, now, then, history, settings, compared + 1, None)
     return Controls(negative=replace(change, limit=max(change.limit, limit or 0.0)))
+
+
+def _widths(limits: Sequence[float]) -> str:
+    if not limits:
+        return ""
+    most = f"{max(limits):.4g}"
+    return f" ({most})" if min(limits) == max(limits) else f" ({median(limits):.4g} for half of the tests, at most {most})"
 
 
 def _hole(now: Measured | None, then: Measured | None, baseline: str) -> str:
