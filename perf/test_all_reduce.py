@@ -31,7 +31,7 @@ from ddpperf.specs import (
 from perf import gate
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
-GPU_SIZES = (2**10, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
+GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # of algorithms on messages from rank to rank
 RING_SIZE = 2**26  # of the one that such buffers are for
 COLLECTIVE_SIZES = (2**24,)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -123,9 +124,8 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenLinks:
-    """The model, with a reduction of its own or without, that has the least error on sizes that were left out, and that error:
-    the median of |predicted / measured - 1| over all cells.
-    It is the lesser of two, and so a little less than new sizes would show."""
+    """The model, with a reduction of its own or without, that has the least error on sizes that were left out. held_out_error:
+    the median of |predicted / measured - 1| over the cells of sizes that were left out of fit and choice alike."""
 
     model: LinkModel
     held_out_error: float
@@ -136,23 +136,26 @@ def choose_links(cells: Sequence[Cell]) -> ChosenLinks:
 
     Raises ValueError for fewer than four sizes.
     """
-    sizes = sorted({cell.nbytes for cell in cells})
-    require_sizes(len(sizes))
+    require_sizes(len({cell.nbytes for cell in cells}))
+    return ChosenLinks(model=_best_links(cells), held_out_error=_held_out(cells, _best_links))
 
-    def error(reduction: bool) -> float:
-        errors = []
-        for left_out in sizes[1:-1]:
-            model = fit_links([cell for cell in cells if cell.nbytes != left_out], reduction=reduction)
-            errors += [
-                abs(model.seconds(cell.algorithm, cell.N, cell.nbytes) / cell.seconds - 1)
-                for cell in cells
-                if cell.nbytes == left_out
-            ]
-        return median(errors)
 
-    errors = {reduction: error(reduction) for reduction in (False, True)}
-    best = min(errors, key=lambda reduction: round(errors[reduction], DIGITS))
-    return ChosenLinks(model=fit_links(cells, reduction=best), held_out_error=errors[best])
+def _best_links(cells: Sequence[Cell]) -> LinkModel:
+    errors = {reduction: _held_out(cells, partial(fit_links, reduction=reduction)) for reduction in (False, True)}
+    return fit_links(cells, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
+
+
+def _held_out(cells: Sequence[Cell], fit: Callable[[Sequence[Cell]], LinkModel]) -> float:
+    """The median error on the cells of each size but the ends, of what the others are fitted by."""
+    errors = []
+    for left_out in sorted({cell.nbytes for cell in cells})[1:-1]:
+        model = fit([cell for cell in cells if cell.nbytes != left_out])
+        errors += [
+            abs(model.seconds(cell.algorithm, cell.N, cell.nbytes) / cell.seconds - 1)
+            for cell in cells
+            if cell.nbytes == left_out
+        ]
+    return median(errors)
 
 
 def _row(cell: Cell, *, reduction: bool) -> list[float]:

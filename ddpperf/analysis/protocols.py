@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -62,8 +63,9 @@ def _line(points: Points) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """As many lines as have the least error on sizes that were left out, and that error: the median of
-    |predicted / measured - 1|. It is the least of up to three, and so a little less than new sizes would show."""
+    """As many lines as have the least error on sizes that were left out. held_out_error: the median of
+    |predicted / measured - 1| of sizes that were left out of fit and choice alike (nested cross-validation: Varma and Simon
+    2006), for the error that a model was chosen by is less than new sizes show."""
 
     envelope: Envelope
     held_out_error: float
@@ -76,26 +78,28 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """
     require_sizes(len(set(sizes)))
     order = sorted(zip(sizes, seconds, strict=True))
-
-    def error(lines: int) -> float:
-        return median(_left_out(order, place, lambda kept: _predict(kept, lines)) for place in range(1, len(order) - 1))
-
-    possible = [lines for lines in range(1, MOST_LINES + 1) if len(order) - 1 >= 2 * lines]
-    errors = {lines: error(lines) for lines in possible}
-    best = min(errors, key=lambda lines: round(errors[lines], DIGITS))  # the fewest of those that are as good
     return Chosen(
-        envelope=fit_envelope(*zip(*order, strict=True), lines=best),
-        held_out_error=errors[best],
+        envelope=fit_envelope(*zip(*order, strict=True), lines=_best_lines(order)),
+        held_out_error=_held_out(order, lambda kept: _predict(kept, _best_lines(kept))),
     )
+
+
+def _best_lines(points: Points) -> int:
+    """The fewest of those that are as good."""
+    possible = [lines for lines in range(1, MOST_LINES + 1) if len(points) - 1 >= 2 * lines]
+    errors = {lines: _held_out(points, partial(_predict, lines=lines)) for lines in possible}
+    return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
 
 def _predict(points: Points, lines: int) -> Callable[[int], float]:
     return fit_envelope([size for size, _ in points], [took for _, took in points], lines=lines).seconds
 
 
-def _left_out(points: Points, place: int, fit: Callable[[Points], Callable[[int], float]]) -> float:
-    size, took = points[place]
-    return abs(fit([*points[:place], *points[place + 1 :]])(size) / took - 1)
+def _held_out(points: Points, fit: Callable[[Points], Callable[[int], float]]) -> float:
+    """The median error on each point but the ends, of what the others are fitted by."""
+    left_out = range(1, len(points) - 1)
+    fitted = {place: fit([*points[:place], *points[place + 1 :]]) for place in left_out}
+    return median(abs(fitted[place](points[place][0]) / points[place][1] - 1) for place in left_out)
 
 
 def require_sizes(number: int) -> None:
