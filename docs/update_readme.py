@@ -1,4 +1,4 @@
-"""Make the README's tables and picture from stored runs: python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
+"""Make the README's tables and picture: PYTHONPATH=. python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
 
 Nothing in them is typed by hand; tests/test_readme.py checks that the README is what this makes of the runs that it names.
 """
@@ -27,19 +27,25 @@ ROOT = Path(__file__).parents[1]
 PICTURED = ROOT / "docs" / "h200x4.md"
 DOCS = ROOT / "docs"
 OF_ONE_FILE = (DOCS / "h200x2.md", DOCS / "large_batches.md")  # of perf/, whose runs a whole run does not replace
-PAGES = (ROOT / "README.md", PICTURED, DOCS / "images.md", DOCS / "gate.md", DOCS / "own_ddp.md", *OF_ONE_FILE)
+PAGES = (ROOT / "README.md", PICTURED, *(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp")), *OF_ONE_FILE)
 DOUBTFUL = "\\*"
 PICTURE = ROOT / "docs" / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+FIRST = "the first tests in "  # of each experiment of a run
 GATE = "the gate in "  # a run with two equal sides
 RECIPES = "the recipes in "  # a run of test_large_batch or test_long_run
-ALL_RUNS = "all runs in "  # a folder; else one run, or one run and the folder of another's output
+ALL_RUNS = "all runs in "  # a folder; else one whole run, or one run and the folder of another's output
 TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
 
 
-def block(run: str) -> str:
-    """The README's table of the stored run at `run`, a path below the root."""
+def block(run: str, *, first: bool = False) -> str:
+    """The table of the stored run at `run`, a path below the root; first: only of each file's first test that was measured."""
     document = json.loads((ROOT / run).read_text())
+    if first:
+        by_file = {each["fullname"].partition("::")[0]: each for each in reversed(document["benchmarks"])}
+        document["benchmarks"] = list(reversed(by_file.values()))
+        outcomes = document["ddpperf"]["outcomes"]
+        document["ddpperf"]["outcomes"] = {each["fullname"]: outcomes[each["fullname"]] for each in document["benchmarks"]}
     return "\n".join(["```text", *summary_lines(document), "```", ""])
 
 
@@ -55,10 +61,11 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
         elif source.startswith(RECIPES):
             table = recipes_table(source.removeprefix(RECIPES))
         else:
-            run, both, folder = source.partition(" and ")
+            first = FIRST if source.startswith(FIRST) else ""
+            run, both, folder = source.removeprefix(first).partition(" and ")
             run = runs.get(folder_of(run), run)
-            source = run + both + folder
-            table = versus(run, folder) if both else block(run)
+            source = first + run + both + folder
+            table = versus(run, folder) if both else block(run, first=bool(first))
         return f"<!-- made by docs/update_readme.py from {source} -->\n{table}<!-- end -->"
 
     return MADE.sub(made, readme)
@@ -78,8 +85,7 @@ def gate_table(run: str) -> str:
         test = row["test"]
         share = f"{told[test] / max(told.values()):.2f}" if test in told else "-"
         figures = f"{row['detectable']:.1%} | {seconds[test]:.0f} | {share}"
-        chosen = "yes" if test in selected else ""
-        lines.append(f"| {short(test)} | {row['metric']} | {figures} | {chosen} |")
+        lines.append(f"| {short(test)} | {row['metric']} | {figures} | {'yes' if test in selected else ''} |")
     return "\n".join([*lines, ""])
 
 
@@ -198,14 +204,10 @@ def draw(document: dict[str, Any], picture: Path) -> None:
     """Speedup over world size beside bus bandwidth over size."""
     from matplotlib import pyplot as plt
 
-    ours = [benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]]
+    stored = {benchmark["name"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    training = [
-        benchmark["extra_info"]["ddpperf"]
-        for benchmark in document["benchmarks"]
-        if benchmark["name"].startswith("test_weak_scaling[")
-        and benchmark["extra_info"]["ddpperf"]["spec"]["strategy"] in ("single", "ddp")
-    ]
+    scaling = [each for name, each in stored.items() if name.startswith("test_weak_scaling[")]
+    training = [each for each in scaling if each["spec"]["strategy"] in ("single", "ddp")]
     model, form = training[0]["spec"]["model"], training[0]["spec"]["form"]
     training = [each for each in training if (each["spec"]["model"], each["spec"]["form"]) == (model, form)]
     sizes = sorted({each["spec"]["world_size"] for each in training})
@@ -219,7 +221,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
     left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, {form}")
     left.legend()
-    reducing = [each for each in ours if is_plain(Measured.from_json(each).spec)]
+    reducing = [each for each in stored.values() if is_plain(Measured.from_json(each).spec)]
     for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
         points = sorted(
             (each["spec"]["nbytes"], each["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)

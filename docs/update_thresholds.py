@@ -1,4 +1,4 @@
-"""Make perf/thresholds.toml from the committed runs in perf/baselines: python docs/update_thresholds.py
+"""Make perf/thresholds.toml from the committed runs in perf/baselines: PYTHONPATH=. python docs/update_thresholds.py
 
 A threshold is the worst value of a metric over all runs on that hardware, less 5 %; for a training step whose kernels the CPU
 launches, the worst of its CPU seconds, plus 25 %. tests/test_update_thresholds.py checks that the file is what this makes of

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
-from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, skipped
+from ddpperf.plugin.cells import Cell, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.metrics import training_metrics
-from perf.test_scaling import training
+from perf.trainings import measured_apart
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
@@ -28,9 +27,7 @@ def splits(options: Options) -> Iterator[Cell]:
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for form in dict.fromkeys((options.forms[0], "eager")):
-                fields = training(options, world_size, batch_size, form)
-                cell = if_valid(f"world_size={world_size}-batch={batch_size}-{form}", partial(options.step, **fields))
-                yield if_measured_as(BucketReplaySpec, cell)
+                yield measured_apart(BucketReplaySpec, options, world_size, batch_size, form)
 
 
 @pytest.mark.specs(cells=splits)

@@ -11,13 +11,13 @@ import pytest
 from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
 from ddpperf.analysis.protocols import Chosen, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
-from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, skipped
+from ddpperf.plugin.cells import Cell, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, PartsSpec, TrainingSpec, measured_as
 from perf.test_all_reduce import backend_sizes, form
-from perf.test_scaling import fewer, training
+from perf.trainings import fewer, measured_apart
 
 NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
 
@@ -30,9 +30,7 @@ def steps(options: Options) -> Iterator[Cell]:
             yield skipped(f"world_size={most}", "--project-to needs two numbers of devices above 1; add to --world-sizes")
         return
     for batch_size in options.batch_sizes:
-        fields = training(options, most, batch_size, options.forms[0])
-        cell = if_valid(f"world_size={most}-batch={batch_size}", partial(options.step, **fields))
-        yield if_measured_as(BucketReplaySpec, cell)
+        yield measured_apart(BucketReplaySpec, options, most, batch_size, options.forms[0])
 
 
 @pytest.mark.specs(cells=steps)

@@ -15,18 +15,13 @@ from ddpperf.analysis.scaling_laws import SerialShare, amdahl_speedup, fit_amdah
 from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
-from ddpperf.specs import EpochSpec, Form, Model, TrainingSpec, is_own_model
+from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_own_model
 from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS, DDP_OPTIONS
 from perf import gate
 from perf.metrics import training_metrics
+from perf.trainings import OWN_DDP, fewer, step, training
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
-
-
-# Of what can be captured the fastest: NCCL's own average, gradients that lie in their buckets, BatchNorm's statistics left to
-# each rank.
-FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
-OWN_DDP = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}  # what the machine can do, to lay beside
 
 
 def weak_scaling(options: Options) -> Iterator[Cell]:
@@ -87,18 +82,6 @@ def epochs(options: Options) -> Iterator[Cell]:
             yield options.epoch(**fields)
             for beside in own_ddp(options, fields):
                 yield options.epoch(**beside)
-
-
-def step(options: Options, world_size: int, batch_size: int, form: Form) -> TrainingSpec:
-    return options.step(**training(options, world_size, batch_size, form))
-
-
-def training(options: Options, world_size: int, batch_size: int, form: Form) -> dict[str, Any]:
-    """A training's fields: alone or by DDP, where it is captured with its fastest options, else as it is by default."""
-    fields = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
-    if world_size == 1 or form not in CAPTURED_FORMS:
-        return fields
-    return fields | (OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP)
 
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -173,11 +156,6 @@ def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     cells = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=images)
     law_metrics(measure, spec, cells, one_device, strong_speedup, fit_amdahl, amdahl_speedup)
-
-
-def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
-    """The numbers of devices that the run has between one and the spec's."""
-    return [N for N in measure.machine.world_sizes if 1 < N < spec.world_size]
 
 
 def law_metrics(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
@@ -16,13 +15,13 @@ from ddpperf.analysis.breakdown import (
     peak_flops_per_second,
     straggler_spread,
 )
-from ddpperf.plugin.cells import Cell, if_measured_as, if_valid
+from ddpperf.plugin.cells import Cell
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
 from perf.metrics import training_metrics
-from perf.test_scaling import training
+from perf.trainings import measured_apart
 
 AGREEMENT = 0.02  # of a step, that its parts' sum may differ from it without a word
 
@@ -33,9 +32,7 @@ def steps(options: Options) -> Iterator[Cell]:
         for batch_size in options.batch_sizes:
             forms = (options.forms[0], "eager") if batch_size == min(options.batch_sizes) else options.forms[:1]
             for form in dict.fromkeys(forms):
-                fields = training(options, world_size, batch_size, form)
-                cell = if_valid(f"world_size={world_size}-batch={batch_size}-{form}", partial(options.step, **fields))
-                yield if_measured_as(PartsSpec, cell)
+                yield measured_apart(PartsSpec, options, world_size, batch_size, form)
 
 
 @pytest.mark.specs(cells=steps)

@@ -136,8 +136,8 @@ def test_a_copy_replaces_what_was_there_only_when_it_is_whole(tmp_path: Path) ->
 
 
 def test_a_tests_parameters_are_written_whatever_they_are(storage: Storage) -> None:
-    path = storage.promote(run_of() | {"params": {"spec": SPEC, "folder": Path("x")}}, "main")
-    assert json.loads(path.read_text())["params"] == {"spec": to_json(SPEC), "folder": repr(Path("x"))}
+    path = storage.promote(run_of() | {"params": {"spec": SPEC, "folder": Path("x"), "own": {1, 2}}}, "main")
+    assert json.loads(path.read_text())["params"] == {"spec": to_json(SPEC), "folder": "x", "own": "{1, 2}"}
 
 
 @pytest.mark.parametrize(("older", "newest"), [("0001_old.json", "0002_new.json"), ("9999_z.json", "10000_a.json")])

@@ -43,12 +43,12 @@ def require_stored_code(baseline: Baseline, sides: Sides | None) -> None:
         )
 
 
-def _knows(root: Path, commit: str) -> bool:
+def _knows(root: Path, wanted: str) -> bool:
     """Whether the repository of `root` has the commit: the code under test may lie in another, whose commits no run tells."""
-    if commit in ("", NO_COMMIT) or commit.endswith("+"):
+    if wanted in ("", NO_COMMIT) or wanted.endswith("+"):
         return False
     try:
-        _git(root, "cat-file", "-e", f"{commit}^{{commit}}")
+        _git(root, "cat-file", "-e", f"{wanted}^{{commit}}")
     except (OSError, subprocess.SubprocessError):
         return False
     return True

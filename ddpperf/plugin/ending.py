@@ -131,8 +131,6 @@ def header(session: Session, answer: Answer | None, verdict: Verdict) -> dict[st
         "options": {
             "command_line": session.command_line,
             **{name: value for name, value in asdict(session.options).items() if name != "sides"},
-            "worker_logs": session.options.worker_logs and str(session.options.worker_logs),
-            "traces": session.options.traces and str(session.options.traces),
             "data": {"name": session.options.data.name, "digest": session.options.data.digest},
         },
         **({session.gate.name: session.gate.to_json()} if session.gate is not None and session.gate.active else {}),

@@ -64,7 +64,7 @@ def read_links(config: pytest.Config, most: int) -> Links:
 
 def _bytes_per_second(config: pytest.Config, option: str) -> float | None:
     """An option that is in GB/s of 1e9 bytes as everywhere; None if it is not given."""
-    text = config.getoption(option.removeprefix("--").replace("-", "_"))
+    text = config.getoption(option)
     if text is None:
         return None
     return positive(option, text, "GB/s", most=MOST_GIGABYTES_PER_SECOND, example=450) * 1e9

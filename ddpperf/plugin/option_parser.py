@@ -42,8 +42,8 @@ def add_options(parser: pytest.Parser) -> None:
         ("--batch-sizes", None, "N,N", "images a rank in a step (default: 32 on the CPU; 32,128,512 on GPUs; "
          "in test_batch_size 32,128,512, and 2048 on GPUs)"),
         ("--global-batch-sizes", None, "N,N", "images of all ranks in a step (default: 64 on the CPU; 128,512 on GPUs)"),
-        ("--model", None, "NAME", "resnet18 (default on the CPU), resnet18_cifar (on GPUs), resnet50_cifar, torchvision:NAME, "
-         "or your own by package.module:function"),
+        ("--model", None, "NAME", "resnet18 (default on the CPU), resnet18_cifar (on GPUs), resnet10_cifar, resnet50_cifar, "
+         "torchvision:NAME, or your own by package.module:function"),
         ("--precision", None, "NAME", f"{', '.join(get_args(Precision))} (default: fp32 on the CPU, bf16 on GPUs)"),
         ("--forms", None, "NAME,NAME", "eager, compile, graph, compile-graph: the first is every experiment's, others stand "
          "beside it in test_forms and test_weak_scaling (default: eager on the CPU; graph,compile-graph,eager on GPUs)"),
@@ -68,7 +68,7 @@ def add_options(parser: pytest.Parser) -> None:
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
     """The options as given; raises pytest.UsageError with one sentence for what cannot be done here.
 
-    Decodes the images and tries the model, which takes a while, where they are not the default.
+    Tries the sides, decodes the images and tries the model, which takes a while, where they are not the default.
     """
     check_benchmark_options(config)
     device = _device(config, gpu_count)
@@ -88,6 +88,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     base = {"model": model, "precision": precision, "world_size": max(world_sizes)}
     spec_fields = _spec_fields(config, base, batch_sizes, device)
     # from here on it takes a while
+    sides = read_sides(config, device=device, model=model, delay_seconds=delay_seconds)
     data, epoch_images = _data(config, model, cuda, max(world_sizes))
     check_model(model, min(2, min(batch_sizes) // int(spec_fields.get("accumulation_steps", 1))))
     return Options(
@@ -106,7 +107,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         delay_seconds=delay_seconds,
         rounds=rounds,
         replicates=replicates,
-        sides=read_sides(config, device=device, model=model, delay_seconds=delay_seconds),
+        sides=sides,
         deadline_seconds=deadline_seconds,
         worker_logs=worker_logs,
         traces=traces,
@@ -118,7 +119,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
 def _kept_in(config: pytest.Config, option: str) -> Path | None:
     """The folder that an option names, made where it is not there; None where it is not given."""
-    text = config.getoption(option.removeprefix("--").replace("-", "_"))
+    text = config.getoption(option)
     return folder(option, text) if text is not None else None
 
 

@@ -37,7 +37,7 @@ def check_world_sizes(world_sizes: tuple[int, ...], device: str, gpu_count: int)
 
 
 def sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
-    text = config.getoption(option.removeprefix("--").replace("-", "_"))
+    text = config.getoption(option)
     if text is None:
         return ()
     sizes = tuple(whole_number(option, word) for word in text.split(","))

@@ -245,5 +245,5 @@ def _whole_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
 
 
 def _plain(value: object) -> object:
-    """pytest-benchmark keeps a test's parameters as they are: ours are specs, a user's may be anything."""
-    return specs.to_json(value) if isinstance(value, Spec) else repr(value)
+    """Options hold paths; pytest-benchmark keeps a test's parameters, of which ours are specs, and a user's may be anything."""
+    return specs.to_json(value) if isinstance(value, Spec) else str(value) if isinstance(value, Path) else repr(value)

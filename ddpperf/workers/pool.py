@@ -29,10 +29,10 @@ class Pool:
 
     The sets are alive side by side and their rounds interleave; only one samples at a time. A set that fails is dead at
     once and is replaced, under a new name, before the next measurement. sets_made: by earlier pools, whose names are not used
-    again. log_folder: where each rank's output stays; by
-    default in a private folder that goes with the pool. cores: by rank, those it is kept on in each set. progress: told of
-    the spec that is measured and how much of that is done. look: called with the process ids of all ranks and the number
-    of rounds done, before the first and after each; what it answers spoiled that round, which is then measured again.
+    again. log_folder: where each rank's output stays; by default in a private folder that goes with the pool. cores: by rank,
+    those it is kept on in each set. progress: told of the spec that is measured and how much of that is done. look: called
+    with the process ids of all ranks and the number of rounds done, before the first and after each; what it answers spoiled
+    that round, which is then measured again.
     """
 
     def __init__(
