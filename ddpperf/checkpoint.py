@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ddpperf.refusal import CannotTrain, first_line
 
-VERSION = 1
+VERSION = 2
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
@@ -21,7 +21,7 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save({"version": VERSION, "spec": spec, "state": state}, file)
+            torch.save({"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -42,6 +42,11 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
         ) from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
         raise CannotTrain(f"the checkpoint {path} is none of this version's; remove it to begin anew")
+    if stored["torch"] != torch.__version__:
+        raise CannotTrain(
+            f"the checkpoint {path} is of torch {stored['torch']}, this is {torch.__version__}, which may train otherwise; "
+            "remove it, or name another folder"
+        )
     others = sorted(name for name in {*stored["spec"], *spec} if stored["spec"].get(name) != spec.get(name))
     if others:
         name = others[0]
@@ -57,11 +62,17 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
-def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Copy what `state_of` gave to where it was, which is where a graph reads it; the optimizer has stepped before."""
-    model.load_state_dict(state["model"])
+def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Copy what `state_of` gave to where it was, which is where a graph reads it; the optimizer has stepped before. Raises
+    CannotTrain for a state of other parameters, as code of another day may have them."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for number, kept in state["optimizer"].items():
-        for name, value in kept.items():
-            if isinstance(value, Tensor):
-                optimizer.state[parameters[number]][name].copy_(value)
+    try:
+        model.load_state_dict(state["model"])
+        for number, kept in state["optimizer"].items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor):
+                    optimizer.state[parameters[number]][name].copy_(value)
+    except (RuntimeError, KeyError, IndexError) as error:
+        raise CannotTrain(
+            f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); remove it, or name another"
+        ) from error

@@ -48,7 +48,8 @@ class TrainingRun(TrainingEpoch):
         if spec.clip_norm:
             self.before_update = partial(torch.nn.utils.clip_grad_norm_, list(self.model.parameters()), spec.clip_norm)
         with torch.cuda.stream(self.stream):
-            self.losses = torch.zeros(spec.steps, device=device)  # of each step
+            self.losses = torch.zeros(spec.steps, device=device)  # of each step, without smoothing
+            self.plain_loss = torch.zeros((), device=device)  # of the step that is trained with smoothing
             self.right = torch.zeros((), dtype=torch.int64, device=device)  # images of an epoch, as they were trained on
             self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step
             self.start = {name: value.clone() for name, value in self.inner.state_dict().items()}
@@ -74,8 +75,10 @@ class TrainingRun(TrainingEpoch):
             self.number.zero_()
 
     def train(self) -> None:
+        self.plain_loss.zero_()
         super().train()
-        self.losses.index_copy_(0, self.number, self.loss.view(1))
+        loss = self.plain_loss / self.spec.accumulation_steps if self.spec.label_smoothing else self.loss
+        self.losses.index_copy_(0, self.number, loss.view(1))
         self.number.add_(1)
 
     def loss_on(self, inputs: Any, targets: Tensor) -> Tensor:
@@ -83,6 +86,8 @@ class TrainingRun(TrainingEpoch):
             outputs = self.model(inputs)
             self.right.add_((outputs.detach().argmax(1) == targets).sum())
             loss: Tensor = self.loss_of(outputs, targets)
+            if self.spec.label_smoothing:
+                self.plain_loss.add_(F.cross_entropy(outputs.detach(), targets))
         return loss
 
     # --- starting
@@ -226,7 +231,7 @@ class TrainingRun(TrainingEpoch):
         path, spec = self.checkpoint_path, specs.to_json(self.spec)
         if path is None or (state := checkpoint.load(path, spec, self.device)) is None:
             return
-        checkpoint.restore(state, self.inner, self.optimizer)
+        checkpoint.restore(path, state, self.inner, self.optimizer)
         self.history = list(state["history"])
         self.resumed_epochs = len(self.history)
         self.go_to(self.resumed_epochs)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ddpperf.specs import ScheduleName
 
-LEAST_RATE = 1e-3  # of the peak, where a warm-up begins and a linear decay ends
+LEAST_RATE = 1e-3  # of the peak, where a linear decay ends; of its last rate, where a warm-up begins
 DROP = 0.1  # of step and multistep
 CYCLES = 2  # of cyclic in a run
 
@@ -22,7 +22,8 @@ Optimizer = torch.optim.Optimizer
 
 
 def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int) -> list[float]:
-    """Of each of a run's steps: `warm_up` of them up to the peak in a straight line (Goyal et al. 2017), then the schedule's.
+    """Of each of a run's steps: `warm_up` of them up to where the schedule begins, in a straight line (Goyal et al. 2017), then
+    the schedule's.
 
     step: a tenth after each third. multistep: a tenth after a half and after three quarters (He et al. 2016). cosine: half a
     cosine to 0 (Loshchilov and Hutter 2017). linear: in a straight line to a thousandth. cyclic: two triangles between a tenth
@@ -45,8 +46,9 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
             cycle_momentum=False,
         ),
     }
-    warm = _rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, LEAST_RATE, 1.0, warm_up), peak, warm_up)
-    return warm + _rates(schedules[name], peak, rest)
+    scheduled = _rates(schedules[name], peak, rest)
+    first = scheduled[0] if scheduled else peak
+    return _rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, LEAST_RATE, 1.0, warm_up), first, warm_up) + scheduled
 
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:

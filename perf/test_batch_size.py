@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 import pytest
 
 from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
 from ddpperf.analysis.search import largest_that_fits
-from ddpperf.plugin.cells import Cell, skipped, without_torchvision
+from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
@@ -35,9 +36,11 @@ def epochs(options: Options) -> Iterator[Cell]:
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Cell]:
     if not is_own_model(options.model):
-        batch_size = GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE
-        epoch = options.epoch(world_size=1, per_rank_batch_size=min(batch_size, max(options.batch_sweep)))
-        yield without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
+        batch_size = min(GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(options.batch_sweep))
+        epoch = if_valid(f"batch={batch_size}", partial(options.epoch, world_size=1, per_rank_batch_size=batch_size))
+        if isinstance(epoch, EpochSpec):
+            epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
+        yield epoch
 
 
 def most_workers(options: Options) -> int:
@@ -84,7 +87,7 @@ def fixed_batches(options: Options) -> Iterator[Cell]:
     elif options.device == "cpu":
         yield skipped("batch=32", "a CPU's memory ends where no step is worth its time; test_batch_size has the sizes given")
     else:
-        yield options.step(world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
+        yield if_valid("batch=32", partial(options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed"))
 
 
 @pytest.mark.specs(cells=fixed_batches)

@@ -118,14 +118,15 @@ def compared(measure: Measure, name: str, runs: list[Measured], others: list[Mea
     """Tell the difference of mean accuracies, with Welch's interval where seeds differ; gives whether 0 is in it."""
     sets = [sample.set for sample in runs[0].samples]
     measure.metric(name, "1", {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
+    if len(runs) < 2:
+        return True  # one seed says nothing of the others
     ends = {}
     for of_set in sets:
         ours, theirs = last(runs, of_set), last(others, of_set)
-        if len(ours) < 2:
-            return True  # one seed says nothing of the others
-        if not stdev(ours) + stdev(theirs) > 0:
-            return mean(ours) == mean(theirs)
-        ends[of_set] = welch_interval(ours, theirs, CONFIDENCE)
+        if stdev(ours) + stdev(theirs) > 0:
+            ends[of_set] = welch_interval(ours, theirs, CONFIDENCE)
+        else:
+            ends[of_set] = (mean(ours) - mean(theirs),) * 2
     measure.metric(f"{name}_low", "1", {of_set: max(-1.0, low) for of_set, (low, _) in ends.items()})
     measure.metric(f"{name}_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
     return all(low <= 0 <= high for low, high in ends.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
     """As torch does: $CXX, with arguments of its own, or g++."""
     compiled, plain = TrainingSpec(**TRAINING, form="compile"), TrainingSpec(**TRAINING)
     monkeypatch.setenv("CXX", compiler)
-    sentence = f"torch.compile needs a C++ compiler, and {found} is none; install g++, or leave compiled forms out"
+    needs = "torch.compile needs a C++ compiler with Python's headers"
+    sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
     assert reason_of(possible(compiled, device)) == (sentence if found else "")
     assert possible(plain, device) is plain, "which needs none"
 
@@ -85,9 +87,16 @@ def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "and g++ is none" in compiler_reason()
     compiler_reason.cache_clear()
-    (tmp_path / "g++").write_text("#!/bin/sh\n/usr/bin/touch $5\n")
+    (tmp_path / "g++").write_text("#!/bin/sh\n/usr/bin/touch $6\n")
     (tmp_path / "g++").chmod(0o755)
     assert compiler_reason() == ""
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_a_compiler_without_pythons_headers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "/nonexistent")
+    compiler_reason.cache_clear()
+    assert "with Python's headers" in compiler_reason()
 
 
 def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:

@@ -11,9 +11,11 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 
 from ddpperf.plugin.option_parser import read_options
 from ddpperf.plugin.options import Options
+from ddpperf.run import TrainingRun
 from ddpperf.specs import RunSpec, to_json
 from perf import recipes
 from perf.recipes import read_recipes, seeds_of
@@ -127,6 +129,16 @@ def test_the_best_rate_of_the_grid_is_kept(
     run.write_text(json.dumps({"ddpperf": {"environment": {"backend": "nccl"}, "outcomes": {}}, "benchmarks": []}))
     with pytest.raises(ValueError, match=r"the run holds no recipe of cuda; make one by pytest perf/tuning\.py"):
         update.main(str(run))
+
+
+@pytest.mark.parametrize(("name", "least"), [("small batch", 0.9), ("large batch, its own rate", 0.5), ("growing batch", 0.9)])
+def test_the_cpus_recipes_learn(options: Any, name: str, least: float) -> None:
+    """By the rates that are stored, on one rank; a tenth is chance."""
+    (recipe,) = [each for each in read_recipes("cpu") if each.name == name]
+    run = TrainingRun(recipe.spec(options("--world-sizes", "1")), rank=0, device=torch.device("cpu"))
+    run.warm_up(2)
+    run.step()
+    assert run.finish()["test_accuracy_4"] > least
 
 
 def test_a_key_that_no_recipe_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import signal
 import threading
@@ -102,10 +103,25 @@ def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path
         path.write_bytes(cut)
         with pytest.raises(CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short: remove it to begin anew"):
             checkpoint.load(path, spec, CPU)
+    torch.save({**torch.load(io.BytesIO(whole)), "torch": "2.11.9"}, path)
+    with pytest.raises(
+        CannotTrain, match=r"run.pt is of torch 2.11.9, this is .*, which may train otherwise; remove it, or name"
+    ):
+        checkpoint.load(path, spec, CPU)
     torch.save([1, 2], path)
     with pytest.raises(CannotTrain, match="is none of this version's; remove it to begin anew"):
         checkpoint.load(path, spec, CPU)
     assert [each.name for each in tmp_path.iterdir()] == ["run.pt"], "nothing half-written stays"
+
+
+def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    """The spec is the same, but the code that builds its model is not."""
+    kept, now = run_of(), run_of()
+    kept.step()
+    state = checkpoint.state_of(kept.inner, kept.optimizer)
+    del state["model"]["fc.bias"]
+    with pytest.raises(CannotTrain, match=r"x.pt is of other parameters than the model's \(.*\); remove it, or name another$"):
+        checkpoint.restore(tmp_path / "x.pt", state, now.inner, now.optimizer)
 
 
 def test_ranks_go_on_together_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ddpperf.evaluation import Evaluation, recompute_statistics
 from ddpperf.inputs import DeviceInput
 from ddpperf.run import TrainingRun
 from ddpperf.specs import RunSpec
+from ddpperf.specs.run import OptimizerName
 from ddpperf.task import epoch_batches
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
@@ -55,6 +56,15 @@ TIMES = ("train_seconds", "epoch_seconds")
 def learned(run: TrainingRun) -> list[dict[str, float]]:
     """Its history without times."""
     return [{name: value for name, value in each.items() if name not in TIMES} for each in run.history]
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.2), ("lars", 3.0), ("lamb", 0.03), ("muon", 0.03)])
+def test_every_optimizer_learns(optimizer: OptimizerName, rate: float) -> None:
+    """A step in a wrong direction, or of a wrong length, learns less."""
+    run = run_of(optimizer=optimizer, rate=rate, epoch_images=256, epochs=6, warmup_epochs=1, recompute_statistics=True)
+    run.step()
+    counters = run.finish()
+    assert counters["train_loss_6"] < 0.3 * counters["train_loss_1"]
 
 
 def test_a_run_learns_and_tells_of_each_epoch() -> None:
@@ -154,6 +164,17 @@ def test_smoothing_is_of_the_loss_that_is_trained_and_not_of_the_one_that_is_tol
 
         outputs = smooth.inner(normalized(images.pixels, torch.contiguous_format))
     assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, images.labels)), rel=1e-5)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_loss_that_is_told_has_no_smoothing(accumulation_steps: int) -> None:
+    """In its first epoch; by a rate so small that both are trained alike."""
+    fields: dict[str, Any] = {"rate": 1e-9, "weight_decay": 0.0, "accumulation_steps": accumulation_steps}
+    plain, smooth = run_of(**fields), run_of(**fields, label_smoothing=0.5)
+    for each in (plain, smooth):
+        each.step()
+    assert learned(smooth)[0]["train_loss"] == pytest.approx(learned(plain)[0]["train_loss"], rel=1e-5)
+    assert float(smooth.loss) != pytest.approx(float(plain.loss), rel=1e-3)
 
 
 def test_without_set_epoch_each_epoch_has_the_same_order() -> None:

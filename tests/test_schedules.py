@@ -32,7 +32,8 @@ def test_a_schedules_rates_are_its_own(name: ScheduleName, steps: int, rates: li
 @pytest.mark.parametrize("name", get_args(ScheduleName))
 def test_a_warm_up_comes_first_and_the_schedule_has_the_rest(name: ScheduleName) -> None:
     rates = scheduled_rates(name, 3.0, steps=14, warm_up=4)
-    assert rates[:4] == pytest.approx([0.003 + 2.997 * step / 4 for step in range(4)])
+    first = 0.3 if name == "cyclic" else 3.0  # which begins below its peak
+    assert rates[:4] == pytest.approx([first * (0.001 + 0.999 * step / 4) for step in range(4)])
     assert rates[4:] == scheduled_rates(name, 3.0, steps=10, warm_up=0)
     assert len(rates) == 14
 
@@ -44,8 +45,9 @@ def test_the_shortest_runs_have_rates_too(name: ScheduleName, steps: int) -> Non
         rates = scheduled_rates(name, 1.0, steps=steps, warm_up=warm_up)
         assert len(rates) == steps
         assert all(0 < rate <= 1 + 1e-9 for rate in rates)
-        if name != "cyclic" and warm_up < steps:
-            assert rates[warm_up] == 1, "the peak comes after the warm-up"
+        if warm_up < steps:
+            assert rates[warm_up] == pytest.approx(0.1 if name == "cyclic" else 1), "as if there had been no warm-up"
+            assert rates[warm_up] == max(rates[: warm_up + 1])
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:

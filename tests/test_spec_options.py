@@ -166,9 +166,20 @@ def test_every_experiment_has_cells_and_each_an_id_of_its_own(read: Read, argume
             assert [cell for cell in cells if isinstance(cell, Spec)], experiment
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "gpus", "experiment", "own"),
+    [("192", 0, test_batch_size.one_epoch_with_most_workers, 128), ("96", 4, test_batch_size.fixed_batches, 32)],
+)
+def test_a_batch_that_nobody_asked_for_is_skipped(
+    read: Read, batch_size: str, gpus: int, experiment: Callable[[Options], Iterator[Any]], own: int
+) -> None:
+    (cell,) = experiment(read("--batch-sizes", batch_size, *spec("accumulation_steps=3"), gpus=gpus))
+    assert f"accumulation_steps=3 does not divide a batch of {own} images" in cell.marks[0].kwargs["reason"]
+
+
 # --- mistakes
 
-NO_COMPILER = "torch.compile needs a C++ compiler, and"
+NO_COMPILER = "torch.compile needs a C++ compiler with Python's headers, and"
 FIELD = (
     "--spec takes FIELD=VALUE with a field of comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, buffer_sync, "
     "strategy, sync_batch_norm, accumulation_steps, inductor, got"
@@ -227,7 +238,7 @@ def test_a_mistake_is_one_sentence_and_status_4(project: Project, arguments: lis
 def test_without_a_compiler_a_compiled_form_is_one_sentence(project: Project, environment: dict[str, str], found: str) -> None:
     project.environment |= environment
     run = project.run("perf", "--forms", "eager,compile")
-    run.assert_one_sentence(4, f"ERROR: {NO_COMPILER} {found} is none; install g++, or leave compiled forms out")
+    run.assert_one_sentence(4, f"ERROR: {NO_COMPILER} {found} is none; install both, or leave compiled forms out")
 
 
 @pytest.mark.parametrize(

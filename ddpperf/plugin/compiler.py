@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,16 +21,19 @@ LIST_SECONDS = 60
 
 @functools.cache
 def compiler_reason() -> str:
-    """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ for $CXX, or g++."""
+    """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ that Python calls, for
+    $CXX, or g++."""
     compiler = os.environ.get("CXX", "g++")
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "tried.cpp", Path(folder) / "tried.so"
-        source.write_text("#include <cmath>\n")
-        command = [*shlex.split(compiler), "-shared", "-fPIC", str(source), "-o", str(library)]
+        source.write_text("#include <Python.h>\n#include <cmath>\n")
+        headers = f"-I{sysconfig.get_config_var('INCLUDEPY')}"
+        command = [*shlex.split(compiler), headers, "-shared", "-fPIC", str(source), "-o", str(library)]
         if compiler and subprocess.run(command, capture_output=True, timeout=20).returncode == 0 and library.exists():
             return ""
     found = compiler or "an empty $CXX"
-    return f"torch.compile needs a C++ compiler, and {found} is none; install g++, or leave compiled forms out"
+    needs = "torch.compile needs a C++ compiler with Python's headers"
+    return f"{needs}, and {found} is none; install both, or leave compiled forms out"
 
 
 def check_inductor(options: str) -> None:
