@@ -133,8 +133,10 @@ ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {
 
 
 def all_reduce(buffer: Tensor, algorithm: str, transport: Transport, *, mean: bool = False) -> None:
-    """Replace `buffer`, which is contiguous and of any shape, by the sum over all ranks, or their mean; raises ValueError for
-    another buffer."""
+    """Replace `buffer`, which is contiguous and of any shape, by the sum over all ranks, or their mean, whose sum must be a
+    number of its type; raises ValueError for another buffer, or algorithm."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"an all_reduce is by {', '.join(ALGORITHMS)}, got {algorithm!r}; name one of them")
     if not buffer.is_contiguous():
         raise ValueError(f"an all_reduce works on a contiguous buffer, got strides {buffer.stride()}; pass buffer.contiguous()")
     if mean and not buffer.is_floating_point():

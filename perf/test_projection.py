@@ -66,6 +66,8 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         for N in measure.machine.links.project_to:
             if N not in by_size:
                 told[name][N] = projected(by_size, N)
+            elif spec.world_size > N and (note := f"{N} devices were measured, and are not projected") not in measure.notes:
+                measure.notes.append(note)
     tell(measure, spec.world_size, measured, told, one_device.slowest_device_seconds(spec.world_size))
 
 

@@ -50,6 +50,11 @@ def reduce_as_rank(rank: int, world_size: int, store: Path) -> None:
         all_reduce(buffers[rank], algorithm, transport)
         expected = torch.stack(buffers_of(world_size, count, dtype)).sum(0, dtype=dtype)
         assert torch.equal(buffers[rank], expected), (algorithm, dtype, count)
+    for algorithm, count in itertools.product(ALGORITHMS, (7, 2 * world_size * PIECE_BYTES // 4 + 5)):  # in pieces, too
+        means = buffers_of(world_size, count, torch.float32)
+        expected = torch.stack(means).mean(0)
+        all_reduce(means[rank], algorithm, transport, mean=True)
+        torch.testing.assert_close(means[rank], expected)
     dist.destroy_process_group()
 
 
@@ -110,6 +115,8 @@ def test_what_is_sent_is_what_the_cost_models_say(world_size: int) -> None:
 def test_what_cannot_be_reduced_is_refused() -> None:
     with pytest.raises(ValueError, match=r"works on a contiguous buffer, got strides \(1, 3\); pass buffer.contiguous\(\)"):
         reduced("ring", [torch.ones(2, 3).t() for _ in range(2)])
+    with pytest.raises(ValueError, match=r"an all_reduce is by gather_broadcast, ring, .*, tree, got 'star'; name one of them"):
+        reduced("star", [torch.ones(2)])
     with pytest.raises(ValueError, match=r"a mean needs a floating point type, got torch.int64; sum it, or convert it"):
         reduced("tree", [torch.ones(2, dtype=torch.int64) for _ in range(2)], mean=True)
 

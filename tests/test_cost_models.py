@@ -96,6 +96,16 @@ def test_all_algorithms_share_a_link_that_is_chosen_by_sizes_left_out() -> None:
         choose_links([cell for cell in cells() if cell.nbytes == MiB])
 
 
+def test_what_cannot_be_told_apart_is_not_made_up() -> None:
+    """A ring of so many ranks sends twice what it adds up, at every size."""
+    rings = [cell for cell in cells() if cell.algorithm == "ring" and cell.N == 4]
+    with pytest.raises(ValueError, match="a fit of adding up needs algorithms that add up and send in another proportion"):
+        fit_links(rings, reduction=True)
+    with pytest.raises(ValueError, match="measure others"):
+        fit_links(cells()[:2], reduction=True)
+    assert choose_links(rings).model.reduce_seconds is None
+
+
 def test_what_has_no_model_is_refused() -> None:
     with pytest.raises(ValueError, match="a cost model needs two ranks or more, got 1"):
         counts("ring", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 from typing import Any
 
@@ -273,7 +272,8 @@ def test_the_fastest_algorithm_is_named(run: Run) -> None:
     for stored in run.of("test_fastest_all_reduce"):
         by_algorithm = {name: seconds(leg) for name, leg in stored["legs"].items()} | {"backend": seconds(stored)}
         fastest = min(by_algorithm, key=by_algorithm.__getitem__)
-        assert metric(stored, "speedup_of_the_fastest") == pytest.approx(seconds(stored) / by_algorithm[fastest])
+        best = min(seconds(leg) for leg in stored["legs"].values())
+        assert metric(stored, "speedup_of_the_best_other") == pytest.approx(seconds(stored) / best), "it may be slower, too"
         assert f"on 2 ranks: {fastest} is the fastest" in stored["notes"][-1]
         for name in stored["legs"]:
             assert metric(stored, f"{name}_over_backend") == pytest.approx(by_algorithm[name] / by_algorithm["backend"])
@@ -296,8 +296,10 @@ def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
             metric(stored, "latency_seconds_low") <= metric(stored, "latency_seconds") <= metric(stored, "latency_seconds_high")
         )
         assert metric(stored, "held_out_error") >= 0
-        link = metric(stored, "link_bytes_per_second") if "link_bytes_per_second" in stored["metrics"] else math.inf
-        seconds_by_link = stored["spec"]["nbytes"] / link / seconds(stored)  # none where sending may cost nothing to be seen
+        if "link_bytes_per_second" not in stored["metrics"]:  # where sending may cost nothing to be seen
+            assert not [name for name in stored["metrics"] if name.endswith("_over_measured")]
+            continue
+        seconds_by_link = stored["spec"]["nbytes"] / metric(stored, "link_bytes_per_second") / seconds(stored)
         for form, of_two_ranks in (("ring_bytes", 1), ("doubling_seconds", 1), ("aggregate_bytes", 2)):
             assert metric(stored, f"{form}_over_measured") == pytest.approx(of_two_ranks * seconds_by_link)
 

@@ -61,9 +61,12 @@ def test_a_large_buffer_is_ready_before_the_stream_that_captures_uses_it(pool: P
         assert pool.measure(AllReduceSpec(world_size=2, nbytes=nbytes, form="graph")).iterations >= 1
 
 
+@pytest.mark.parametrize("nbytes", [NBYTES, 2**23 + 4])
 @pytest.mark.parametrize("algorithm", OWN_ALGORITHMS)
-def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm) -> None:
-    assert pool.measure(AllReduceSpec(world_size=2, nbytes=NBYTES, algorithm=algorithm)).iterations >= 1
+def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
+    """In whole buffers and in pieces, on numbers of ranks that are a power of two and others."""
+    for world_size in range(2, torch.cuda.device_count() + 1):
+        assert pool.measure(AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm)).iterations >= 1
 
 
 @pytest.mark.parametrize("form", ["eager", "graph"])

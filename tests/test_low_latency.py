@@ -88,3 +88,4 @@ def test_a_word_is_written_and_read_whole() -> None:
         ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
         assert set(re.findall(r"ld\.volatile\.\S*\.(b\d+)", ptx)) == {"b64"}
         assert len(re.findall(r"st\.global\.b64", ptx)) == 512 * 4 / 128, "a word of each element to each rank, by 128 threads"
+        assert ptx.rindex("st.global.b64") < ptx.index("ld.volatile"), "all are sent before any is waited for"

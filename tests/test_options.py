@@ -187,6 +187,7 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
         (["--link-bandwidth", "nan"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'nan'"),
         (["--link-bandwidth", "fast"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'fast'"),
         (["--project-to", "16"], "--project-to 16 is beyond one node of 2 devices; give --node-latency and --node-bandwidth"),
+        (["--project-to", "1,4"], "--project-to 1 is one device, beside which others are laid; name 2 or more"),
         (["--project-to", "2048"], "--project-to goes up to 1024, got 2048; name fewer devices"),
         (["--project-to", "5", *BETWEEN], "--project-to 5 is no whole number of nodes of 2 devices; name a multiple"),
         (

@@ -40,6 +40,19 @@ def test_more_devices_have_a_rings_bytes_and_a_latency_that_grows() -> None:
     assert all_reduce_seconds({2: lines(2)}, 0, 8) == lines(2).seconds(0), "of one number it is not known"
 
 
+def test_a_number_between_two_measured_ones_takes_no_less_than_nothing() -> None:
+    """A line of long messages may start at 0, and the shift to fewer devices is below that."""
+    from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
+    measured = {2: lines(2), 4: from_zero}
+    for nbytes in (0, 1000, MB):
+        assert all_reduce_seconds(measured, nbytes, 3) >= 0
+    growing = {2: lines(2), 4: lines(4)}
+    assert lines(2).seconds(0) < all_reduce_seconds(growing, 0, 3) < lines(4).seconds(0)
+    negative = {2: Envelope(lines=((5e-6, 1e-11),)), 4: Envelope(lines=((0.0, 1e-11), (40e-6, 1e-12)))}
+    negative[8] = Envelope(lines=((90e-6, 1e-11),))
+    assert all_reduce_seconds(negative, 0, 3) == 0
+
+
 @pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
 def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     measured = {N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)}

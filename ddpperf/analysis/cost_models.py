@@ -7,6 +7,7 @@ after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al. 2007).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,10 +98,15 @@ class LinkModel:
         return each.latency * self.latency.value + nbytes * (each.volume * self.byte_seconds.value + each.reduced * reduce)
 
 
+class NotToldApart(ValueError):
+    """Every split between two of a model's values fits as well."""
+
+
 def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
     """The model whose relative errors are least in square, over all cells at once; none of its values is negative.
 
-    Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, or fewer than values.
+    Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
+    that leave it open what is sending and what is adding up.
     """
     if len({cell.nbytes for cell in cells}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
@@ -108,6 +114,8 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
     seconds = np.array([cell.seconds for cell in cells])
     scaled = rows / seconds[:, None]
     units = np.abs(scaled).max(axis=0)  # bytes and messages differ by many orders of magnitude
+    if np.linalg.matrix_rank(scaled / units) < len(units):
+        raise NotToldApart("a fit of adding up needs algorithms that add up and send in another proportion; measure others")
     values, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
     values = values / units
     errors = scaled @ values - 1
@@ -141,7 +149,10 @@ def choose_links(cells: Sequence[Cell]) -> ChosenLinks:
 
 
 def _best_links(cells: Sequence[Cell]) -> LinkModel:
-    errors = {reduction: _held_out(cells, partial(fit_links, reduction=reduction)) for reduction in (False, True)}
+    errors = {}
+    for reduction in (False, True):
+        with contextlib.suppress(NotToldApart):
+            errors[reduction] = _held_out(cells, partial(fit_links, reduction=reduction))
     return fit_links(cells, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 

@@ -33,7 +33,7 @@ def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) 
         growth = (measured[greatest].seconds(0) - measured[least].seconds(0)) / math.log2(greatest / least)
     longer = counts("ring", N).volume / counts("ring", nearest).volume
     shift = max(0.0, growth) * math.log2(N / nearest)
-    lines = tuple((start + shift, slope * longer) for start, slope in measured[nearest].lines)
+    lines = tuple((max(0.0, start + shift), slope * longer) for start, slope in measured[nearest].lines)
     return Envelope(lines=lines).seconds(nbytes)
 
 

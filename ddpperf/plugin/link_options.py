@@ -35,8 +35,8 @@ def add_link_options(group: pytest.OptionGroup) -> None:
 
 
 def read_links(config: pytest.Config, most: int) -> Links:
-    """most: devices of this run. Raises pytest.UsageError for a number that is none, a node of fewer devices than this run's,
-    or devices beyond a node's without what lies between nodes."""
+    """most: devices of this run. Raises pytest.UsageError for a number that is none, a projection to one device, a node of
+    fewer devices than this run's, or devices beyond a node's without what lies between nodes."""
     size = config.getoption("node_size")
     node = most if size is None else whole_number("--node-size", size)
     if node < most:
@@ -45,6 +45,8 @@ def read_links(config: pytest.Config, most: int) -> Links:
     project_to = sizes(config, "--project-to")
     if (latency_text is None) != (bandwidth is None):
         raise pytest.UsageError("--node-latency and --node-bandwidth go together, got one of them; give both")
+    if 1 in project_to:
+        raise pytest.UsageError("--project-to 1 is one device, beside which others are laid; name 2 or more")
     if project_to and max(project_to) > MAX_WORLD_SIZE:
         raise pytest.UsageError(f"--project-to goes up to {MAX_WORLD_SIZE}, got {max(project_to)}; name fewer devices")
     beyond = [N for N in project_to if node < N]
