@@ -12,7 +12,9 @@ from torch import nn
 
 from ddpperf.data import coarse_images, load_images
 from ddpperf.evaluation import Evaluation, recompute_statistics
+from ddpperf.forms import forget_compiled
 from ddpperf.inputs import DeviceInput
+from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.run import TrainingRun
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import OptimizerName
@@ -108,6 +110,17 @@ def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
     run.after_step = spoil
     with pytest.raises(FloatingPointError, match=r"the loss is nan in epoch 2, step 3 of 4; use a smaller rate, or a warm-up"):
         run.step()
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_a_compiled_run_learns_what_an_eager_one_does() -> None:
+    """And counts what is right, and the loss without smoothing, within what is compiled."""
+    eager, compiled = run_of(label_smoothing=0.1), run_of(label_smoothing=0.1, form="compile")
+    for each in (eager, compiled):
+        each.step()
+    for ours, theirs in zip(learned(compiled), learned(eager), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    forget_compiled()
 
 
 def test_a_batch_that_grows_has_its_size_in_each_epoch() -> None:

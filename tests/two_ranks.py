@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ddpperf import task, training
 from ddpperf.parallel import synchronization
+from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import TrainingStep
 
@@ -41,6 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp+fp16": {"comm_hook": "fp16"},
     "zero1+bf16": {"strategy": "zero1", "comm_hook": "bf16"},
 }
+if not compiler_reason():
+    VARIANTS |= {
+        "ddp-fp32-compile": {"form": "compile"},
+        "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "form": "compile"},
+    }
 NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp+no_buffer_sync": {"buffer_sync": False},
