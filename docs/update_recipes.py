@@ -29,7 +29,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
             measured[spec] = stored["metrics"].get("test_accuracy", {"value": 0.0})["value"]
     failed = [test for test, each in document["ddpperf"]["outcomes"].items() if each["outcome"] == "failed"]
     rows: dict[str, dict[float, float]] = {}
-    for recipe in read_recipes(device):
+    for recipe in [*read_recipes(device), *read_recipes(device, "long")]:
         runs = [spec for spec in measured if spec.rate in recipe.rates and recipe.like(spec, spec.rate) == spec]
         if not runs:
             continue

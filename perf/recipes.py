@@ -93,7 +93,7 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
 
 
 def seeds_of(device: str, kind: str = "seeds") -> int:
-    """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates."""
+    """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates; "long_seeds": a long run."""
     return int(_document(device)[kind])
 
 

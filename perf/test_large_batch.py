@@ -168,4 +168,4 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
 
 @pytest.mark.specs(cells=long_runs)
 def test_long_run(measure: Measure, spec: RunSpec) -> None:
-    learned(measure, [measure(spec)])
+    learned(measure, by_seed(measure, spec, "long_seeds"))

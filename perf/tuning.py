@@ -21,9 +21,11 @@ FIRST_SEED = 1000  # others than those that are measured: the best of several is
 
 
 def grid(options: Options) -> Iterator[Cell]:
-    for recipe in read_recipes(options.device):
-        for rate in recipe.rates:
-            yield if_valid(f"{recipe.name}, rate={rate:g}", partial(recipe.spec, options, rate, seed=FIRST_SEED))
+    for kind, form in (("recipe", options.forms[0]), ("long", options.fastest_form)):
+        for recipe in read_recipes(options.device, kind):
+            for rate in recipe.rates:
+                spec = partial(recipe.spec, options, rate, seed=FIRST_SEED, form=form)
+                yield if_valid(f"{recipe.name}, rate={rate:g}", spec)
 
 
 @pytest.mark.specs(cells=grid)

@@ -22,6 +22,7 @@ from perf import recipes
 from perf.recipes import read_recipes, seeds_of
 from perf.test_large_batch import largest_tuned
 from perf.test_large_batch import recipes as cells
+from perf.tuning import FIRST_SEED, grid
 from tests.project import REPOSITORY, Project, script
 
 pytest_plugins = ["pytester"]
@@ -140,6 +141,19 @@ def test_the_cpus_recipes_learn(options: Any, name: str, least: float) -> None:
     run.warm_up(2)
     run.step()
     assert run.finish()["test_accuracy_4"] > least
+
+
+def test_every_rate_of_every_recipe_is_tried_in_the_form_that_it_is_run_in(options: Any) -> None:
+    """A long run in the fastest one."""
+    read = options("--world-sizes", "1,2", gpus=2)
+    tried = list(grid(read))
+    recipes_of = {kind: read_recipes("cuda", kind) for kind in ("recipe", "long")}
+    assert len(tried) == sum(len(recipe.rates) for kind in recipes_of.values() for recipe in kind)
+    long = [spec for spec in tried if isinstance(spec, RunSpec) and spec.epochs == 50]
+    assert {spec.rate for spec in long} == set(recipes_of["long"][0].rates)
+    assert {spec.form for spec in long} == {"compile-graph"}
+    assert {spec.form for spec in tried if isinstance(spec, RunSpec) and spec.epochs == 5} == {"graph"}
+    assert min(spec.seed for spec in tried if isinstance(spec, RunSpec)) == FIRST_SEED
 
 
 def test_a_key_that_no_recipe_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
