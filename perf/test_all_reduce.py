@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import median
 
 import pytest
@@ -12,29 +13,18 @@ import pytest
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import FORMS, Estimate, choose_links
 from ddpperf.analysis.cost_models import Cell as Call
-from ddpperf.analysis.protocols import choose_envelope
+from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
+from ddpperf.plugin.cells import Cell, if_valid, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
-from ddpperf.specs import (
-    CAPTURED_ALGORITHMS,
-    LOW_LATENCY_BYTES,
-    OWN_ALGORITHMS,
-    Algorithm,
-    AllReduceSpec,
-    CallForm,
-    CollectiveKind,
-    CollectiveSpec,
-    format_bytes,
-)
+from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf import gate
+from perf.calls import backend_sizes, captured, form, largest_of_all, own, own_sizes, too_few
 
-SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
-GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
-OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # of algorithms on messages from rank to rank
-RING_SIZE = 2**26  # of the one that such buffers are for
-COLLECTIVE_SIZES = (2**24,)
+ONE_RANK = "an all_reduce needs two ranks or more; pass --world-sizes 1,2"
+COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
@@ -43,69 +33,54 @@ def groups(options: Options) -> list[int]:
     return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
 
 
-def backend_sizes(*, captured: bool) -> Sequence[int]:
-    return GPU_SIZES if captured else SIZES
-
-
-def form(*, captured: bool) -> CallForm:
-    """How calls are laid beside each other: captured where they can be, for small eager ones are bound by launches."""
-    return "graph" if captured else "eager"
-
-
-def calls(options: Options) -> Iterator[AllReduceSpec]:
+def calls(options: Options) -> Iterator[Cell]:
     for N in groups(options):
-        for nbytes in backend_sizes(captured=options.device == "cuda"):
+        for nbytes in backend_sizes(options.device, options.links):
             yield AllReduceSpec(world_size=N, nbytes=nbytes)
             if options.device == "cuda":
                 yield from captured(N, nbytes)
-        for nbytes in (*OWN_SIZES, RING_SIZE):
+        for nbytes in own_sizes(options.links):
             yield from own(N, nbytes)
-        yield AllReduceSpec(world_size=N, nbytes=max(OWN_SIZES), in_place=False, form=form(captured=options.device == "cuda"))
+        yield AllReduceSpec(world_size=N, nbytes=largest_of_all(options.links), in_place=False, form=form(options.device))
+    if not groups(options):
+        yield skipped("world_size=1", ONE_RANK)
 
 
-def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
-    names: tuple[Algorithm, ...] = CAPTURED_ALGORITHMS
-    if nbytes > LOW_LATENCY_BYTES:
-        names = tuple(name for name in names if name != "low_latency")
-    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm, form="graph") for algorithm in names]
-
-
-def own(N: int, nbytes: int) -> list[AllReduceSpec]:
-    algorithms: tuple[Algorithm, ...] = ("ring",) if nbytes == RING_SIZE else OWN_ALGORITHMS
-    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
-
-
-def largest(options: Options) -> Iterator[AllReduceSpec]:
+def largest(options: Options) -> Iterator[Cell]:
     """The greatest of the backend's, by number of ranks."""
+    sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
-        yield AllReduceSpec(
-            world_size=N,
-            nbytes=max(backend_sizes(captured=options.device == "cuda")),
-            form=form(captured=options.device == "cuda"),
-        )
+        if len(sizes) < FEWEST_SIZES:
+            yield skipped(f"world_size={N}", too_few(sizes))
+        else:
+            yield AllReduceSpec(world_size=N, nbytes=max(sizes), form=form(options.device))
 
 
 def contests(options: Options) -> Iterator[AllReduceSpec]:
     """The backend's, where something else was measured, too."""
     for N in groups(options):
-        for nbytes in backend_sizes(captured=options.device == "cuda"):
-            if options.device == "cuda" or nbytes in (*OWN_SIZES, RING_SIZE):
-                yield AllReduceSpec(world_size=N, nbytes=nbytes, form=form(captured=options.device == "cuda"))
+        for nbytes in backend_sizes(options.device, options.links):
+            if options.device == "cuda" or nbytes in own_sizes(options.links):
+                yield AllReduceSpec(world_size=N, nbytes=nbytes, form=form(options.device))
 
 
-def algorithms(options: Options) -> Iterator[AllReduceSpec]:
-    """Each by its greatest buffer."""
+def algorithms(options: Options) -> Iterator[Cell]:
+    """Each by its greatest buffer of those that all have."""
+    sizes = own_sizes(options.links)
     for N in groups(options):
-        yield from own(N, max(OWN_SIZES))
+        if len(sizes) < FEWEST_SIZES:
+            yield skipped(f"world_size={N}", too_few(sizes))
+        else:
+            yield from own(N, largest_of_all(options.links))
 
 
-def collectives(options: Options) -> Iterator[CollectiveSpec]:
+def collectives(options: Options) -> Iterator[Cell]:
+    own = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
-        for nbytes in COLLECTIVE_SIZES:
+        for nbytes in options.links.buffer_sizes or own:
             for kind in KINDS:
-                yield CollectiveSpec(
-                    world_size=N, nbytes=nbytes - nbytes % (4 * N), kind=kind, form=form(captured=options.device == "cuda")
-                )
+                shared = partial(CollectiveSpec, world_size=N, nbytes=nbytes - nbytes % (4 * N), kind=kind)
+                yield if_valid(f"world_size={N}-{format_bytes(nbytes)}-{kind}", partial(shared, form=form(options.device)))
 
 
 @pytest.mark.specs(cells=calls, gate=gate.large_all_reduce)
@@ -174,7 +149,7 @@ def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
 @pytest.mark.specs(cells=largest)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """The backend's seconds over sizes, as lines: their starts, their bandwidths, and how well sizes left out are predicted."""
-    sizes = backend_sizes(captured=spec.captured)
+    sizes = backend_sizes(measure.machine.device, measure.machine.links)
     legs = {
         each: measure.leg(format_bytes(each), dataclasses.replace(spec, nbytes=each)) for each in sizes if each < spec.nbytes
     }
@@ -198,7 +173,7 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     """One latency and one bandwidth for the messages of all algorithms, and what these make of this one's calls."""
     measured = {
         each: measure.leg(each.id, each).median_step_seconds()
-        for nbytes in (*OWN_SIZES, RING_SIZE)
+        for nbytes in own_sizes(measure.machine.links)
         for each in own(spec.world_size, nbytes)
         if each != spec
     }

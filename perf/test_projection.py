@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 
 from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
-from ddpperf.analysis.protocols import Chosen, choose_envelope
+from ddpperf.analysis.protocols import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.cells import Cell, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
-from ddpperf.specs import AllReduceSpec, BucketReplaySpec, PartsSpec, TrainingSpec, measured_as
-from perf.test_all_reduce import backend_sizes, form
+from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallForm, PartsSpec, TrainingSpec, measured_as
+from perf.calls import backend_sizes, too_few
 from perf.trainings import fewer, measured_apart
 
 NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
@@ -28,6 +28,9 @@ def steps(options: Options) -> Iterator[Cell]:
     if sum(world_size > 1 for world_size in options.world_sizes) < 2:
         if options.links.project_to:
             yield skipped(f"world_size={most}", "--project-to needs two numbers of devices above 1; add to --world-sizes")
+        return
+    if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:
+        yield skipped(f"world_size={most}", too_few(sizes))
         return
     for batch_size in options.batch_sizes:
         yield measured_apart(BucketReplaySpec, options, most, batch_size, options.forms[0])
@@ -73,8 +76,9 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
 
 def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
     """By set, what the backend makes of buffers on N devices, captured as the training is."""
-    call = form(captured=spec.captured)
-    specs = [AllReduceSpec(world_size=N, nbytes=nbytes, form=call) for nbytes in backend_sizes(captured=spec.captured)]
+    sizes = backend_sizes(measure.machine.device, measure.machine.links)
+    call: CallForm = "graph" if spec.captured else "eager"
+    specs = [AllReduceSpec(world_size=N, nbytes=nbytes, form=call) for nbytes in sizes]
     legs = [measure.leg(each.id, each).median_step_seconds() for each in specs]
     return {name: choose_envelope([each.nbytes for each in specs], [leg[name] for leg in legs]) for name in legs[0]}
 

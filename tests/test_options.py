@@ -186,6 +186,17 @@ def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool)
         (["--link-bandwidth", "-450"], "--link-bandwidth takes GB/s above 0 and up to 100000, got '-450'"),
         (["--link-bandwidth", "nan"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'nan'"),
         (["--link-bandwidth", "fast"], "--link-bandwidth takes GB/s above 0 and up to 100000, got 'fast'"),
+        (
+            ["--buffer-sizes", "1KB"],
+            "--buffer-sizes takes sizes from 4B to 8GiB, got '1KB'; pass for example --buffer-sizes 1KiB,64MiB",
+        ),
+        (["--buffer-sizes", "0"], "--buffer-sizes takes sizes from 4B to 8GiB, got '0'"),
+        (["--buffer-sizes", "1KiB,9GiB"], "--buffer-sizes takes sizes from 4B to 8GiB, got '9GiB'"),
+        (
+            ["--buffer-sizes", "1KiB,1026B"],
+            "--buffer-sizes 1026B is no whole number of float32, of 4 bytes each; name a multiple of 4",
+        ),
+        (["--buffer-sizes", "1KiB,1024"], "--buffer-sizes names a size twice, got '1KiB,1024'; name each once"),
         (["--project-to", "16"], "--project-to 16 is beyond one node of 2 devices; give --node-latency and --node-bandwidth"),
         (["--project-to", "1,4"], "--project-to 1 is one device, beside which others are laid; name 2 or more"),
         (["--project-to", "2048"], "--project-to goes up to 1024, got 2048; name fewer devices"),

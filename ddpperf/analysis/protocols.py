@@ -11,6 +11,7 @@ import numpy as np
 from scipy import optimize
 
 MOST_LINES = 3  # of a library's protocols
+FEWEST_SIZES = 4  # a model is chosen by sizes between others that are left out
 DIGITS = 3  # of an error: what differs by less is as good
 
 
@@ -103,6 +104,6 @@ def _held_out(points: Points, fit: Callable[[Points], Callable[[int], float]]) -
 
 
 def require_sizes(number: int) -> None:
-    """Raises ValueError for fewer than four: a model is chosen by sizes between others that are left out."""
-    if number < 4:
+    """Raises ValueError for fewer than FEWEST_SIZES."""
+    if number < FEWEST_SIZES:
         raise ValueError(f"choosing a model needs four sizes or more, got {number}; measure more")

@@ -1,7 +1,8 @@
-"""What the user says of the links between devices and nodes, and for how many devices a step is to be projected."""
+"""What the user says of links between devices and nodes, what to send over them, and to how many devices to project a step."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,28 +11,37 @@ from ddpperf.analysis.projection import Network
 from ddpperf.plugin.option_values import MAX_WORLD_SIZE, positive, seconds, sizes, whole_number
 
 MOST_GIGABYTES_PER_SECOND = 10**5
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+MOST_BYTES = 2**33
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """bytes_per_second: between a device and the others of its node, None if it is not given. node: a node's devices. network:
-    between nodes. project_to: numbers of devices."""
+    between nodes. project_to: numbers of devices. buffer_sizes: bytes a rank of collectives, none for each experiment's own."""
 
     bytes_per_second: float | None = None
     node: int = 1
     network: Network | None = None
     project_to: tuple[int, ...] = ()
+    buffer_sizes: tuple[int, ...] = ()
 
 
 def add_link_options(group: pytest.OptionGroup) -> None:
     for name, metavar, text in (
+        (
+            "--buffer-sizes",
+            "SIZE,SIZE",
+            "of all_reduces and other collectives, a rank, as 64KiB (default: from 1KiB to 64MiB on the CPU, to 1GiB on GPUs)",
+        ),
         ("--link-bandwidth", "GB/S", "between a device and the others, in one direction (default: what the driver says)"),
         ("--project-to", "N,N", "numbers of devices for which test_projection says what a step's excess would be"),
         ("--node-size", "N", "devices of a node, for --project-to (default: the most of this run)"),
         ("--node-latency", "SECONDS", "of a message between nodes, for --project-to beyond one"),
         ("--node-bandwidth", "GB/S", "between nodes, of each device, in one direction"),
     ):
-        group.addoption(name, default=None, metavar=metavar, help=text)
+        group.addoption(name, default=None, metavar=metavar, help=text)  # fmt: skip
 
 
 def read_links(config: pytest.Config, most: int) -> Links:
@@ -60,8 +70,37 @@ def read_links(config: pytest.Config, most: int) -> Links:
     if latency_text is not None and bandwidth is not None:
         network = Network(latency=seconds("--node-latency", latency_text, 1.0), bandwidth=bandwidth)
     return Links(
-        bytes_per_second=_bytes_per_second(config, "--link-bandwidth"), node=node, network=network, project_to=project_to
+        bytes_per_second=_bytes_per_second(config, "--link-bandwidth"),
+        node=node,
+        network=network,
+        project_to=project_to,
+        buffer_sizes=_buffer_sizes(config, "--buffer-sizes"),
     )
+
+
+def _buffer_sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
+    text = config.getoption(option)
+    if text is None:
+        return ()
+    found = sorted(_bytes(option, word.strip()) for word in text.split(","))
+    if len(set(found)) != len(found):
+        raise pytest.UsageError(f"{option} names a size twice, got {text!r}; name each once")
+    return tuple(found)
+
+
+def _bytes(option: str, word: str) -> int:
+    """A size as test ids have it."""
+    match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", word)
+    nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
+    if not 0 < nbytes <= MOST_BYTES:
+        raise pytest.UsageError(
+            f"{option} takes sizes from 4B to 8GiB, got {word[:40]!r}; pass for example {option} 1KiB,64MiB"
+        )
+    if nbytes % FLOAT32_BYTES:
+        raise pytest.UsageError(
+            f"{option} {word} is no whole number of float32, of {FLOAT32_BYTES} bytes each; name a multiple of {FLOAT32_BYTES}"
+        )
+    return nbytes
 
 
 def _bytes_per_second(config: pytest.Config, option: str) -> float | None:
