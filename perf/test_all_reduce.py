@@ -75,9 +75,9 @@ def algorithms(options: Options) -> Iterator[Cell]:
 
 
 def collectives(options: Options) -> Iterator[Cell]:
-    own = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
+    usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
-        for nbytes in options.links.buffer_sizes or own:
+        for nbytes in options.links.buffer_sizes or usual:
             for kind in KINDS:
                 shared = partial(CollectiveSpec, world_size=N, nbytes=nbytes - nbytes % (4 * N), kind=kind)
                 yield if_valid(f"world_size={N}-{format_bytes(nbytes)}-{kind}", partial(shared, form=form(options.device)))

@@ -41,7 +41,7 @@ def add_link_options(group: pytest.OptionGroup) -> None:
         ("--node-latency", "SECONDS", "of a message between nodes, for --project-to beyond one"),
         ("--node-bandwidth", "GB/S", "between nodes, of each device, in one direction"),
     ):
-        group.addoption(name, default=None, metavar=metavar, help=text)  # fmt: skip
+        group.addoption(name, default=None, metavar=metavar, help=text)
 
 
 def read_links(config: pytest.Config, most: int) -> Links:
