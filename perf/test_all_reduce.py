@@ -41,9 +41,18 @@ def calls(options: Options) -> Iterator[Cell]:
                 yield from captured(N, nbytes)
         for nbytes in own_sizes(options.links):
             yield from own(N, nbytes)
-        yield AllReduceSpec(world_size=N, nbytes=largest_of_all(options.links), in_place=False, form=form(options.device))
+        yield from out_of_place(options, N)
     if not groups(options):
         yield skipped("world_size=1", ONE_RANK)
+
+
+def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
+    """The backend's of a large buffer; on GPUs all others of that, and of the smallest, too, for some need no copy."""
+    nbytes = largest_of_all(options.links)
+    yield AllReduceSpec(world_size=N, nbytes=nbytes, in_place=False, form=form(options.device))
+    if options.device == "cuda":
+        for size in dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes)):
+            yield from (dataclasses.replace(each, in_place=False) for each in captured(N, size) if each.algorithm != "backend")
 
 
 def largest(options: Options) -> Iterator[Cell]:
