@@ -31,7 +31,8 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
-    """The state that was saved, None if there is no file; raises CannotTrain for one cut short, or of another training."""
+    """The state that was saved, None if there is no file; raises CannotTrain for one cut short, of another training, or of
+    another torch."""
     try:
         stored = torch.load(path, weights_only=True, map_location=device)
     except FileNotFoundError:
@@ -71,8 +72,13 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
         for number, kept in state["optimizer"].items():
             for name, value in kept.items():
                 if isinstance(value, Tensor):
-                    optimizer.state[parameters[number]][name].copy_(value)
-    except (RuntimeError, KeyError, IndexError) as error:
+                    place = optimizer.state[parameters[number]][name]
+                    if place.shape != value.shape:
+                        raise ValueError(f"{name} of {tuple(value.shape)}, not {tuple(place.shape)}")
+                    place.copy_(value)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # no fault of the checkpoint's
+        raise
+    except (RuntimeError, KeyError, IndexError, ValueError) as error:
         raise CannotTrain(
             f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); remove it, or name another"
         ) from error

@@ -75,7 +75,8 @@ class TrainingRun(TrainingEpoch):
             self.number.zero_()
 
     def train(self) -> None:
-        self.plain_loss.zero_()
+        if self.spec.label_smoothing:
+            self.plain_loss.zero_()
         super().train()
         loss = self.plain_loss / self.spec.accumulation_steps if self.spec.label_smoothing else self.loss
         self.losses.index_copy_(0, self.number, loss.view(1))

@@ -35,7 +35,8 @@ def large_all_reduce(options: Options, spec: AllReduceSpec) -> bool:
     """On GPUs, of all of them, captured, by NCCL and in mapped memory; gloo's differ by a fifth from one process set to the
     next."""
     largest = spec.world_size == max(options.world_sizes) and spec.nbytes >= LEAST_BYTES
-    return options.device == "cuda" and largest and spec.captured and spec.algorithm in ("backend", "two_shot")
+    chosen = spec.algorithm == "backend" or (spec.algorithm == "two_shot" and spec.in_place)
+    return options.device == "cuda" and largest and spec.captured and chosen
 
 
 def _first_form(options: Options, spec: TrainingSpec) -> bool:

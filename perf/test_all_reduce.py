@@ -86,9 +86,9 @@ def algorithms(options: Options) -> Iterator[Cell]:
 def collectives(options: Options) -> Iterator[Cell]:
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
-        for nbytes in options.links.buffer_sizes or usual:
+        for nbytes in dict.fromkeys(size - size % (4 * N) for size in options.links.buffer_sizes or usual):  # all have as much
             for kind in KINDS:
-                shared = partial(CollectiveSpec, world_size=N, nbytes=nbytes - nbytes % (4 * N), kind=kind)
+                shared = partial(CollectiveSpec, world_size=N, nbytes=nbytes, kind=kind)
                 yield if_valid(f"world_size={N}-{format_bytes(nbytes)}-{kind}", partial(shared, form=form(options.device)))
 
 

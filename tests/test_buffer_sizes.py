@@ -70,7 +70,8 @@ def test_a_model_needs_four_sizes(read: Read) -> None:
 
 
 def test_what_is_too_small_to_be_shared_is_skipped(read: Read) -> None:
-    cells = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB")))
+    cells = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))  # of which two ranks share the same
+    assert len({cell.id for cell in cells}) == len(cells)
     assert len([cell for cell in cells if isinstance(cell, CollectiveSpec)]) == len(test_all_reduce.KINDS)
     assert len(reasons(cell for cell in cells if not isinstance(cell, CollectiveSpec))) == len(test_all_reduce.KINDS)
 

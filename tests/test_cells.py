@@ -94,7 +94,7 @@ def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 def test_a_compiler_without_pythons_headers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "/nonexistent")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nonexistent")
     compiler_reason.cache_clear()
     assert "with Python's headers" in compiler_reason()
 

@@ -7,10 +7,13 @@ import signal
 import subprocess
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.refusal import CannotTrain
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure, describe_exit
+from ddpperf.workers.worker import describe
 from tests.generated import BOUNDED
 
 DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
@@ -72,6 +75,30 @@ def test_every_failed_rank_is_named(failures: list[RankFailure]) -> None:
     assert {each.rank for each in failure.failures} == {each.rank for each in failures}
     assert str(min(failures, key=lambda each: (each.cause, each.rank)).rank) in first_line
     assert all(str(each.rank) in str(failure) for each in failures)
+
+
+def captured(error: Exception) -> CannotTrain:
+    """As a capture says what it was stopped by."""
+    refusal = CannotTrain("form graph cannot capture this step")
+    refusal.__cause__ = error
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (torch.OutOfMemoryError("no room"), True),
+        (RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"), True),
+        (captured(RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")), True),
+        (OverflowError("int too large"), True),
+        (CannotTrain("a mistake"), False),
+        (captured(ValueError("a mistake")), False),
+        (NotImplementedError("yet"), False),
+        (FloatingPointError("the loss is nan"), False),
+    ],
+)
+def test_what_may_be_a_limit_is_told_from_a_mistake(error: Exception, limit: bool) -> None:
+    assert describe(error)["limit"] is limit
 
 
 def shell(script: str) -> subprocess.Popen[bytes]:

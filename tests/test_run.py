@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from typing import Any
 
@@ -34,7 +35,8 @@ SMALL = RunSpec(
     epochs=2,
     rate=0.02,
 )
-DROPS = {"model": "torchvision:squeezenet1_1"}  # it has dropout
+without_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="needs torchvision")
+DROPS = pytest.param({"model": "torchvision:squeezenet1_1"}, marks=without_torchvision)  # it has dropout
 
 
 def run_of(**fields: Any) -> TrainingRun:

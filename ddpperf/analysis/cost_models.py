@@ -106,7 +106,7 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
     """The model whose relative errors are least in square, over all cells at once; none of its values is negative.
 
     Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
-    that leave it open what is sending and what is adding up.
+    that leave open what a message's start, sending and adding up take.
     """
     if len({cell.nbytes for cell in cells}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
@@ -115,7 +115,9 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
     scaled = rows / seconds[:, None]
     units = np.abs(scaled).max(axis=0)  # bytes and messages differ by many orders of magnitude
     if np.linalg.matrix_rank(scaled / units) < len(units):
-        raise NotToldApart("a fit of adding up needs algorithms that add up and send in another proportion; measure others")
+        raise NotToldApart(
+            "a fit needs calls that tell what sending and adding up take apart; measure other sizes or algorithms"
+        )
     values, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
     values = values / units
     errors = scaled @ values - 1
@@ -142,17 +144,16 @@ class ChosenLinks:
 def choose_links(cells: Sequence[Cell]) -> ChosenLinks:
     """By leaving out all cells of one size, for each but the least and the greatest in turn.
 
-    Raises ValueError for fewer than four sizes.
+    Raises ValueError for fewer than four sizes, and NotToldApart.
     """
     require_sizes(len({cell.nbytes for cell in cells}))
     return ChosenLinks(model=_best_links(cells), held_out_error=_held_out(cells, _best_links))
 
 
 def _best_links(cells: Sequence[Cell]) -> LinkModel:
-    errors = {}
-    for reduction in (False, True):
-        with contextlib.suppress(NotToldApart):
-            errors[reduction] = _held_out(cells, partial(fit_links, reduction=reduction))
+    errors = {False: _held_out(cells, partial(fit_links, reduction=False))}
+    with contextlib.suppress(NotToldApart):
+        errors[True] = _held_out(cells, partial(fit_links, reduction=True))
     return fit_links(cells, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 

@@ -79,16 +79,16 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """
     require_sizes(len(set(sizes)))
     order = sorted(zip(sizes, seconds, strict=True))
+    most = min(MOST_LINES, (len(order) - 2) // 2)  # that can be fitted where two sizes are left out, of fit and choice
     return Chosen(
-        envelope=fit_envelope(*zip(*order, strict=True), lines=_best_lines(order)),
-        held_out_error=_held_out(order, lambda kept: _predict(kept, _best_lines(kept))),
+        envelope=fit_envelope(*zip(*order, strict=True), lines=_best_lines(order, most)),
+        held_out_error=_held_out(order, lambda kept: _predict(kept, _best_lines(kept, most))),
     )
 
 
-def _best_lines(points: Points) -> int:
+def _best_lines(points: Points, most: int) -> int:
     """The fewest of those that are as good."""
-    possible = [lines for lines in range(1, MOST_LINES + 1) if len(points) - 1 >= 2 * lines]
-    errors = {lines: _held_out(points, partial(_predict, lines=lines)) for lines in possible}
+    errors = {lines: _held_out(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
 

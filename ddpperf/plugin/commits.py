@@ -36,7 +36,10 @@ def require_stored_code(baseline: Baseline, sides: Sides | None) -> None:
         )
     if base.root is None or not _knows(base.root, baseline.commit):
         return
-    if (found := commit(base.root)) != baseline.commit:
+    found = _git(base.root, "rev-parse", "--short=9", "HEAD")
+    if changed := _git(base.root, "status", "--porcelain", "--untracked-files=no"):  # what is only beside it is no code of its
+        found += " with changes"
+    if changed or found != baseline.commit:
         raise pytest.UsageError(
             f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
             f"check {baseline.commit} out there"

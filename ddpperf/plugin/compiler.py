@@ -27,7 +27,7 @@ def compiler_reason() -> str:
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "tried.cpp", Path(folder) / "tried.so"
         source.write_text("#include <Python.h>\n#include <cmath>\n")
-        headers = f"-I{sysconfig.get_config_var('INCLUDEPY')}"
+        headers = f"-I{sysconfig.get_path('include')}"
         command = [*shlex.split(compiler), headers, "-shared", "-fPIC", str(source), "-o", str(library)]
         if compiler and subprocess.run(command, capture_output=True, timeout=20).returncode == 0 and library.exists():
             return ""

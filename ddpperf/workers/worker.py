@@ -54,23 +54,24 @@ def _serve(connection: Connection, rank: int) -> None:
         try:
             answer = state.commands[command](**message)
         except Exception as error:
-            answer = {"error": _describe(error)}
+            answer = {"error": describe(error)}
         channel.send(connection, answer)
         sys.stdout.flush()
         if command == "exit":
             return
 
 
-def _describe(error: Exception) -> channel.Message:
+def describe(error: Exception) -> channel.Message:
     import torch.distributed as dist
 
     text = str(error)
+    cause = error.__cause__ if isinstance(error, CannotTrain) else error  # a capture tells what it was stopped by
     distributed = isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower()
     return {
         "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
         "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
         "distributed": distributed,
-        "limit": isinstance(error, LIMITS) and not isinstance(error, NotImplementedError | RecursionError),
+        "limit": isinstance(cause, LIMITS) and not isinstance(cause, NotImplementedError | RecursionError),
     }
 
 
