@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,24 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
     git(tmp_path, "commit", "-a", "-m", "two")
     with pytest.raises(pytest.UsageError, match=rf" holds (?!{was})\w+; check {was} out there$"):
         require_stored_code(stored(was), base(tmp_path))
+
+
+def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "mine.py").write_text("one")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-m", "one")
+    was = commit(tmp_path)
+    (tmp_path / "mine.py").write_text("two")
+    asked = subprocess.run
+
+    def slow(command: list[str], **options: Any) -> Any:
+        if "status" in command:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return asked(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    require_stored_code(stored(was), base(tmp_path))
 
 
 @pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])

@@ -9,11 +9,11 @@ import pytest
 
 from ddpperf.analysis.projection import Network
 from ddpperf.plugin.option_values import MAX_WORLD_SIZE, positive, seconds, sizes, whole_number
+from ddpperf.specs.collective import FLOAT32_BYTES
 
 MOST_GIGABYTES_PER_SECOND = 10**5
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MOST_BYTES = 2**33
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
