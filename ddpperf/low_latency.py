@@ -1,7 +1,9 @@
-"""An all_reduce of ours for small buffers, in one Triton kernel: each rank writes its elements into all ranks' mapped memory.
+"""An all_reduce of ours for small buffers, in one Triton kernel: each rank writes its elements into all ranks' mapped memory,
+and adds up what came in. No rank waits for a barrier; the price is that all of it goes to every rank.
 
-As by NCCL's protocol LL, four bytes travel with a flag of four in one word, which a GPU writes and reads whole: whoever sees
-the flag has the element, and no rank waits for a barrier. The price is twice the bytes, to every rank.
+Of the smallest four bytes travel with a flag of four in one word, as by NCCL's protocol LL: a GPU writes and reads it whole, so
+that whoever sees the flag has the element. That is twice the bytes: of others a flag follows each block of elements, as by its
+protocol Simple.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ddpperf.specs import FLOAT32_BYTES
 from ddpperf.symmetric import group_name, symmetric_buffer
 
-BLOCK = 512  # elements that a block of threads sends, and adds up
+WORDS_BYTES = 2**18  # the most of a buffer that travels in words
+WORDS_BLOCK, FLAGGED_BLOCK = 128, 2048  # elements that a block of threads sends, and adds up
+FLAGGED_WARPS = 8  # of such a block
 SLOTS = 2  # by the last bit of the call: a rank is at most one ahead of another, for it needs what that sends
 
 
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]  # all ranks add up by the same instructions
-def all_reduce_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
+def words_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
     source, result, mailbox, mailboxes, calls, count, slot, rank, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """mailboxes: the addresses of all ranks' `mailbox`, SLOTS of N rows of `slot` words. calls: by block, those that were."""
@@ -47,12 +52,57 @@ def all_reduce_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotatio
     tl.store(calls + block, call)
 
 
+@triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
+def flagged_kernel(  # type: ignore[no-untyped-def]
+    source, result, mailbox, mailboxes, calls, count, slot, rank, N: tl.constexpr, BLOCK: tl.constexpr
+):
+    """mailboxes: the addresses of all ranks' `mailbox`, SLOTS of N rows of `slot` elements, and for each block N flags. calls:
+    by block, those that were."""
+    block = tl.program_id(0)
+    call = tl.load(calls + block) + 1
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    first = (call & 1).to(tl.int64) * N * slot  # of this call's slot
+    flags = 2 * N * slot.to(tl.int64) + block * N
+
+    own = tl.load(source + at, mask=inside, other=0.0)
+    for distance in tl.static_range(N):
+        theirs = tl.multiple_of(tl.load(mailboxes + (rank + distance) % N).to(tl.pointer_type(tl.float32)), 16)
+        tl.store(theirs + first + rank * slot + at, own, mask=inside)
+    tl.debug_barrier()  # all threads' elements before the flag
+    for distance in tl.static_range(1, N):
+        theirs = tl.load(mailboxes + (rank + distance) % N).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(theirs + flags + rank, call, sem="release", scope="sys")
+
+    mine = mailbox.to(tl.pointer_type(tl.int32)) + flags
+    for distance in tl.static_range(1, N):
+        while tl.atomic_add(mine + (rank + distance) % N, 0, sem="acquire", scope="sys") != call:
+            pass
+    tl.debug_barrier()
+    total = tl.zeros((BLOCK,), tl.float32)
+    for row in tl.static_range(N):  # all ranks add up in the same order
+        total += tl.load(mailbox + first + row * slot + at, mask=inside, other=0.0)
+    tl.store(result + at, total, mask=inside)
+    tl.store(calls + block, call)
+
+
 def launch(
     source: Tensor, result: Tensor, mailbox: Tensor, addresses: Tensor, calls: Tensor, *, slot: int, rank: int, N: int
 ) -> None:
-    """Call the kernel; see its parameters."""
-    grid, rows = (calls.numel(),), triton.next_power_of_2(N)
-    all_reduce_kernel[grid](source, result, mailbox, addresses, calls, source.numel(), slot, rank, N=N, ROWS=rows, BLOCK=BLOCK)
+    """Call the kernel that the mailbox is for, of words or of elements; see its parameters."""
+    grid, arguments = (calls.numel(),), (source, result, mailbox, addresses, calls, source.numel(), slot, rank)
+    if mailbox.dtype == torch.int64:
+        words_kernel[grid](*arguments, N=N, ROWS=triton.next_power_of_2(N), BLOCK=WORDS_BLOCK)
+    else:
+        flagged_kernel[grid](*arguments, N=N, BLOCK=FLAGGED_BLOCK, num_warps=FLAGGED_WARPS)
+
+
+def mailbox_of(count: int, N: int, *, words: bool) -> tuple[int, int, int, torch.dtype]:
+    """For `count` elements and N ranks: the blocks of threads, the elements of a slot's row, the mailbox' size and its type."""
+    block = WORDS_BLOCK if words else FLAGGED_BLOCK
+    blocks = triton.cdiv(count, block)
+    slot = blocks * block
+    return blocks, slot, SLOTS * N * slot + (0 if words else blocks * N), torch.int64 if words else torch.float32
 
 
 class LowLatency:
@@ -66,9 +116,10 @@ class LowLatency:
 
         self.source, self.result = source, result
         self.rank, self.N = dist.get_rank(), dist.get_world_size()
-        device, blocks = source.device, triton.cdiv(source.numel(), BLOCK)
-        self.slot = blocks * BLOCK
-        self.mailbox = symmetric_buffer(SLOTS * self.N * self.slot, torch.int64, device).zero_()
+        device = source.device
+        words = source.numel() * FLOAT32_BYTES <= WORDS_BYTES
+        blocks, self.slot, size, dtype = mailbox_of(source.numel(), self.N, words=words)
+        self.mailbox = symmetric_buffer(size, dtype, device).zero_()
         self.handle: Any = symmetric_memory.rendezvous(self.mailbox, group_name())
         offset = self.mailbox.data_ptr() - self.handle.buffer_ptrs[self.rank]  # in what was allocated for it
         self.addresses = torch.tensor([base + offset for base in self.handle.buffer_ptrs], dtype=torch.int64, device=device)

@@ -135,18 +135,13 @@ class TrainingRun(TrainingEpoch):
     def step(self) -> None:
         """From a checkpoint only the first time: a round that is repeated has to last as long as a run."""
         self.running = True
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            self.restart()
-            if not self.rounds:
-                self.resume()
-            self.rounds += 1
-            for epoch in range(len(self.history), self.spec.epochs):
-                self.history.append(self.trained_epoch(epoch))
-                self.keep()
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        self.restart()
+        if not self.rounds:
+            self.resume()
+        self.rounds += 1
+        for epoch in range(len(self.history), self.spec.epochs):
+            self.history.append(self.trained_epoch(epoch))
+            self.keep()
         self.running = False
 
     def trained_epoch(self, epoch: int) -> Epoch:

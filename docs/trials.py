@@ -1,19 +1,21 @@
 """Does the decision err as often as it says? Real trials here: python docs/trials.py [cpu|cuda] [TRIALS] [SLOWER ...]
 
 Each trial starts fresh process sets of two equal sides and measures a few steps at the first look, with margin 0: the share of
-steps that are suspected must be the level. For each SLOWER, such as 0.03, one step is slowed down by that on the candidate's
-side, and is found if it is suspected and fresh sets then call it worse, with the margin that users get.
+steps that are suspected must be the level. For each SLOWER, such as 0.03, each step in turn is slowed down by that on the
+candidate's side, the others being equal, and is found if it is suspected and fresh sets then call it worse, with the margin
+that users get, at the level of a suite of SUITE tests.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from scipy.stats import binomtest
 
-from ddpperf.analysis.against import Decision
+from ddpperf.analysis.against import Decision, Row
 from ddpperf.analysis.decision import Finding
 from ddpperf.analysis.readings import Reading, readings_of
 from ddpperf.analysis.settings import DecisionSettings, read_decision
@@ -54,42 +56,57 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
     return replace(settings, default=replace(settings.default, margin=0.0), metrics={})
 
 
-def decided(device: str, settings: DecisionSettings, spec: TrainingSpec, slowed: TrainingSpec, first: list[Reading]) -> str:
-    """What becomes of a step that is slower on the candidate's side, first of the readings, the others being as they are."""
-    decision = Decision(first, settings)
-    decision.gated = SUITE * 4
-    if decision.suspects() != [spec.id]:
-        return f"not suspected: {decision.rows[0].ratio:.4f}"
-    with fresh(device, settings.default.confirm_sets) as pool:
-        decision.confirm([times(pool, spec, slowed)])
-    row = decision.rows[0]
-    return f"{row.finding}: {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f})"
-
-
-def main(device: str = "cpu", trials: str = "20", *slower: str) -> None:
-    settings = read_decision({}, name="built in")["gpu" if device == "cuda" else "cpu"]
+def trial(device: str, settings: DecisionSettings, slower: Sequence[float]) -> tuple[list[Row], dict[float, list[str]]]:
+    """Rows of equal sides, without margin; and by slow-down what becomes of each step that alone is slower by that."""
     steps = GPU_STEPS if device == "cuda" else CPU_STEPS
-    suspected, detected = 0, dict.fromkeys(slower, 0)
-    for trial in range(1, int(trials) + 1):
-        with fresh(device, settings.default.screen_sets) as pool:
-            first = [times(pool, spec) for spec in steps]
-            slowed = {slow: replace(steps[0], delay_seconds=float(slow) * median(first[0].base)) for slow in slower}
-            again = {slow: times(pool, steps[0], slowed[slow]) for slow in slower}
-        rows = Decision(first, without_margin(settings)).rows
+    with fresh(device, settings.default.screen_sets) as pool:
+        equal = [times(pool, spec) for spec in steps]
+        seconds = [median(each.base) for each in equal]
+        slowed = {
+            (slow, place): replace(spec, delay_seconds=slow * seconds[place])
+            for slow in slower
+            for place, spec in enumerate(steps)
+        }
+        first = {key: times(pool, steps[key[1]], spec) for key, spec in slowed.items()}
+    decisions = {}
+    for (slow, place), reading in first.items():
+        decision = Decision([reading, *equal[:place], *equal[place + 1 :]], settings)
+        decision.gated = SUITE * 4
+        decisions[slow, place] = decision
+    suspects = [key for key, decision in decisions.items() if steps[key[1]].id in decision.suspects()]
+    if suspects:
+        with fresh(device, settings.default.confirm_sets) as pool:
+            for key in suspects:
+                decisions[key].confirm([times(pool, steps[key[1]], slowed[key])])
+    rows = {key: decision.rows[0] for key, decision in decisions.items()}
+    told = {
+        key: f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), look {row.look}" for key, row in rows.items()
+    }
+    return (
+        Decision(equal, without_margin(settings)).rows,
+        {slow: [told[slow, place] for place in range(len(steps))] for slow in slower},
+    )
+
+
+def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
+    settings = read_decision({}, name="built in")["gpu" if device == "cuda" else "cpu"]
+    suspected = measured = 0
+    found: dict[float, list[str]] = {float(slow): [] for slow in slower}
+    for number in range(1, int(trials) + 1):
+        rows, told = trial(device, settings, list(found))
         suspected += sum(row.finding is Finding.SUSPECT for row in rows)
-        told = [f"{row.ratio:.4f}{'*' * (row.finding is Finding.SUSPECT)}" for row in rows]
-        for slow in slower:
-            answer = decided(device, settings, steps[0], slowed[slow], [again[slow], *first[1:]])
-            detected[slow] += answer.startswith(Finding.WORSE)
-            told.append(f"+{float(slow):.0%} {answer}")
-        print(f"trial {trial}: {'; '.join(told)}", flush=True)
-    count = int(trials) * len(steps)
-    interval = binomtest(suspected, count).proportion_ci(method="exact")
-    share, level = suspected / count, settings.default.screen_alpha
+        measured += len(rows)
+        ratios = (f"{row.ratio:.4f}{'*' * (row.finding is Finding.SUSPECT)}" for row in rows)
+        print(f"trial {number}: equal {', '.join(ratios)}", flush=True)
+        for slow, answers in told.items():
+            found[slow] += answers
+            print(*(f"  +{slow:.0%} {answer}" for answer in answers), sep="\n", flush=True)
+    interval = binomtest(suspected, measured).proportion_ci(method="exact")
+    share, level = suspected / measured, settings.default.screen_alpha
     reach = f"{interval.low:.1%} to {interval.high:.1%}"
-    print(f"equal sides: {suspected} of {count} steps suspected, {share:.1%} ({reach}); the level is {level:.0%}")
-    for slow, number in detected.items():
-        print(f"+{float(slow):.0%}: {number} of {trials} found")
+    print(f"equal sides: {suspected} of {measured} steps suspected, {share:.1%} ({reach}); the level is {level:.0%}")
+    for slow, answers in found.items():
+        print(f"+{slow:.0%}: {sum(answer.startswith(Finding.WORSE) for answer in answers)} of {len(answers)} found")
 
 
 if __name__ == "__main__":

@@ -215,8 +215,8 @@ def test_out_of_place_the_sum_is_that_of_one_call_however_many_there_were(monkey
             "form graph captures backend, one_shot,",
         ),
         (
-            lambda: AllReduceSpec(world_size=2, nbytes=2**18 + 4, algorithm="low_latency"),
-            "algorithm low_latency sums up to 256KiB, got 262148 bytes; use two_shot",
+            lambda: AllReduceSpec(world_size=2, nbytes=2**22 + 4, algorithm="low_latency"),
+            "algorithm low_latency sums up to 4MiB, got 4194308 bytes; use two_shot",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from ddpperf.epoch import TrainingEpoch
 from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.training import TrainingStep
 from ddpperf.workers import rank
+from ddpperf.workers.measurements import MEASUREMENTS
 from ddpperf.workers.rank import Rank
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -28,6 +29,7 @@ class Recorder:
     """A measurement that writes down what is asked of it."""
 
     max_iterations = 7
+    stream = None
     counters: ClassVar = {"loss": 0.5}
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -52,7 +54,7 @@ class Recorder:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
     mine = Rank(0)
     assert mine.open(specs.to_json(SINGLE)) == {"max_iterations": 7}
     return mine
@@ -90,7 +92,7 @@ def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, mo
 
 def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first epoch that is not timed would take as long as the one that is."""
-    monkeypatch.setitem(rank.MEASUREMENTS, EPOCH.measurement, EpochRecorder)
+    monkeypatch.setitem(MEASUREMENTS, EPOCH.measurement, EpochRecorder)
     reported: list[float] = []
     mine = Rank(0, report=reported.append)
     mine.open(specs.to_json(EPOCH))
@@ -120,7 +122,7 @@ def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
 
 
 def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
     mine = Rank(0)
     mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
     assert mine.sample(3)["seconds"] >= 0.03
@@ -179,7 +181,7 @@ def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(spec: TrainingS
 
 
 def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rank.MEASUREMENTS, SINGLE.measurement, Recorder)
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
     mine = Rank(0)
     port = mine.setup("cpu", None)["port"]
     gc.unfreeze()

@@ -18,7 +18,7 @@ CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # those that are one kernel of a library's
 GRAPH_CALLS = 20  # in one graph, as nccl-tests' -G 20 has
 FLOAT32_BYTES = 4
-LOW_LATENCY_BYTES = 2**18  # the most of low_latency's buffer, whose blocks of threads then all run on an H200 at once
+LOW_LATENCY_BYTES = 2**22  # the most of low_latency's buffer: all of it goes to every rank
 PIECE_BYTES = 2**20  # of a ring's segment, that travel by themselves
 MOST_PIECES = 16
 

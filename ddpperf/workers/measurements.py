@@ -1,0 +1,71 @@
+"""What the ranks can measure, by the name that specs have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from ddpperf.collectives import AllReduce, Collective
+from ddpperf.copying import Copy
+from ddpperf.epoch import TrainingEpoch
+from ddpperf.ledger import CountedTraining
+from ddpperf.parts import PartedTraining
+from ddpperf.replay import BucketReplay
+from ddpperf.run import TrainingRun
+from ddpperf.sampling import Sampling
+from ddpperf.specs import (
+    AllReduceSpec,
+    BucketReplaySpec,
+    CollectiveSpec,
+    CopySpec,
+    EpochSpec,
+    MessagesSpec,
+    PartsSpec,
+    RunSpec,
+    SamplerSpec,
+    TraceSpec,
+    TrainingSpec,
+)
+from ddpperf.traced import TracedTraining
+from ddpperf.training import TrainingStep
+
+
+class Measurement(Protocol):
+    """What can be repeated and timed; made from a spec, a rank and a device. stream: on which all of a captured one runs."""
+
+    max_iterations: int
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None: ...
+
+    def warm_up(self, steps: int) -> None:
+        """Do what must be done before a step is like all others: `steps` steps, or what they need."""
+
+    def start_round(self) -> None:
+        """Prepare a round, untimed."""
+
+    def step(self) -> None:
+        """The timed work."""
+
+    def end_round(self, steps: int) -> None:
+        """Check the result of a round's `steps` steps, untimed; raises if it is wrong."""
+
+    def finish(self) -> dict[str, float]:
+        """Check what the rounds left, and give the rank's counters."""
+
+
+MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
+    TrainingSpec.measurement: TrainingStep,
+    EpochSpec.measurement: TrainingEpoch,
+    SamplerSpec.measurement: Sampling,
+    AllReduceSpec.measurement: AllReduce,
+    CollectiveSpec.measurement: Collective,
+    CopySpec.measurement: Copy,
+    TraceSpec.measurement: TracedTraining,
+    BucketReplaySpec.measurement: BucketReplay,
+    MessagesSpec.measurement: CountedTraining,
+    PartsSpec.measurement: PartedTraining,
+    RunSpec.measurement: TrainingRun,
+}
