@@ -104,6 +104,25 @@ def test_a_second_ctrl_c_does_not_cut_off_the_verdict(project: Project) -> None:
     project.assert_nothing_left()
 
 
+def test_ctrl_c_after_the_last_round_costs_no_verdict(project: Project) -> None:
+    """What was measured is judged, saved and told; where it was not, it is lost."""
+    (project.root / "conftest.py").write_text(
+        "import os, signal\n"
+        "from ddpperf.workers.pool import Pool\n"
+        'pytest_plugins = ["ddpperf.plugin"]\n'
+        "close = Pool.close\n"
+        "def interrupted(pool):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    close(pool)\n"
+        "Pool.close = interrupted\n"
+    )
+    run = project.run("perf")
+    assert run.status == 0, run.output
+    assert "PASS: 1 test measured" in run.output
+    assert "Traceback" not in run.output
+    assert len(project.saved_runs()) == 1
+
+
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(project: Project, kill: signal.Signals) -> None:
     project.experiment.write_text(HANGS)

@@ -29,7 +29,7 @@ class Recorder:
     """A measurement that writes down what is asked of it."""
 
     max_iterations = 7
-    stream = None
+    stream: torch.cuda.Stream | None = None
     counters: ClassVar = {"loss": 0.5}
 
     def __init__(self, *_: Any, **__: Any) -> None:

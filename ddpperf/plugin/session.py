@@ -24,7 +24,7 @@ from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
 from ddpperf.plugin.gate import Gate
 from ddpperf.plugin.gpu_watch import GpuWatch
-from ddpperf.plugin.interrupts import interrupt_as_before, interrupt_once
+from ddpperf.plugin.interrupts import interrupt_no_more, interrupt_once
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.progress import ProgressLine
@@ -192,11 +192,11 @@ class Session:
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
+        interrupt_no_more()
         self.progress.close()
         try:
             self._end_pool()
         finally:
-            interrupt_as_before()
             self._pinning.release()
             self.lock.release()
 

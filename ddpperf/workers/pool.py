@@ -178,15 +178,17 @@ class Pool:
         return next((dict(each.environment) for each in self._sets if each is not None and each.environment), {})
 
     def close(self) -> None:
-        """End all sets and remove the private folder; harmless when repeated."""
+        """End all sets, side by side, and remove the private folder; harmless when repeated."""
+        made = [each for each in self._sets if each is not None]
         try:
-            for each in self._sets:
-                if each is not None:
-                    each.close()
+            for each in made:
+                if each.alive:
+                    each.ask("exit")
+            for each in made:
+                each.close()
         finally:
-            for each in self._sets:
-                if each is not None:
-                    each.kill()
+            for each in made:
+                each.kill()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None

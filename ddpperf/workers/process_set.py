@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
@@ -67,11 +68,8 @@ class ProcessSet:
             self._temporary.mkdir()
             for rank in range(self.size):
                 log = self._log_folder / f"{self.name}-rank{rank}.log"
-                self.ranks.append(
-                    RankProcess(
-                        rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._temporary
-                    )
-                )
+                of_set: dict[str, Any] = {"device": self.device, "side": self.side, "listener": self._listener}
+                self.ranks.append(RankProcess(rank, log=log, folder=self._temporary, **of_set))
         except OSError as error:
             self.kill()
             what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
@@ -210,10 +208,12 @@ class ProcessSet:
     # --- ending
 
     def close(self) -> None:
-        """Let the ranks end by themselves, then make sure that they did."""
+        """Let the ranks end by themselves, if they were not asked to yet, then make sure that they did."""
         if self.alive:
             with contextlib.suppress(SetFailure):
-                self.request("exit", deadline_seconds=EXIT_SECONDS)
+                if self._asked[0] != "exit":
+                    self.ask("exit")
+                self.answers(EXIT_SECONDS)
                 for rank in self.ranks:
                     rank.wait()
         self.kill()

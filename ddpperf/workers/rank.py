@@ -107,6 +107,7 @@ class Rank:
         inject(self.spec.fault, self.rank, "open")
         measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
         self.measurement = measurement
+        synchronize(self.device)  # what was built on one stream may be used on another, and what it let go of be had by that
         if measurement.stream is not None:  # on the default one each of NCCL's calls in a graph takes 5.5 us longer
             torch.cuda.set_stream(measurement.stream)
         measurement.start_round()
@@ -116,7 +117,7 @@ class Rank:
             measurement.report = self.report
         else:
             self.step = delayed(measurement.step, self.spec.calls * self.spec.delay_seconds, self.device)
-        synchronize(self.device)  # what was built on one stream may be used on another, and what it let go of be had by that
+        synchronize(self.device)  # some of it is warmed up on a stream of its own
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
         synchronize(self.device)
@@ -168,6 +169,7 @@ class Rank:
             return
         self.step = lambda: None
         if self.measurement.stream is not None:
+            synchronize(self.device)  # before others get the memory that it used on another stream than it was had by
             torch.cuda.set_stream(torch.cuda.default_stream(self.device))
         vars(self.measurement).clear()  # it holds its own methods: left to the collector, a loader waits in vain
         self.spec = self.measurement = None
