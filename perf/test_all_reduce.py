@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 
@@ -198,14 +198,15 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
         for name in sets
     }
     estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
-    estimated(measure, "link_bytes_per_second", "B/s", {name: each.model.bandwidth for name, each in fitted.items()})
+    links = {name: each.model.bandwidth for name, each in fitted.items()}
+    bounded = told_link(measure, links)
     adding = {name: each.model.reduce_seconds for name, each in fitted.items() if each.model.reduce_seconds is not None}
     if len(adding) == len(sets):  # told apart from sending in all of them
         estimated(measure, "reduce_byte_seconds", "s/B", adding)
-    for report in FORMS if all(math.isfinite(each.model.bandwidth.value) for each in fitted.values()) else ():
+    for report in FORMS if bounded else ():
         written = {
-            name: report.seconds(spec.world_size, spec.nbytes, each.model.bandwidth.value) / measured[spec][name]
-            for name, each in fitted.items()
+            name: report.seconds(spec.world_size, spec.nbytes, link.value) / measured[spec][name]
+            for name, link in links.items()
         }
         measure.metric(f"{report.name}_over_measured", "1", written)
     for each, t in measured.items():
@@ -217,9 +218,18 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in fitted.items()})
 
 
-def estimated(measure: Measure, name: str, unit: str, by_set: Mapping[str, Estimate]) -> None:
+def told_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
+    """Whether it is more than that a fitted bandwidth is no less than so much, as where launches take all of the time."""
+    bounded = all(math.isfinite(link.high) for link in by_set.values())
+    estimated(measure, "link_bytes_per_second", "B/s", by_set, ("", "_low", "_high") if bounded else ("_low",))
+    return bounded
+
+
+def estimated(
+    measure: Measure, name: str, unit: str, by_set: Mapping[str, Estimate], ends: Sequence[str] = ("", "_low", "_high")
+) -> None:
     """A fitted value and the ends of its interval; what has none in some set is left out."""
-    for end in ("", "_low", "_high"):
+    for end in ends:
         values = {of_set: getattr(each, end.lstrip("_") or "value") for of_set, each in by_set.items()}
         if all(map(math.isfinite, values.values())):
             measure.metric(f"{name}{end}", unit, values)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from ddpperf.analysis.cost_models import Estimate
 from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.test_all_reduce import as_fast, bandwidths, beside_kernels
+from perf.test_all_reduce import as_fast, bandwidths, beside_kernels, told_link
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 
@@ -52,3 +54,12 @@ def test_a_links_share_is_told_only_of_a_link_that_is_known() -> None:
         bandwidths(each, {"A1": 360e9})
     assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
     assert list(unknown.metrics) == ["busbw_bytes_per_second"]
+
+
+def test_of_a_bandwidth_that_may_be_any_only_the_least_is_told() -> None:
+    """Two H200s' messages, which launches bind, were fitted with 3 TB/s, and 211 GB/s at least."""
+    known, unknown = measure_on(Machine()), measure_on(Machine())
+    assert told_link(known, {"A1": Estimate(value=3e11, low=2e11, high=6e11)})
+    assert not told_link(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
+    assert [metric["value"] for metric in known.metrics.values()] == [3e11, 2e11, 6e11]
+    assert {name: metric["value"] for name, metric in unknown.metrics.items()} == {"link_bytes_per_second_low": 2.1e11}

@@ -133,7 +133,7 @@ def test_two_protocols_are_told_from_one() -> None:
 def of_nccl_tests(N: int) -> dict[int, float]:
     """Microseconds in place of the stored runs on N H200s: from 1 KiB to 1 GiB four-fold, as the sweep has them."""
     output = REPOSITORY / "docs" / "nccl_tests" / "h200x4" / f"{N}.txt"
-    return {nbytes: median(seconds) * 1e6 for nbytes, seconds in script("update_readme").in_place(output).items()}
+    return {nbytes: median(seconds) * 1e6 for nbytes, seconds in script("tables").in_place(output).items()}
 
 
 @pytest.mark.parametrize(("N", "of"), [(2, of_nccl_tests), (4, of_nccl_tests), (4, H200.__getitem__), (8, H200.__getitem__)])
