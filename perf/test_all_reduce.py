@@ -21,7 +21,7 @@ from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf import gate
-from perf.calls import backend_sizes, captured, form, largest_of_all, own, own_sizes, too_few
+from perf.calls import backend_sizes, captured, form, largest_of_all, own, own_sizes, skipped_unless_told, too_few
 
 ONE_RANK = "an all_reduce needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
@@ -188,15 +188,16 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     }
     measured[spec] = measure(spec).median_step_seconds()
     sets = list(measured[spec])
-    fitted = {
-        name: choose_links(
-            [
-                Call(algorithm=each.algorithm, N=each.world_size, nbytes=each.nbytes, seconds=t[name])
-                for each, t in measured.items()
-            ]
-        )
-        for name in sets
-    }
+    with skipped_unless_told():
+        fitted = {
+            name: choose_links(
+                [
+                    Call(algorithm=each.algorithm, N=each.world_size, nbytes=each.nbytes, seconds=t[name])
+                    for each, t in measured.items()
+                ]
+            )
+            for name in sets
+        }
     estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
     links = {name: each.model.bandwidth for name, each in fitted.items()}
     bounded = told_link(measure, links)

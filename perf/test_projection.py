@@ -16,7 +16,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallForm, PartsSpec, TrainingSpec, measured_as
-from perf.calls import backend_sizes, too_few
+from perf.calls import backend_sizes, skipped_unless_told, too_few
 from perf.trainings import fewer, measured_apart
 
 NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
@@ -65,10 +65,12 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
         )
         smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
-        told[name] = {spec.world_size: projected(smaller, spec.world_size)}
+        with skipped_unless_told():
+            told[name] = {spec.world_size: projected(smaller, spec.world_size)}
         for N in measure.machine.links.project_to:
             if N not in by_size:
-                told[name][N] = projected(by_size, N)
+                with skipped_unless_told():
+                    told[name][N] = projected(by_size, N)
             elif spec.world_size > N and (note := f"{N} devices were measured, and are not projected") not in measure.notes:
                 measure.notes.append(note)
     tell(measure, spec.world_size, measured, told, one_device.slowest_device_seconds(spec.world_size))

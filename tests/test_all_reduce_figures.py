@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.cost_models import Estimate
+from ddpperf.analysis.cost_models import Cell, Estimate, choose_links
 from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec
+from perf.calls import skipped_unless_told
 from perf.test_all_reduce import as_fast, bandwidths, beside_kernels, told_link
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -63,3 +64,11 @@ def test_of_a_bandwidth_that_may_be_any_only_the_least_is_told() -> None:
     assert not told_link(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
     assert [metric["value"] for metric in known.metrics.values()] == [3e11, 2e11, 6e11]
     assert {name: metric["value"] for name, metric in unknown.metrics.items()} == {"link_bytes_per_second_low": 2.1e11}
+
+
+def test_calls_that_tell_no_model_skip_its_test_with_the_reason() -> None:
+    """Of a ring on eight ranks, whose messages are as many as their bytes are MiB."""
+    sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
+    cells = [Cell(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
+    with pytest.raises(pytest.skip.Exception, match="measure other sizes or algorithms"), skipped_unless_told():
+        choose_links(cells)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ddpperf.analysis.cost_models import counts
+from ddpperf.analysis.cost_models import NotToldApart, counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     Excess,
@@ -150,3 +150,10 @@ def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
 def test_nothing_measured_projects_nothing() -> None:
     with pytest.raises(ValueError, match="a projection needs the excess on some devices"):
         project({}, BOOKKEEPING, sending, 8, hideable=1.0, error=0)
+
+
+def test_gradients_that_seem_to_be_sent_in_no_time_project_nothing() -> None:
+    """As where all that was measured of sending is noise."""
+    excess = {2: Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)}
+    with pytest.raises(NotToldApart, match="do not tell what sending a step's gradients takes; measure more --rounds"):
+        project(excess, BOOKKEEPING, lambda devices: 0.0, 8, hideable=1.0, error=0)

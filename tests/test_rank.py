@@ -77,6 +77,31 @@ def test_opening_warms_up(opened: Rank) -> None:
     assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
+def test_what_was_built_is_done_before_another_stream_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured measurement's own, from before its first round; and its work is done before the default one is used again."""
+    own: Any = object()
+    default: Any = object()
+    calls: list[object] = []
+
+    class Captured(Recorder):
+        stream = own
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            calls.append("built")
+            self.calls: Any = calls
+
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Captured)
+    monkeypatch.setattr(rank, "synchronize", lambda device: calls.append("synchronized"))
+    monkeypatch.setattr(torch.cuda, "set_stream", calls.append)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
+    mine = Rank(0)
+    mine.open(specs.to_json(SINGLE))
+    assert calls[:4] == ["built", "synchronized", own, "start"]
+    calls.clear()
+    mine.close()
+    assert calls == ["finish", "synchronized", default]
+
+
 def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = recorder_of(opened)
     recorder.calls.clear()

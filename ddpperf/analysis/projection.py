@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.analysis.cost_models import CONFIDENCE, counts
+from ddpperf.analysis.cost_models import CONFIDENCE, NotToldApart, counts
 from ddpperf.analysis.protocols import Envelope
 
 DRAWS = 1000
@@ -116,11 +116,16 @@ def project(
     """The excess on N devices from that on others. hideable: seconds of the backward pass, behind which sending may hide.
     error: of sending(N), relative, as a standard error.
 
-    Raises ValueError if none was measured, or nothing is sent.
+    Raises ValueError if none was measured, and NotToldApart where sending is fitted to take no time.
     """
-    sent = {devices: sending(devices) for devices in (*excess, N)} if excess else {}
-    if not sent or not all(seconds > 0 for seconds in sent.values()):
-        raise ValueError(f"a projection needs the excess on some devices, and something that is sent, got {dict(excess)}")
+    if not excess:
+        raise ValueError("a projection needs the excess on some devices, got none")
+    sent = {devices: sending(devices) for devices in (*excess, N)}
+    if not all(seconds > 0 for seconds in sent.values()):
+        raise NotToldApart(
+            "the all_reduces that were measured do not tell what sending a step's gradients takes; measure more --rounds, or "
+            "other --buffer-sizes"
+        )
 
     def projected(excess: Mapping[int, float], bookkeeping: float, off: float) -> float:
         share = sum((excess[other] - bookkeeping) / sent[other] for other in excess) / len(excess)
