@@ -38,7 +38,6 @@ class Repeated:
         self.rank = rank
         self.device = device
         self.world_size = spec.world_size
-        self.stream = torch.cuda.Stream(device) if spec.captured else None
         self.run: Callable[[], object] = lambda: self.call()
 
     def pattern(self, count: int) -> Tensor:
@@ -52,12 +51,10 @@ class Repeated:
         self.run()
 
     def warm_up(self, steps: int) -> None:
-        with torch.cuda.stream(self.stream):
-            for _ in range(steps):
-                self.call()
-        if self.stream is not None:
-            torch.cuda.synchronize(self.device)
-            self.run = capture(self.call_often, self.stream, self.spec.form).replay
+        for _ in range(steps):
+            self.call()
+        if self.spec.captured:
+            self.run = capture(self.call_often, self.spec.form).replay
 
     def call_often(self) -> None:
         for _ in range(GRAPH_CALLS):

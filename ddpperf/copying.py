@@ -13,7 +13,6 @@ class Copy:
     """`step` copies a buffer of `spec.nbytes` bytes, 0 to 255 again and again, onto another."""
 
     max_iterations = 10000
-    stream = None
 
     def __init__(self, spec: CopySpec, *, rank: int, device: torch.device) -> None:
         del rank

@@ -78,14 +78,15 @@ def forget_compiled() -> None:
         torch._dynamo.reset()
 
 
-def capture(step: Callable[[], None], stream: torch.cuda.Stream, form: str) -> torch.cuda.CUDAGraph:
+def capture(step: Callable[[], None], form: str) -> torch.cuda.CUDAGraph:
     """What `step` launches, to be replayed; it runs once without computing. Raises CannotTrain if it waits for the device.
 
-    step must have run on `stream` often enough that it does the same again; all that it uses must live as long as the graph.
+    step must have run on the current stream often enough that it does the same again, and all that it uses must live as long
+    as the graph. That stream must not be the device's default one, from which nothing is captured.
     """
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
             step()
     except (torch.OutOfMemoryError, dist.DistError):
         raise

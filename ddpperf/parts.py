@@ -67,7 +67,7 @@ class PartedTraining(TrainingStep):
         super().advance()
         self.ended = self.moment()
         self.running.append(([("data", began), *self.marks], self.ended))
-        if self.stream is not None and len(self.running) > 1:  # a graph's events, before it runs again
+        if self.spec.captured and len(self.running) > 1:  # a graph's events, before it runs again
             self.read()
 
     def read(self) -> None:
@@ -85,8 +85,7 @@ class PartedTraining(TrainingStep):
 
     def warm_up(self, steps: int) -> None:
         """Count a step's FLOPs, and see in steps of this form whose gradient is computed last."""
-        with torch.cuda.stream(self.stream):
-            self.count_flops()
+        self.count_flops()
         trained = [each for each in self.model.parameters() if each.requires_grad]
         self.hooks = [each.register_hook(partial(self.computed, each)) for each in trained if self.spec.grouped]
         super().warm_up(steps)

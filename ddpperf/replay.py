@@ -29,7 +29,6 @@ class BucketReplay:
     def __init__(self, spec: BucketReplaySpec, *, rank: int, device: torch.device) -> None:
         self.spec = spec
         self.device = device
-        self.stream = torch.cuda.Stream(device) if spec.captured else None
         self.messages = messages_of(spec, rank, device)
         self.buffers = [torch.empty(count, dtype=dtype, device=device) for count, dtype in self.messages]
         self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
@@ -50,13 +49,11 @@ class BucketReplay:
         self.run()
 
     def warm_up(self, steps: int) -> None:
-        with torch.cuda.stream(self.stream):
-            self.start_round()
-            for _ in range(min(steps, self.max_iterations)):
-                self.send()
-        if self.stream is not None:
-            torch.cuda.synchronize(self.device)
-            self.run = capture(self.send, self.stream, self.spec.form).replay
+        self.start_round()
+        for _ in range(min(steps, self.max_iterations)):
+            self.send()
+        if self.spec.captured:
+            self.run = capture(self.send, self.spec.form).replay
 
     def start_round(self) -> None:
         for buffer in self.buffers:

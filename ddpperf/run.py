@@ -47,12 +47,11 @@ class TrainingRun(TrainingEpoch):
         self.evaluation = Evaluation(images, rank=rank, world_size=spec.world_size, device=device, memory_format=memory_format)
         if spec.clip_norm:
             self.before_update = partial(torch.nn.utils.clip_grad_norm_, list(self.model.parameters()), spec.clip_norm)
-        with torch.cuda.stream(self.stream):
-            self.losses = torch.zeros(spec.steps, device=device)  # of each step, without smoothing
-            self.plain_loss = torch.zeros((), device=device)  # of the step that is trained with smoothing
-            self.right = torch.zeros((), dtype=torch.int64, device=device)  # images of an epoch, as they were trained on
-            self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step
-            self.start = {name: value.clone() for name, value in self.inner.state_dict().items()}
+        self.losses = torch.zeros(spec.steps, device=device)  # of each step, without smoothing
+        self.plain_loss = torch.zeros((), device=device)  # of the step that is trained with smoothing
+        self.right = torch.zeros((), dtype=torch.int64, device=device)  # images of an epoch, as they were trained on
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step
+        self.start = {name: value.clone() for name, value in self.inner.state_dict().items()}
         self.runs: dict[int, tuple[Any, ...]] = {}  # by batch size: the input, what takes a batch, and what runs a step
         self.history: list[Epoch] = []
         self.resumed_epochs = 0
@@ -97,12 +96,11 @@ class TrainingRun(TrainingEpoch):
         """Train a little with each size of batch, capture what is to be replayed, and forget what was learned."""
         for batch_size in dict.fromkeys(self.spec.batch_sizes):
             spec = self.spec.of_batches(batch_size)
-            with torch.cuda.stream(self.stream):
-                if not self.runs and batch_size == self.spec.per_rank_batch_size:
-                    input_of_size = self.input
-                else:
-                    assert isinstance(self.input, DeviceInput)
-                    input_of_size = self.input.of_batches(epoch_batches(spec, self.rank))
+            if not self.runs and batch_size == self.spec.per_rank_batch_size:
+                input_of_size = self.input
+            else:
+                assert isinstance(self.input, DeviceInput)
+                input_of_size = self.input.of_batches(epoch_batches(spec, self.rank))
             if input_of_size is not self.input:
                 self.input, self.take = input_of_size, input_of_size.take
             self.place = self.epoch = 0

@@ -14,7 +14,6 @@ class Sampling:
     """`step` lists this rank's shard of the next epoch; `finish` counts what the shards of two epochs hold."""
 
     max_iterations = 64  # the check at the end is what counts here
-    stream = None
 
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images

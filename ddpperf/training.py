@@ -41,17 +41,15 @@ class TrainingStep:
         self.spec = spec
         self.device = device
         self.autocast_dtype = AUTOCAST_DTYPES.get(spec.precision)
-        self.stream = torch.cuda.Stream(device) if spec.captured else None  # a graph is captured where all was built
-        with torch.cuda.stream(self.stream):
-            self.inner, self.input, self.loss_of = task(spec, rank, device)
-            trained = [each for each in self.inner.parameters() if each.requires_grad]
-            self.gradient_bytes = sum(each.numel() * each.element_size() for each in trained)
-            self.halved_bytes = 2 * sum(each.numel() for each in trained)
-            self.model = parallelize(self.inner, spec, device)
-            # of a part's loss in what is added up: on this rank, and by OwnDDP over all ranks; DDP itself takes their mean
-            self.share = 1 / (spec.accumulation_steps * (spec.world_size if spec.strategy == "own_ddp" else 1))
-            self.optimizer = optimizer_of(self.model, spec, device)
-            self.schedule = Schedule(self.optimizer, self.rates(), device, captured=spec.captured)
+        self.inner, self.input, self.loss_of = task(spec, rank, device)
+        trained = [each for each in self.inner.parameters() if each.requires_grad]
+        self.gradient_bytes = sum(each.numel() * each.element_size() for each in trained)
+        self.halved_bytes = 2 * sum(each.numel() for each in trained)
+        self.model = parallelize(self.inner, spec, device)
+        # of a part's loss in what is added up: on this rank, and by OwnDDP over all ranks; DDP itself takes their mean
+        self.share = 1 / (spec.accumulation_steps * (spec.world_size if spec.strategy == "own_ddp" else 1))
+        self.optimizer = optimizer_of(self.model, spec, device)
+        self.schedule = Schedule(self.optimizer, self.rates(), device, captured=spec.captured)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
         self.take = self.input.take
@@ -151,14 +149,12 @@ class TrainingStep:
         """Train `steps` steps, or as many as a capture needs, and capture the step that is to be replayed."""
         if self.spec.captured:
             steps = max(steps, CAPTURE_WARMUP if self.spec.grouped else LOSS_STEPS + 1)
-        with torch.cuda.stream(self.stream):
-            for _ in range(steps):
-                self.advance()
-        if self.stream is not None:
-            with torch.cuda.stream(self.stream):
-                self.input.begin(self.epoch)
-                self.input.load()
-                self.optimizer.zero_grad()
+        for _ in range(steps):
+            self.advance()
+        if self.spec.captured:
+            self.input.begin(self.epoch)
+            self.input.load()
+            self.optimizer.zero_grad()
             timing.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             began = time.perf_counter()
@@ -169,8 +165,7 @@ class TrainingStep:
         self.place = 0  # an epoch begins with what is measured
 
     def captured_train(self) -> Callable[[], None]:
-        assert self.stream is not None
-        return capture(self.train, self.stream, self.spec.form).replay
+        return capture(self.train, self.spec.form).replay
 
     # --- rounds
 

@@ -8,15 +8,16 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.decision import Finding
 from ddpperf.report.format import format_seconds, short
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.summary import DOUBT, summary_lines
 from ddpperf.results import Measured
-from ddpperf.specs import LOW_LATENCY_BYTES, Algorithm, AllReduceSpec, RunSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_FORMS
 from perf.recipes import read_recipes
 
@@ -71,7 +72,7 @@ def recipes_table(run: str) -> str:
             ends = (values[f"accuracy_over_baseline{end}"] * 100 for end in ("", "_low", "_high"))
             over = "{:+.1f} ({:+.1f} to {:+.1f})".format(*ends)
         speed = values["images_per_second"]
-        doubts = [note for note in stored["notes"] if note.startswith("doubtful: ")]
+        doubts = doubts_of(stored)
         notes += doubts
         cells = (
             *(recipe_name(spec), str(spec.world_size), f"{spec.global_batch_size:,}", work(spec), accuracy, over),
@@ -80,6 +81,10 @@ def recipes_table(run: str) -> str:
         rows.append((-values["test_accuracy"], f"| {' | '.join(cells)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
     return "\n".join([*lines, *(f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes))])
+
+
+def doubts_of(stored: Mapping[str, Any]) -> list[str]:
+    return [note for note in stored["notes"] if note.startswith(DOUBT)]
 
 
 def work(spec: RunSpec) -> str:
@@ -132,13 +137,13 @@ def over_runs(folder: str) -> str:
 
 
 def versus(run: str, folder: str) -> str:
-    """A table of a run's all_reduces beside those that nccl-tests measured on the same machine: FOLDER has its output for N
+    """A table of a run's all_reduces beside those that nccl-tests measured on such a machine: FOLDER has its output for N
     GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`), and of calls in a graph (`-G 20`) as N-graph.txt; the
     times in place are taken."""
     rows = ["| size | GPUs | form | here | nccl-tests | ratio | difference |", "|---|---|---|---|---|---|---|"]
     for spec, ours in all_reduces(run).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
-        if is_plain(spec) and output.exists():
+        if is_plain(spec) and (output.exists() or not spec.captured):  # calls in a graph were measured later, on some machines
             theirs = median(in_place(output)[spec.nbytes])
             cells = (format_seconds(ours), format_seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us")
             rows.append(f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {spec.form} | {' | '.join(cells)} |")
@@ -147,22 +152,17 @@ def versus(run: str, folder: str) -> str:
 
 def algorithms_table(run: str) -> str:
     """A run's captured all_reduces in place: by bytes and devices the backend's time, and how fast others are beside it."""
-    times = {spec: seconds for spec, seconds in all_reduces(run).items() if spec.captured and spec.in_place}
-    names = dict.fromkeys(spec.algorithm for spec in times if spec.algorithm != "backend")
+    by_call: dict[tuple[int, int], dict[str, float]] = {}
+    for spec, seconds in all_reduces(run).items():
+        if spec.captured and spec.in_place:
+            by_call.setdefault((spec.nbytes, spec.world_size), {})["NCCL" if is_plain(spec) else spec.algorithm] = seconds
+    names = [name for name in dict.fromkeys(name for times in by_call.values() for name in times) if name != "NCCL"]
     rows = [f"| size | devices | NCCL | {' | '.join(names)} | the fastest |", "|---" * (len(names) + 4) + "|"]
-    for spec in times:
-        if is_plain(spec):
-            others = {name: dataclasses.replace(spec, algorithm=name) for name in names if fits(name, spec.nbytes)}
-            found = {name: times[spec] / times[other] for name, other in others.items() if other in times}
-            speeds = [f"{found[name]:.2f}x" if name in found else "-" for name in names]
-            cells = (format_bytes(spec.nbytes), str(spec.world_size), format_seconds(times[spec]), *speeds)
-            best = max(found, key=lambda name: found[name])
-            rows.append(f"| {' | '.join(cells)} | {best if found[best] > 1 else 'NCCL'} |")
+    for (nbytes, world_size), times in by_call.items():
+        speeds = [f"{times['NCCL'] / times[name]:.2f}x" if name in times else "-" for name in names]
+        cells = (format_bytes(nbytes), str(world_size), format_seconds(times["NCCL"]), *speeds)
+        rows.append(f"| {' | '.join(cells)} | {min(times, key=lambda name: times[name])} |")
     return "\n".join([*rows, ""])
-
-
-def fits(algorithm: Algorithm, nbytes: int) -> bool:
-    return algorithm != "low_latency" or nbytes <= LOW_LATENCY_BYTES
 
 
 def all_reduces(run: str) -> dict[AllReduceSpec, float]:
@@ -183,13 +183,14 @@ def is_plain(spec: AllReduceSpec) -> bool:
 def batches_table(run: str) -> str:
     """How fast each batch was that a search for the largest one tried, and what of the memory it took."""
     (benchmark,) = json.loads((ROOT / run).read_text())["benchmarks"]
-    values = {name: metric["value"] for name, metric in benchmark["extra_info"]["ddpperf"]["metrics"].items()}
+    stored = benchmark["extra_info"]["ddpperf"]
+    values = {name: metric["value"] for name, metric in stored["metrics"].items()}
     sizes = sorted(int(name.removeprefix("step_seconds_at_")) for name in values if name.startswith("step_seconds_at_"))
     rows = ["| images a batch | step | images/s | peak memory |", "|---|---|---|---|"]
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
         rows.append(f"| {size:,} | {format_seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
-    return "\n".join([*rows, ""])
+    return "\n".join([*rows, "", *(f"{doubt}\n" for doubt in doubts_of(stored))])
 
 
 def trials_table(folder: str) -> str:
@@ -197,7 +198,7 @@ def trials_table(folder: str) -> str:
     rows = ["| machine | slowed down by | found | ratios | equal steps suspected |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / folder).glob("*.txt")):
         text = path.read_text()
-        answers = re.findall(r"^  \+(\d+)% (\w+) ([\d.]+) ", text, re.MULTILINE)
+        answers = re.findall(r"^  \+([\d.]+)% (\w+) ([\d.]+) ", text, re.MULTILINE)
         equal = [ratio for line in re.findall(r"^trial \d+: equal (.+)$", text, re.MULTILINE) for ratio in line.split(", ")]
         for slower in dict.fromkeys(each for each, _, _ in answers):
             found = [(finding, float(ratio)) for each, finding, ratio in answers if each == slower]

@@ -56,57 +56,52 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
     return replace(settings, default=replace(settings.default, margin=0.0), metrics={})
 
 
-def trial(device: str, settings: DecisionSettings, slower: Sequence[float]) -> tuple[list[Row], dict[float, list[str]]]:
-    """Rows of equal sides, without margin; and by slow-down what becomes of each step that alone is slower by that."""
+def trial(device: str, settings: DecisionSettings, slower: Sequence[float]) -> tuple[list[Row], dict[float, list[Row]]]:
+    """Rows of equal sides, without margin; and by slow-down those of each step that alone is slower by that."""
     steps = GPU_STEPS if device == "cuda" else CPU_STEPS
     with fresh(device, settings.default.screen_sets) as pool:
         equal = [times(pool, spec) for spec in steps]
-        seconds = [median(each.base) for each in equal]
         slowed = {
-            (slow, place): replace(spec, delay_seconds=slow * seconds[place])
+            (slow, place): replace(spec, delay_seconds=slow * median(equal[place].base))
             for slow in slower
             for place, spec in enumerate(steps)
         }
         first = {key: times(pool, steps[key[1]], spec) for key, spec in slowed.items()}
-    decisions = {}
-    for (slow, place), reading in first.items():
-        decision = Decision([reading, *equal[:place], *equal[place + 1 :]], settings)
+    decisions = {
+        (slow, place): Decision([reading, *equal[:place], *equal[place + 1 :]], settings)
+        for (slow, place), reading in first.items()
+    }
+    for decision in decisions.values():
         decision.gated = SUITE * 4
-        decisions[slow, place] = decision
-    suspects = [key for key, decision in decisions.items() if steps[key[1]].id in decision.suspects()]
-    if suspects:
+    if suspects := [key for key, decision in decisions.items() if steps[key[1]].id in decision.suspects()]:
         with fresh(device, settings.default.confirm_sets) as pool:
             for key in suspects:
                 decisions[key].confirm([times(pool, steps[key[1]], slowed[key])])
-    rows = {key: decision.rows[0] for key, decision in decisions.items()}
-    told = {
-        key: f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), look {row.look}" for key, row in rows.items()
-    }
-    return (
-        Decision(equal, without_margin(settings)).rows,
-        {slow: [told[slow, place] for place in range(len(steps))] for slow in slower},
-    )
+    found = {slow: [decisions[slow, place].rows[0] for place in range(len(steps))] for slow in slower}
+    return Decision(equal, without_margin(settings)).rows, found
 
 
 def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
     settings = read_decision({}, name="built in")["gpu" if device == "cuda" else "cpu"]
     suspected = measured = 0
-    found: dict[float, list[str]] = {float(slow): [] for slow in slower}
+    found: dict[float, list[Row]] = {float(slow): [] for slow in slower}
     for number in range(1, int(trials) + 1):
-        rows, told = trial(device, settings, list(found))
+        rows, slowed = trial(device, settings, list(found))
         suspected += sum(row.finding is Finding.SUSPECT for row in rows)
         measured += len(rows)
         ratios = (f"{row.ratio:.4f}{'*' * (row.finding is Finding.SUSPECT)}" for row in rows)
         print(f"trial {number}: equal {', '.join(ratios)}", flush=True)
-        for slow, answers in told.items():
+        for slow, answers in slowed.items():
             found[slow] += answers
-            print(*(f"  +{slow:.0%} {answer}" for answer in answers), sep="\n", flush=True)
+            for row in answers:
+                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), look {row.look}"
+                print(f"  +{slow * 100:g}% {what}", flush=True)
     interval = binomtest(suspected, measured).proportion_ci(method="exact")
     share, level = suspected / measured, settings.default.screen_alpha
     reach = f"{interval.low:.1%} to {interval.high:.1%}"
     print(f"equal sides: {suspected} of {measured} steps suspected, {share:.1%} ({reach}); the level is {level:.0%}")
     for slow, answers in found.items():
-        print(f"+{slow:.0%}: {sum(answer.startswith(Finding.WORSE) for answer in answers)} of {len(answers)} found")
+        print(f"+{slow * 100:g}%: {sum(row.finding is Finding.WORSE for row in answers)} of {len(answers)} found")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Make the README's tables and picture: PYTHONPATH=. python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
+"""Make the tables of the README and of docs/, and the picture.
 
-Nothing in them is typed by hand; tests/test_readme.py checks that the README is what this makes of the runs that it names.
+    PYTHONPATH=. python docs/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
+
+Nothing in them is typed by hand; tests/test_readme.py checks that each page is what this makes of the runs that it names.
 """
 
 from __future__ import annotations
@@ -29,9 +31,8 @@ from docs.tables import (
 
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
-OF_ONE_FILE = tuple(
-    DOCS / f"{page}.md" for page in ("h200x2", "large_batches")
-)  # of perf/, whose runs a whole run does not replace
+# of single files of perf/, whose runs a whole run does not replace
+OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches"))
 OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "all_reduce"))
 PAGES = (ROOT / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
@@ -53,16 +54,14 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
 
     def made(found: re.Match[str]) -> str:
         source = found[1]
-        for kind, table_of in TABLES.items():
-            if source.startswith(kind):
-                return (
-                    f"<!-- made by docs/update_readme.py from {source} -->\n{table_of(source.removeprefix(kind))}<!-- end -->"
-                )
-        first = FIRST if source.startswith(FIRST) else ""
-        run, both, folder = source.removeprefix(first).partition(" and ")
-        run = runs.get(folder_of(run), run)
-        source = first + run + both + folder
-        table = versus(run, folder) if both else block(run, first=bool(first))
+        if kind := next((kind for kind in TABLES if source.startswith(kind)), ""):
+            table = TABLES[kind](source.removeprefix(kind))
+        else:
+            first = FIRST if source.startswith(FIRST) else ""
+            run, both, folder = source.removeprefix(first).partition(" and ")
+            run = runs.get(folder_of(run), run)
+            source = first + run + both + folder
+            table = versus(run, folder) if both else block(run, first=bool(first))
         return f"<!-- made by docs/update_readme.py from {source} -->\n{table}<!-- end -->"
 
     return MADE.sub(made, readme)
@@ -72,7 +71,7 @@ def folder_of(run: str) -> str:
     return Path(run).parent.name
 
 
-def is_eager(spec: Spec) -> bool:
+def is_pictured(spec: Spec) -> bool:
     return isinstance(spec, AllReduceSpec) and is_plain(spec) and not spec.captured
 
 
@@ -97,7 +96,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
     left.set(xlabel="devices", ylabel="weak speedup", xticks=sizes, title=f"Training step of {model}, DDP, {form}")
     left.legend()
-    reducing = [each for each in stored.values() if is_eager(Measured.from_json(each).spec)]
+    reducing = [each for each in stored.values() if is_pictured(Measured.from_json(each).spec)]
     for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
         points = sorted(
             (each["spec"]["nbytes"], each["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.cost_models import FORMS, Estimate, choose_links
+from ddpperf.analysis.cost_models import FORMS, ChosenLinks, Estimate, choose_links
 from ddpperf.analysis.cost_models import Cell as Call
 from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
@@ -21,7 +21,7 @@ from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf import gate
-from perf.calls import backend_sizes, captured, form, largest_of_all, own, own_sizes, skipped_unless_told, too_few
+from perf.calls import backend_sizes, captured, doubted_unless_told_apart, form, largest_of_all, own, own_sizes, too_few
 
 ONE_RANK = "an all_reduce needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
@@ -187,8 +187,7 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
         if each != spec
     }
     measured[spec] = measure(spec).median_step_seconds()
-    sets = list(measured[spec])
-    with skipped_unless_told():
+    with doubted_unless_told_apart(measure):
         fitted = {
             name: choose_links(
                 [
@@ -196,13 +195,23 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
                     for each, t in measured.items()
                 ]
             )
-            for name in sets
+            for name in measured[spec]
         }
+        tell_model(measure, spec, measured, fitted)
+
+
+def tell_model(
+    measure: Measure,
+    spec: AllReduceSpec,
+    measured: Mapping[AllReduceSpec, Mapping[str, float]],
+    fitted: Mapping[str, ChosenLinks],
+) -> None:
+    """What is fitted, by set, and the seconds of the spec's algorithm by it and by reports' formulas, over those measured."""
     estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
     links = {name: each.model.bandwidth for name, each in fitted.items()}
-    bounded = told_link(measure, links)
+    bounded = tell_link(measure, links)
     adding = {name: each.model.reduce_seconds for name, each in fitted.items() if each.model.reduce_seconds is not None}
-    if len(adding) == len(sets):  # told apart from sending in all of them
+    if len(adding) == len(fitted):  # told apart from sending in all of them
         estimated(measure, "reduce_byte_seconds", "s/B", adding)
     for report in FORMS if bounded else ():
         written = {
@@ -213,14 +222,16 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     for each, t in measured.items():
         if each.algorithm == spec.algorithm:
             predicted = {
-                name: fitted[name].model.seconds(each.algorithm, each.world_size, each.nbytes) / t[name] for name in sets
+                name: chosen.model.seconds(each.algorithm, each.world_size, each.nbytes) / t[name]
+                for name, chosen in fitted.items()
             }
             measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", "1", predicted)
     measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in fitted.items()})
 
 
-def told_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
-    """Whether it is more than that a fitted bandwidth is no less than so much, as where launches take all of the time."""
+def tell_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
+    """The bandwidth in B/s, or only the lower end of its interval where that has no upper one, as where launches take all of
+    the time; returns whether it has one."""
     bounded = all(math.isfinite(link.high) for link in by_set.values())
     estimated(measure, "link_bytes_per_second", "B/s", by_set, ("", "_low", "_high") if bounded else ("_low",))
     return bounded

@@ -16,7 +16,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallForm, PartsSpec, TrainingSpec, measured_as
-from perf.calls import backend_sizes, skipped_unless_told, too_few
+from perf.calls import backend_sizes, doubted_unless_told_apart, too_few
 from perf.trainings import fewer, measured_apart
 
 NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
@@ -65,11 +65,12 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
         )
         smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
-        with skipped_unless_told():
-            told[name] = {spec.world_size: projected(smaller, spec.world_size)}
+        told[name] = {}
+        with doubted_unless_told_apart(measure):
+            told[name][spec.world_size] = projected(smaller, spec.world_size)
         for N in measure.machine.links.project_to:
             if N not in by_size:
-                with skipped_unless_told():
+                with doubted_unless_told_apart(measure):
                     told[name][N] = projected(by_size, N)
             elif spec.world_size > N and (note := f"{N} devices were measured, and are not projected") not in measure.notes:
                 measure.notes.append(note)
@@ -127,12 +128,13 @@ def tell(
     t1: Mapping[str, float],
 ) -> None:
     measure.metric("excess_seconds", "s", {name: each[largest].seconds for name, each in measured.items()})
-    measure.metric("plain_excess_seconds", "s", {name: each[largest].plain for name, each in told.items()})
-    if all(each[largest].seconds > 0 for each in measured.values()):
-        off = {name: each[largest].seconds / measured[name][largest].seconds - 1 for name, each in told.items()}
-        measure.metric("projection_error", "1", off)
-    for N in next(iter(told.values())):
+    for N in sorted(set.intersection(*map(set, told.values()))):  # what no set leaves open
         projections = {name: each[N] for name, each in told.items()}
+        if largest == N:
+            measure.metric("plain_excess_seconds", "s", {name: each.plain for name, each in projections.items()})
+            if all(each[N].seconds > 0 for each in measured.values()):
+                off = {name: each.seconds / measured[name][N].seconds - 1 for name, each in projections.items()}
+                measure.metric("projection_error", "1", off)
         measure.metric(f"projected_excess_on_{N}", "s", {name: each.seconds for name, each in projections.items()})
         measure.metric(f"projected_excess_on_{N}_low", "s", {name: each.low for name, each in projections.items()})
         measure.metric(f"projected_excess_on_{N}_high", "s", {name: each.high for name, each in projections.items()})

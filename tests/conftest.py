@@ -29,6 +29,13 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def own_stream() -> Iterator[None]:
+    """A stream of a GPU, as a rank has one where it captures; from the default one nothing can be."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
+
+
+@pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -105,14 +105,15 @@ def test_a_second_ctrl_c_does_not_cut_off_the_verdict(project: Project) -> None:
 
 
 def test_ctrl_c_after_the_last_round_costs_no_verdict(project: Project) -> None:
-    """What was measured is judged, saved and told; where it was not, it is lost."""
+    """What was measured is judged, saved and told; where it was not, it is lost. Programs started then, such as git, go on."""
     (project.root / "conftest.py").write_text(
-        "import os, signal\n"
+        "import os, signal, subprocess\n"
         "from ddpperf.workers.pool import Pool\n"
         'pytest_plugins = ["ddpperf.plugin"]\n'
         "close = Pool.close\n"
         "def interrupted(pool):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    subprocess.run(['sh', '-c', 'kill -INT $$'], check=True)\n"
         "    close(pool)\n"
         "Pool.close = interrupted\n"
     )

@@ -17,7 +17,10 @@ from ddpperf.training import CAPTURE_WARMUP, TrainingStep
 from ddpperf.workers.rank import Rank
 from tests.test_forms import small_model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
 
 GPU = torch.device("cuda", 0)
 SPEC = TrainingSpec(world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=112)  # 7 steps

@@ -14,7 +14,10 @@ from ddpperf.timing import seconds_of
 from ddpperf.training import TrainingStep
 from ddpperf.workers.pool import Pool
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
 
 GPU = torch.device("cuda", 0)
 SPEC = TrainingSpec(

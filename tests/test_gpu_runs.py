@@ -12,7 +12,10 @@ import torch
 from ddpperf.run import TrainingRun
 from ddpperf.specs import CHECKPOINTS_VARIABLE, Form, OptimizerName, RunSpec
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
 
 GPU = torch.device("cuda", 0)
 SPEC = RunSpec(
@@ -59,19 +62,19 @@ def test_a_batch_that_grows_has_a_graph_for_each_size() -> None:
     assert captured.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=0.3)
 
 
-@pytest.mark.parametrize("model", ["resnet10_cifar", "torchvision:squeezenet1_1"])
+@pytest.mark.parametrize(("model", "rate"), [("resnet10_cifar", 0.05), ("torchvision:squeezenet1_1", 0.005)])
 def test_a_captured_run_repeats_itself_and_goes_on_from_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, rate: float
 ) -> None:
-    """The second has dropout, whose generator is where it was in each epoch."""
+    """The second has dropout, whose generator is where it was in each epoch, and diverges by the first's rate."""
     if model.startswith("torchvision:"):
         pytest.importorskip("torchvision")
-    whole = trained(form="graph", model=model)
+    whole = trained(form="graph", model=model, rate=rate)
     first = losses(whole, 3)
     whole.step()
     assert losses(whole, 3) == pytest.approx(first, rel=5e-2), "from the same start, at the same addresses"
     monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
-    stopped = TrainingRun(replace(SPEC, form="graph", model=model), rank=0, device=GPU)
+    stopped = TrainingRun(replace(SPEC, form="graph", model=model, rate=rate), rank=0, device=GPU)
     stopped.warm_up(2)
     steps = iter(range(2 * stopped.spec.epoch_steps[0]))
 
@@ -82,6 +85,6 @@ def test_a_captured_run_repeats_itself_and_goes_on_from_a_checkpoint(
     stopped.after_step = stop
     with pytest.raises(KeyboardInterrupt):
         stopped.step()
-    resumed = trained(form="graph", model=model)
+    resumed = trained(form="graph", model=model, rate=rate)
     assert resumed.resumed_epochs == 2
     assert losses(resumed, 3) == pytest.approx(first, rel=5e-2)

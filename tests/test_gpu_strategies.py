@@ -18,6 +18,7 @@ from ddpperf.specs import Form, TrainingSpec
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
 from ddpperf.training import CAPTURE_WARMUP, TrainingStep
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.rank import stream_for
 from tests.test_forms import small_model
 from tests.two_ranks import whole
 
@@ -87,6 +88,7 @@ def train(rank: int, folder: str) -> None:
 
 
 def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tensor]:
+    torch.cuda.set_stream(stream_for(spec, device))
     training = TrainingStep(spec, rank=rank if spec.grouped else 0, device=device)
     training.warm_up(CAPTURE_WARMUP)
     for _ in range(STEPS):

@@ -18,21 +18,30 @@ CALLS = 7
 
 
 def sum_often(rank: int, slot: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor) -> None:
-    """What one rank does, which now and then is late before it sends, or before it reads; results: a row for each call."""
+    """What one rank does, late now and then before it sends, reads or looks for a flag; results: a row for each call."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     from ddpperf.low_latency import launch
 
-    load, late = InterpreterBuilder.create_masked_load, random.Random(rank)
+    load, exchange_or_look = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
+    late, looked = random.Random(rank), False
 
     def load_late(*arguments: object) -> object:
         time.sleep(late.choice((0.0, 0.0, 0.0, 0.05)))
         return load(*arguments)
 
-    InterpreterBuilder.create_masked_load = load_late
+    def look_late(builder: object, operation: Any, *arguments: object) -> object:
+        nonlocal looked
+        if operation.name == "ADD" and not looked:
+            looked = True
+            time.sleep(late.choice((0.0, 0.5)))  # the others, who have all of this call, begin the next one
+        return exchange_or_look(builder, operation, *arguments)
+
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_late, look_late
     N = len(mailboxes)
     addresses = torch.tensor([each.data_ptr() for each in mailboxes])
     for call in range(CALLS):
+        looked = False
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
         launch(source, result, mailboxes[rank], addresses, calls, slot=slot, rank=rank, N=N)
@@ -62,7 +71,7 @@ def test_every_rank_has_the_same_sum_after_each_of_several_calls(N: int, count: 
         for each in ranks:
             each.start()
         for each in ranks:
-            each.join(60)
+            each.join(20)
         assert [each.exitcode for each in ranks] == [0] * N
     finally:
         for each in ranks:

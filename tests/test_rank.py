@@ -15,7 +15,7 @@ import torch
 
 from ddpperf import specs
 from ddpperf.epoch import TrainingEpoch
-from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.specs import EpochSpec, Form, TrainingSpec
 from ddpperf.training import TrainingStep
 from ddpperf.workers import rank
 from ddpperf.workers.measurements import MEASUREMENTS
@@ -29,7 +29,6 @@ class Recorder:
     """A measurement that writes down what is asked of it."""
 
     max_iterations = 7
-    stream: torch.cuda.Stream | None = None
     counters: ClassVar = {"loss": 0.5}
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -77,29 +76,25 @@ def test_opening_warms_up(opened: Rank) -> None:
     assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
-def test_what_was_built_is_done_before_another_stream_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A captured measurement's own, from before its first round; and its work is done before the default one is used again."""
-    own: Any = object()
-    default: Any = object()
-    calls: list[object] = []
+@pytest.mark.parametrize(("form", "stream"), [("graph", "a new one"), ("eager", "the default one")])
+def test_all_of_a_measurement_is_on_one_stream(form: Form, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its building on: what another stream used would have to be waited for."""
+    calls: list[str] = []
 
-    class Captured(Recorder):
-        stream = own
-
+    class Built(Recorder):
         def __init__(self, *_: Any, **__: Any) -> None:
             calls.append("built")
-            self.calls: Any = calls
+            self.calls = calls
 
-    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Captured)
-    monkeypatch.setattr(rank, "synchronize", lambda device: calls.append("synchronized"))
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Built)
+    monkeypatch.setattr(rank, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a new one")
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default one")
     monkeypatch.setattr(torch.cuda, "set_stream", calls.append)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
     mine = Rank(0)
-    mine.open(specs.to_json(SINGLE))
-    assert calls[:4] == ["built", "synchronized", own, "start"]
-    calls.clear()
-    mine.close()
-    assert calls == ["finish", "synchronized", default]
+    mine.device = torch.device("cuda", 0)
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, form=form)))
+    assert calls == [stream, "built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
 
 
 def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,10 @@ def sending_seconds(
 ) -> float:
     """Of all buckets on N devices: within a node of `node` devices, and beyond it by the network.
 
-    Raises ValueError for more devices than a node's without a network, or for part of a node.
+    Raises ValueError for no bytes at all, for more devices than a node's without a network, or for part of a node.
     """
+    if not sum(buckets) > 0:
+        raise ValueError(f"a projection is of a step that sends gradients, got buckets of {list(buckets)} bytes")
     if node >= N:
         return sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets)
     if network is None:

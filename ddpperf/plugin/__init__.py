@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ddpperf.analysis.verdict import Status
 from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
+from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.option_parser import add_options, read_options
 from ddpperf.plugin.option_values import verdict_file
@@ -67,15 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
-    """What stays the same on one machine: pytest-benchmark's own includes the CPU's momentary clock, and warns of it."""
-    return {
-        "node": platform.node(),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python_implementation": platform.python_implementation(),
-        "python_version": platform.python_version(),
-        "cpu": {"brand_raw": hardware.cpu_model(), "count": hardware.core_count()},
-    }
+    return hardware.machine_info()
 
 
 # --- collecting
@@ -193,6 +185,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     ours = session.config.stash[SESSION]
     measuring = ours.reports.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config)
     if measuring:
+        interrupt_once(session.config)
         ours.start()
     result = yield
     if measuring:

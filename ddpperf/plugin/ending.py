@@ -13,7 +13,6 @@ from typing import IO, Any
 import pytest
 
 from ddpperf.analysis.verdict import Answer, Status, Verdict
-from ddpperf.plugin.interrupts import interrupt_as_before
 from ddpperf.plugin.junit import tell_junit
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.storage import SCHEMA, is_baseline, write_atomically
@@ -38,7 +37,6 @@ class Ending:
         self._copy_to = _path(config.getoption("benchmark_json"))
         self._verdict_to = verdict_to
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
-        config.add_cleanup(interrupt_as_before)
 
     def decide(self, exitstatus: int) -> None:
         """Decide, if this was a run of the suite, and tell JUnit's file."""

@@ -136,6 +136,18 @@ def _numa_node(address: str | None) -> int | None:
     return None
 
 
+def machine_info() -> dict[str, Any]:
+    """As pytest-benchmark stores it: without what is not the same from run to run."""
+    return {
+        "node": platform.node(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python_implementation": platform.python_implementation(),
+        "python_version": platform.python_version(),
+        "cpu": {"brand_raw": cpu_model(), "count": core_count()},
+    }
+
+
 def cpu_model() -> str:
     """The CPU's name as the kernel gives it; where that has no number, as in many clouds, with the numbers of its design."""
     with contextlib.suppress(OSError):

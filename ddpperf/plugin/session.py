@@ -24,7 +24,7 @@ from ddpperf.plugin.cores import Pinning
 from ddpperf.plugin.device_lock import DeviceLock
 from ddpperf.plugin.gate import Gate
 from ddpperf.plugin.gpu_watch import GpuWatch
-from ddpperf.plugin.interrupts import interrupt_no_more, interrupt_once
+from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.progress import ProgressLine
@@ -114,7 +114,6 @@ class Session:
 
     def start(self) -> None:
         """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""
-        interrupt_once()
         used = [gpu.uuid for gpu in self.gpus[: max(self.options.world_sizes)]]
         self.lock.acquire(used if self.options.device == "cuda" else ["cpu"])
         if self.options.device == "cuda":
@@ -192,7 +191,7 @@ class Session:
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
-        interrupt_no_more()
+        ignore_interrupts()
         self.progress.close()
         try:
             self._end_pool()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 from ddpperf.collectives import AllReduce, Collective
 from ddpperf.copying import Copy
 from ddpperf.epoch import TrainingEpoch
@@ -33,12 +31,9 @@ from ddpperf.training import TrainingStep
 
 
 class Measurement(Protocol):
-    """What can be repeated and timed; made from a spec, a rank and a device. stream: on which all of a captured one runs."""
+    """What can be repeated and timed; made from a spec, a rank and a device."""
 
     max_iterations: int
-
-    @property
-    def stream(self) -> torch.cuda.Stream | None: ...
 
     def warm_up(self, steps: int) -> None:
         """Do what must be done before a step is like all others: `steps` steps, or what they need."""

@@ -182,8 +182,7 @@ class Pool:
         made = [each for each in self._sets if each is not None]
         try:
             for each in made:
-                if each.alive:
-                    each.ask("exit")
+                each.begin_to_close()
             for each in made:
                 each.close()
         finally:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
@@ -53,7 +52,7 @@ class ProcessSet:
         self.fewest_mapped = size  # ranks that had their memory mapped together
         self.alive = True
         self.ranks: list[RankProcess] = []
-        self._temporary = folder / name  # of its own, so that a set that dies leaves no half of a compiled kernel to others
+        self._folder = folder / name  # of its own, so that a set that dies leaves no half of a compiled kernel to others
         self._log_folder = log_folder
         self._listener = channel.Listener(folder / f"{name}.socket")
         self._store_port = 0
@@ -64,27 +63,23 @@ class ProcessSet:
     # --- starting
 
     def spawn(self) -> None:
-        try:
-            self._temporary.mkdir()
-            for rank in range(self.size):
-                log = self._log_folder / f"{self.name}-rank{rank}.log"
-                of_set: dict[str, Any] = {"device": self.device, "side": self.side, "listener": self._listener}
-                self.ranks.append(RankProcess(rank, log=log, folder=self._temporary, **of_set))
-        except OSError as error:
-            self.kill()
-            what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
-            failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
-            raise self._failure("start", [failure]) from error
-        except BaseException:
-            self.kill()
-            raise
+        with self._killed_if_it_fails():
+            try:
+                self._folder.mkdir()
+                for rank in range(self.size):
+                    self.ranks.append(self._started(rank))
+            except OSError as error:
+                what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
+                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
+                raise self._failure("start", [failure]) from error
+
+    def _started(self, rank: int) -> RankProcess:
+        log = self._log_folder / f"{self.name}-rank{rank}.log"
+        return RankProcess(rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._folder)
 
     def connect(self) -> None:
-        try:
+        with self._killed_if_it_fails():
             self._accept_all(time.monotonic() + START_SECONDS)
-        except BaseException:
-            self.kill()
-            raise
         self._listener.close()
         self.ask("setup", device=self.device, cores=self.cores)
 
@@ -117,22 +112,16 @@ class ProcessSet:
         """Send one command to `ranks` (default: all), whose `answers` must be waited for before the next one."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._asked = command, asked
-        try:
+        with self._killed_if_it_fails():
             for rank in asked:
                 assert rank.connection is not None
                 with contextlib.suppress(OSError):  # a dead rank's connection then ends when read
                     channel.send(rank.connection, {"command": command, **arguments})
-        except BaseException:
-            self.kill()
-            raise
 
     def answers(self, deadline_seconds: float | None = None) -> dict[int, Message]:
         """Those to the last command, by rank; raises SetFailure, the set then dead."""
-        try:
+        with self._killed_if_it_fails():
             return self._collect(*self._asked, deadline_seconds or self.deadline_seconds)
-        except BaseException:
-            self.kill()
-            raise
 
     def _collect(self, command: str, asked: list[RankProcess], deadline_seconds: float) -> dict[int, Message]:
         """Wait for all ranks at once: read in order, a raise in rank 1 would look like a hang of rank 0."""
@@ -177,10 +166,9 @@ class ProcessSet:
 
     def require_alive(self) -> None:
         """Raise SetFailure if a rank has died, even one that had nothing to do."""
-        if dead := self.dead_ranks():
-            failure = self._failure("no command", [rank.death() for rank in dead])
-            self.kill()
-            raise failure
+        with self._killed_if_it_fails():
+            if dead := self.dead_ranks():
+                raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
         """Have ranks 0..world_size-1 form the default process group; whether there is something to wait for."""
@@ -207,16 +195,28 @@ class ProcessSet:
 
     # --- ending
 
+    def begin_to_close(self) -> None:
+        """Ask the ranks to end by themselves; harmless when repeated."""
+        if self.alive and self._asked[0] != "exit":
+            self.ask("exit")
+
     def close(self) -> None:
-        """Let the ranks end by themselves, if they were not asked to yet, then make sure that they did."""
+        """Let the ranks end by themselves, then make sure that they did."""
+        self.begin_to_close()
         if self.alive:
             with contextlib.suppress(SetFailure):
-                if self._asked[0] != "exit":
-                    self.ask("exit")
                 self.answers(EXIT_SECONDS)
                 for rank in self.ranks:
                     rank.wait()
         self.kill()
+
+    @contextlib.contextmanager
+    def _killed_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End every rank and whatever it started, at once; harmless when repeated."""
@@ -226,7 +226,7 @@ class ProcessSet:
         for rank in self.ranks:
             rank.wait()
             rank.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._listener.close()
 
     # --- failures
