@@ -4,6 +4,9 @@ and adds up what came in. No rank waits for a barrier; the price is that all of 
 Of the smallest four bytes travel with a flag of four in one word, as by NCCL's protocol LL: a GPU writes and reads it whole, so
 that whoever sees the flag has the element. That is twice the bytes: of others a flag follows each block of elements, as by its
 protocol Simple.
+
+A block of threads sends all of its elements before it waits, and then only for the same block of the others: as long as GPUs
+start blocks in order, it does not matter how many run at once. An H200 runs those of 4 MiB all at once, 512 of 256 threads.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ddpperf.symmetric import group_name, symmetric_buffer
 WORDS_BYTES = 2**18  # the most of a buffer that travels in words
 WORDS_BLOCK, FLAGGED_BLOCK = 128, 2048  # elements that a block of threads sends, and adds up
 FLAGGED_WARPS = 8  # of such a block
-SLOTS = 2  # by the last bit of the call: a rank is at most one ahead of another, for it needs what that sends
+SLOTS = 2  # by the call's last bit, in both kernels: a rank is at most one ahead of another, for it needs what that sends
 
 
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]  # all ranks add up by the same instructions
@@ -108,7 +111,8 @@ def mailbox_of(count: int, N: int, *, words: bool) -> tuple[int, int, int, torch
 class LowLatency:
     """The sum of `source`, of float32 anywhere on the GPU, over all ranks in `result`, which may be the same.
 
-    All ranks of the default group make one together. The sums are bit-identical on all of them.
+    source, result: [count], of up to LOW_LATENCY_BYTES. All ranks of the default group make one together, and call `sum`
+    equally often; it launches on the current stream. The sums are bit-identical on all of them.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:

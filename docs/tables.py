@@ -159,6 +159,8 @@ def algorithms_table(run: str) -> str:
     names = [name for name in dict.fromkeys(name for times in by_call.values() for name in times) if name != "NCCL"]
     rows = [f"| size | devices | NCCL | {' | '.join(names)} | the fastest |", "|---" * (len(names) + 4) + "|"]
     for (nbytes, world_size), times in by_call.items():
+        if "NCCL" not in times:
+            continue
         speeds = [f"{times['NCCL'] / times[name]:.2f}x" if name in times else "-" for name in names]
         cells = (format_bytes(nbytes), str(world_size), format_seconds(times["NCCL"]), *speeds)
         rows.append(f"| {' | '.join(cells)} | {min(times, key=lambda name: times[name])} |")

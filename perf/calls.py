@@ -53,9 +53,12 @@ def own(N: int, nbytes: int) -> list[AllReduceSpec]:
 
 
 @contextlib.contextmanager
-def doubted_unless_told_apart(measure: Measure) -> Iterator[None]:
-    """Where calls leave open what a model asks of them, as those of a few alike sizes do, the test passes without the model."""
+def doubted_unless_told_apart(measure: Measure, what: str) -> Iterator[None]:
+    """Where calls leave open what a model asks of them, as those of a few alike sizes do, the test passes without it.
+
+    what: what is then not told.
+    """
     try:
         yield
     except NotToldApart as error:
-        measure.doubt(str(error))
+        measure.doubt(f"{what} is not told: {error}")

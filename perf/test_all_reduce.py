@@ -187,7 +187,7 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
         if each != spec
     }
     measured[spec] = measure(spec).median_step_seconds()
-    with doubted_unless_told_apart(measure):
+    with doubted_unless_told_apart(measure, "a model"):
         fitted = {
             name: choose_links(
                 [

@@ -66,11 +66,11 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         )
         smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
         told[name] = {}
-        with doubted_unless_told_apart(measure):
+        with doubted_unless_told_apart(measure, f"a projection on {spec.world_size} devices, of set {name},"):
             told[name][spec.world_size] = projected(smaller, spec.world_size)
         for N in measure.machine.links.project_to:
             if N not in by_size:
-                with doubted_unless_told_apart(measure):
+                with doubted_unless_told_apart(measure, f"a projection on {N} devices, of set {name},"):
                     told[name][N] = projected(by_size, N)
             elif spec.world_size > N and (note := f"{N} devices were measured, and are not projected") not in measure.notes:
                 measure.notes.append(note)

@@ -71,8 +71,8 @@ def test_calls_that_tell_no_model_make_its_test_doubtful_with_the_reason() -> No
     sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
     cells = [Cell(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
     measure = measure_on(Machine())
-    with doubted_unless_told_apart(measure):
+    with doubted_unless_told_apart(measure, "a model"):
         choose_links(cells)
     (note,) = measure.notes
-    assert note.startswith("doubtful: ")
+    assert note.startswith("doubtful: a model is not told: a fit needs calls that tell ")
     assert note.endswith("measure other sizes or algorithms")

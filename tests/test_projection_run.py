@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from ddpperf.analysis.projection import Excess, Projection
+from ddpperf.plugin.hardware import Machine
+from perf.test_projection import tell
 from tests.project import Project
+from tests.test_all_reduce_figures import measure_on
 
 RUN = ("--world-sizes", "1,2,3", "--batch-sizes", "8", "--model", "resnet10_cifar", "--project-to", "4", "--node-size", "4")
 
@@ -34,3 +38,16 @@ def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(pro
         assert low <= value[f"projected_excess_on_{N}"] <= high
     assert value["projected_efficiency_on_4"] == pytest.approx(t1[3] / (t1[3] + value["projected_excess_on_4"]))
     assert "projected_efficiency_on_3" not in value, "it was measured"
+
+
+def test_what_one_set_leaves_open_is_told_of_none_and_the_rest_of_all() -> None:
+    measure = measure_on(Machine())
+    excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
+    on_3, on_8 = (Projection(seconds=seconds, low=0.0, high=1.0, plain=9e-4) for seconds in (1.1e-3, 2e-3))
+    told = {"A1": {3: on_3, 8: on_8}, "A2": {8: on_8}}
+    tell(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
+    values = {name: metric["value"] for name, metric in measure.metrics.items()}
+    assert values["excess_seconds"] == 1e-3
+    assert values["projected_excess_on_8"] == 2e-3
+    assert values["projected_efficiency_on_8"] == pytest.approx(1e-2 / 1.2e-2)
+    assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()
