@@ -23,6 +23,7 @@ def test_step(measure):
 # Few sets: the machine adds next to nothing to what a step sleeps.
 SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
 ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
+WITH_BF16 = ("--world-sizes", "2", "--against-spec", "comm_hook=bf16")
 FAST, SLOW, SLOWEST = (SLEEPING_MODEL.format(seconds=seconds) for seconds in (0.1, 0.16, 0.4))
 
 
@@ -106,9 +107,7 @@ def test_a_spec_of_its_own_for_the_candidate(project: Project) -> None:
         '    measure.metric("sent", "B", step.counter("gradient_bytes"))\n'
     )
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
-    finished = project.run(
-        *("perf", "--model", "mine:sleeping", "--rounds", "1"), *("--against-spec", "comm_hook=bf16", "--slow-down", "0.0001")
-    )
+    finished = run(project, *WITH_BF16, "--slow-down", "0.0001", rounds="1")
     (stored,) = project.measured().values()
     assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
     assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.0001)
@@ -128,7 +127,7 @@ def test_thresholds_hold_the_candidate(project: Project) -> None:
     )
     text = f'{ONE_LOOK}\n[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\nspeedup = 0.75\n'
     (project.root / "perf" / "thresholds.toml").write_text(text)
-    finished = project.run("perf", "--model", "mine:sleeping", "--rounds", "1", "--against-spec", "comm_hook=bf16")
+    finished = run(project, *WITH_BF16, rounds="1")
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: speedup 0.5 is below 0.75")
 
 
