@@ -143,6 +143,8 @@ def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
         sending_seconds(measured, BUCKETS, 16, node=4, network=None)
     with pytest.raises(ValueError, match="18 devices are no whole number of nodes of 4; use a multiple"):
         sending_seconds(measured, BUCKETS, 18, node=4, network=network)
+    with pytest.raises(ValueError, match=r"a step that sends gradients, got buckets of \[\] bytes"):
+        sending_seconds(measured, [], 4, node=4, network=network)
     with pytest.raises(ValueError, match="a network needs a latency of 0 or more and a bandwidth above 0, got 0, 0"):
         Network(latency=0, bandwidth=0)
 
