@@ -176,9 +176,10 @@ class Rank:
 
 
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """The GPU's stream on which a measurement is built, warmed up and timed: a new one where a graph is captured and replayed.
+    """The GPU's stream on which a measurement is built, warmed up and timed: where a graph is captured and replayed the next of
+    torch's 32, else the default one.
 
-    From the default stream nothing can be captured; and on it each of NCCL's calls in a graph takes 4 to 8 us longer than here.
+    From the default stream nothing can be captured; and on it each of NCCL's calls in a graph takes 4 to 8 us longer.
     """
     return torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device)
 
