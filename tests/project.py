@@ -69,6 +69,10 @@ def sleeping():
 """
 
 
+# In perf/thresholds.toml: limits of about 15, which no noise of a busy machine reaches, of what is compared with a stored run.
+NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
+
+
 class Marked:
     """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""
 

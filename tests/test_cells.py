@@ -11,7 +11,7 @@ import pytest
 from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, possible, skipped
 from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.specs import EpochSpec, PartsSpec, Spec, TrainingSpec
-from tests.project import SLEEPING_MODEL, Project
+from tests.project import NOISY, SLEEPING_MODEL, Project
 
 TEST = "perf/test_it.py::test_it"
 CELL = "world_size=1-batch=8-mine:sleeping-single-fp32-eager-fixed"
@@ -122,6 +122,7 @@ def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that
 def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:
     (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.02))
     project.experiment.write_text(CELLS)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     first = project.run("perf", *MODEL, "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.plugin.hardware import hardware_key
-from tests.project import ALL_REDUCE, Project, wait_until
+from tests.project import ALL_REDUCE, NOISY, Project, wait_until
 
 TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
 
@@ -198,6 +198,7 @@ def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: 
 
 def test_one_device_is_enough_for_a_comparison(project: Project) -> None:
     project.experiment.write_text(ONE_DEVICE)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
     assert saved.status == 0, saved
     assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"

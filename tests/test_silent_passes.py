@@ -27,7 +27,7 @@ import pytest
 
 from ddpperf.plugin.hardware import hardware_key
 from ddpperf.plugin.storage import Storage
-from tests.project import Finished, Project
+from tests.project import NOISY, Finished, Project
 
 ALONE = ("--world-sizes", "1", "--rounds", "1")
 SIDES = (*ALONE, "--replicates", "2", "--against-env", "X=1")
@@ -102,6 +102,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_new_test_is_no_pass(project: Project, measured: Path) -> None:
     project.experiment.write_text(COPY + NEW)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
     run.assert_one_sentence(125, "NO VERDICT: perf/test_it.py::test_new is not in base.json")
     assert "but was not measured" not in run.output
@@ -141,6 +142,7 @@ def test_a_run_that_skips_everything_is_no_pass(project: Project) -> None:
 
 def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(project: Project, measured: Path) -> None:
     project.experiment.write_text(COPY)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     document = json.loads(measured.read_text())
     for sample in document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]:
         sample["seconds"] = [[seconds / 100 for seconds in ranks] for ranks in sample["seconds"]]
