@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 
@@ -18,6 +19,11 @@ def test_fault(measure, kind):
     measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1)))
 
 def test_good(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+MEASURED = """
+def test_measured(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
 """
 
@@ -75,29 +81,31 @@ def test_ctrl_c_while_a_model_is_tried_is_no_verdict_either(project: Project) ->
     project.assert_nothing_left()
 
 
-def test_ctrl_c_during_a_round_ends_everything(project: Project) -> None:
-    project.experiment.write_text(HANGS)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "a time limit"])
+def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured(project: Project, how: signal.Signals) -> None:
+    project.experiment.write_text(MEASURED + HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
     wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
-    assert "NO VERDICT: the run was interrupted" in output
+    assert f"NO VERDICT: the run was interrupted by {how.name}" in output
     assert "perf/test_it.py::test_never was not run" in output
+    assert list(project.measured()) == ["test_measured"]
     project.assert_nothing_left()
 
 
-def test_a_second_ctrl_c_does_not_cut_off_the_verdict(project: Project) -> None:
+def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
     wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
-    began = time.monotonic()
+    began, signals = time.monotonic(), itertools.cycle((signal.SIGINT, signal.SIGTERM))
     while process.poll() is None and time.monotonic() - began < 60:  # to the process' very end, whose status it must not change
-        process.send_signal(signal.SIGINT)
+        process.send_signal(next(signals))
         time.sleep(0.02)
     output, _ = process.communicate(timeout=1)
     assert process.returncode == 125, output
@@ -105,7 +113,7 @@ def test_a_second_ctrl_c_does_not_cut_off_the_verdict(project: Project) -> None:
     project.assert_nothing_left()
 
 
-def test_ctrl_c_after_the_last_round_costs_no_verdict(project: Project) -> None:
+def test_an_interrupt_after_the_last_round_costs_no_verdict(project: Project) -> None:
     """What was measured is judged, saved and told; where it was not, it is lost. Programs started then, such as git, go on."""
     (project.root / "conftest.py").write_text(
         "import os, signal, subprocess\n"
@@ -113,8 +121,9 @@ def test_ctrl_c_after_the_last_round_costs_no_verdict(project: Project) -> None:
         'pytest_plugins = ["ddpperf.plugin"]\n'
         "close = Pool.close\n"
         "def interrupted(pool):\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    subprocess.run(['sh', '-c', 'kill -INT $$'], check=True)\n"
+        "    for name in ('INT', 'TERM'):\n"
+        "        os.kill(os.getpid(), signal.Signals['SIG' + name])\n"
+        "        subprocess.run(['sh', '-c', f'kill -{name} $$'], check=True)\n"
         "    close(pool)\n"
         "Pool.close = interrupted\n"
     )

@@ -36,7 +36,11 @@ class Ending:
         self._promote_as: str | None = config.getoption("benchmark_save")
         self._copy_to = _path(config.getoption("benchmark_json"))
         self._verdict_to = verdict_to
+        self._interrupted_by = ""  # the signal's name
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._interrupted_by = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
         """Decide, if this was a run of the suite, and tell JUnit's file."""
@@ -44,7 +48,8 @@ class Ending:
         if not (ran and self._session.active) or self._config.option.collectonly:
             return
         if exitstatus == pytest.ExitCode.INTERRUPTED and not self._session.reports.uncollected:
-            self._session.problems.append("the run was interrupted")
+            by = f" by {self._interrupted_by}" if self._interrupted_by else ""
+            self._session.problems.append(f"the run was interrupted{by}")
         if self._disabled:
             self._session.problems.append("benchmarks were disabled on the command line")
         self.decided = answer, verdict = self._session.decide()
