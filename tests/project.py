@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
+HANG_SECONDS = 900  # what nothing here takes, however busy the machine: a guard against a hang
 UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")  # variables of whoever runs the tests; torch sets the last
 
 # A small experiment: one all_reduce of 1 KiB on two ranks.
@@ -165,7 +166,7 @@ class Project(Marked):
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, within_seconds: float = 100) -> Finished:
+    def run(self, *arguments: str, within_seconds: float = HANG_SECONDS) -> Finished:
         """Run pytest to its end; nothing may be left of it then."""
         process = self.start(*(arguments or ("perf",)))
         output, _ = process.communicate(timeout=within_seconds)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.project import SLEEPING_MODEL, Project
+from tests.project import HANG_SECONDS, NOISY, SLEEPING_MODEL, Project
 
 STEP = """
 from ddpperf.specs import TrainingSpec
@@ -33,7 +33,7 @@ class Repository:
     def run(self, *command: str) -> str:
         """Run it at the root to its end, which must be a good one; gives what it printed."""
         root, environment = self.project.root, self.project.environment
-        finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
+        finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
         assert finished.returncode == 0, finished
         return finished.stdout.strip()
 
@@ -55,6 +55,7 @@ def test_bisecting_passes_over_what_cannot_be_measured_and_names_the_slower_comm
     before.parent.mkdir()
     (project.root / "pytest.ini").write_text(OPTIONS)
     (project.root / ".gitignore").write_text("outside/\n")
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     good = repository.commit("fast")
     repository.run(sys.executable, "-m", "pytest", "perf/", f"--benchmark-json={before}")
     repository.commit("one more")

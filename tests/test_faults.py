@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.project import SLEEPING_MODEL, Project, wait_until
+from tests.project import HANG_SECONDS, SLEEPING_MODEL, Project, wait_until
 
 FAULTS = """
 import pytest
@@ -40,10 +40,10 @@ def test_never(measure):
 
 def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project: Project) -> None:
     project.experiment.write_text(FAULTS)
-    run = project.run("perf", "--deadline", "3")
+    run = project.run("perf", "--deadline", "10")
     assert run.status == 1
     assert "rank 1 of set A1 was killed by SIGKILL (at sample)" in run.output
-    assert "ranks 0, 1 of set A2 did not answer within 3 s (at sample)" in run.output
+    assert "ranks 0, 1 of set A2 did not answer within 10 s (at sample)" in run.output
     assert "stacks of rank 0:" in run.output
     assert "stacks of rank 1:" in run.output
     assert "FAIL: perf/test_it.py::test_fault[kill] failed: rank 1 of set A1 was killed by SIGKILL" in run.output
@@ -60,7 +60,7 @@ def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project:
 
 def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> None:
     process = project.start("perf")
-    wait_until(project.ranks, 20, lambda: "no rank was started")
+    wait_until(project.ranks, HANG_SECONDS, lambda: "no rank was started")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_model_is_tried_is_no_verdict_either(project: Project) ->
         "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
     )
     process = project.start("perf", "--model", "slow:make")
-    wait_until((project.root / "begun").exists, 60, lambda: "the model was not tried")
+    wait_until((project.root / "begun").exists, HANG_SECONDS, lambda: "the model was not tried")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -87,7 +87,7 @@ def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
     process.send_signal(how)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -102,7 +102,7 @@ def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> No
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
     began, signals = time.monotonic(), itertools.cycle((signal.SIGINT, signal.SIGTERM))
     while process.poll() is None and time.monotonic() - began < 60:  # to the process' very end, whose status it must not change
         process.send_signal(next(signals))
@@ -140,7 +140,7 @@ def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(proj
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), 30, lambda: "no round was begun")
+    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
     process.send_signal(kill)
     process.wait()
     project.assert_nothing_left()
@@ -153,7 +153,7 @@ def test_a_killed_controller_takes_along_what_it_asks_apart(project: Project, ha
         (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
     (project.root / hanging).write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
     process = project.start("perf", "--model", "mine:sleeping", "--against-root", "other")
-    wait_until((project.root / "begun").exists, 60, lambda: "the model was not imported")
+    wait_until((project.root / "begun").exists, HANG_SECONDS, lambda: "the model was not imported")
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")

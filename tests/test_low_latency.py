@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.project import HANG_SECONDS
+
 pytest.importorskip("triton")
 CALLS = 7
 
@@ -71,7 +73,7 @@ def test_every_rank_has_the_same_sum_after_each_of_several_calls(N: int, count: 
         for each in ranks:
             each.start()
         for each in ranks:
-            each.join(60)
+            each.join(HANG_SECONDS)
         assert [each.exitcode for each in ranks] == [0] * N
     finally:
         for each in ranks:

@@ -25,7 +25,7 @@ Figure = Callable[[str, Callable[[], float], float, str], None]
 
 @pytest.fixture(scope="module")
 def pool(marked: Marked) -> Iterator[Pool]:
-    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=20) as pool:
+    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=60) as pool:
         yield pool
     marked.assert_nothing_left()
 

@@ -20,7 +20,7 @@ from ddpperf.plugin import progress
 from ddpperf.plugin.progress import QUIET_SECONDS, REDRAW_SECONDS, ProgressLine, time_left
 from ddpperf.specs import AllReduceSpec
 from tests.generated import BOUNDED
-from tests.project import Project
+from tests.project import HANG_SECONDS, Project
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
@@ -189,7 +189,7 @@ def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
         while piece := os.read(terminal.screen, 65536).decode():
             written += piece
     os.close(terminal.screen)
-    assert process.wait(timeout=20) == 0, written
+    assert process.wait(timeout=HANG_SECONDS) == 0, written
     line = "world_size=2-1KiB-backend-eager: "
     drawn_lines = re.findall(r"\x1b7\x1b\[B\r\x1b\[K([^\x1b]*)\x1b8", written)
     shown = [text for text in drawn_lines if text.startswith(line)]

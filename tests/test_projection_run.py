@@ -24,7 +24,7 @@ def slowest_of(leg: dict[str, Any], ranks: int) -> float:
 
 def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(project: Project) -> None:
     project.experiment.write_text("from perf.test_projection import test_projection\n")
-    run = project.run("perf", *RUN, within_seconds=200)
+    run = project.run("perf", *RUN)
     assert run.status == 0, run
     ((name, stored),) = project.measured().items()
     assert name.startswith("test_projection[world_size=3-")
@@ -32,7 +32,9 @@ def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(pro
     t1, tN = ({N: slowest_of(stored["legs"][leg.format(N)], N) for N in (2, 3)} for leg in ("one_device", "world_size={}"))
     assert value["excess_seconds"] == pytest.approx(tN[3] - t1[3])
     assert value["plain_excess_seconds"] == pytest.approx(tN[2] - t1[2]), "of the devices that worked together"
-    assert value["projection_error"] == pytest.approx(value["projected_excess_on_3"] / value["excess_seconds"] - 1)
+    assert ("projection_error" in value) == (value["excess_seconds"] > 0), "noise may make one device the slower"
+    if "projection_error" in value:
+        assert value["projection_error"] == pytest.approx(value["projected_excess_on_3"] / value["excess_seconds"] - 1)
     for N in (3, 4):
         low, high = (value[f"projected_excess_on_{N}_{end}"] for end in ("low", "high"))
         assert low <= value[f"projected_excess_on_{N}"] <= high

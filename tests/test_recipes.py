@@ -219,7 +219,7 @@ def test_the_experiment_lays_large_batches_beside_the_small_one_and_all_devices_
         shutil.copy(path, project.root / "perf")
     project.experiment.unlink()
     sizes = ("--world-sizes", "1,2", "--epoch-images", "64")
-    run = project.run("perf/test_large_batch.py", *sizes, within_seconds=300)
+    run = project.run("perf/test_large_batch.py", *sizes)
     trained = [str(dataclasses.replace(each, name="", rates=())) for each in read_recipes("cpu")]
     alike = len(trained) - len(set(trained))  # a rate may be another's best
     run.assert_one_sentence(0, f"PASS: {len(trained) - alike + 1} tests measured, {alike + 1} skipped")

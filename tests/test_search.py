@@ -83,7 +83,7 @@ def sweep(project: Project, full: str) -> Finished:
     project.experiment.write_text(EXPERIMENT)
     (project.root / "mine.py").write_text(MODEL.replace("FULL", full))
     sizes = ("--world-sizes", "1", "--batch-sizes", "32", "--rounds", "1")
-    return project.run("perf", "--model", "mine:narrow", *sizes, within_seconds=200)
+    return project.run("perf", "--model", "mine:narrow", *sizes)
 
 
 def test_batches_are_tried_until_memory_ends_and_the_next_test_runs(project: Project) -> None:

@@ -75,7 +75,6 @@ def read(pytester: pytest.Pytester, marked: Marked, at: Path, monkeypatch: pytes
     pytester.makepyfile(side_options=PLUGIN)
     pytester.syspathinsert()
     monkeypatch.chdir(at)
-    monkeypatch.setattr(probing_module, "PROBE_SECONDS", 20)
 
     def read(line: str, device: str = "cpu", model: str = "resnet18") -> Sides | None:
         config = pytester.parseconfig("-p", "side_options", *shlex.split(line))

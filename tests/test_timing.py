@@ -34,8 +34,8 @@ def test_the_time_is_that_of_all_steps() -> None:
 def test_a_delayed_step_takes_so_much_longer(seconds: float) -> None:
     calls: list[None] = []
     step = delayed(lambda: calls.append(None), seconds, CPU)
-    fastest = min(seconds_of(step, 2, CPU) for _ in range(3))  # the machine may be busy
-    assert len(calls) == 6
+    fastest = min(seconds_of(step, 2, CPU) for _ in range(30))  # the machine may be busy
+    assert len(calls) == 60
     assert 2 * seconds <= fastest < 2 * seconds + 0.02
 
 

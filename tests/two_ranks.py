@@ -18,6 +18,7 @@ from ddpperf.parallel import synchronization
 from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import TrainingStep
+from tests.project import HANG_SECONDS
 
 RANKS = 2
 STEPS = 6  # past an epoch of 4 steps, after which the learning rate begins anew
@@ -128,7 +129,7 @@ def train_as_rank(rank: int, folder: Path) -> None:
     """Train all of them in a group whose other ranks do the same, and write down what came of it."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=HANG_SECONDS))
     by_group = {name: train(normalized_by_group, rank, **fields) for name, fields in VARIANTS.items()}
     by_batch = {name: train(normalized_by_batch, rank, **fields) for name, fields in NORMALIZED_BY_BATCH.items()}
     torch.save((by_group, by_batch), folder / str(rank))
