@@ -70,7 +70,7 @@ def sleeping():
 """
 
 
-# In perf/thresholds.toml: limits of about 15, which no noise of a busy machine reaches, of what is compared with a stored run.
+# In perf/thresholds.toml: limits of 10 to 15, which no noise of a busy machine reaches, of what is compared with a stored run.
 NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
 
 
@@ -139,6 +139,16 @@ def wait_until(condition: Callable[[], object], seconds: float, otherwise: Calla
     while not condition():
         assert time.monotonic() < end, otherwise()
         time.sleep(0.02)
+
+
+def wait_while_it_runs(process: subprocess.Popen[str], condition: Callable[[], object], otherwise: str) -> None:
+    """As long as the process, which is to bring it about, may still do so."""
+
+    def met() -> object:
+        assert process.poll() is None or condition(), f"{otherwise}: {process.communicate()[0]}"
+        return condition()
+
+    wait_until(met, HANG_SECONDS, lambda: otherwise)
 
 
 class Project(Marked):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.project import HANG_SECONDS, SLEEPING_MODEL, Project, wait_until
+from tests.project import SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
 
 FAULTS = """
 import pytest
@@ -60,7 +60,7 @@ def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project:
 
 def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> None:
     process = project.start("perf")
-    wait_until(project.ranks, HANG_SECONDS, lambda: "no rank was started")
+    wait_while_it_runs(process, project.ranks, "no rank was started")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_model_is_tried_is_no_verdict_either(project: Project) ->
         "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
     )
     process = project.start("perf", "--model", "slow:make")
-    wait_until((project.root / "begun").exists, HANG_SECONDS, lambda: "the model was not tried")
+    wait_while_it_runs(process, (project.root / "begun").exists, "the model was not tried")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -87,7 +87,7 @@ def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
+    wait_while_it_runs(process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun")
     process.send_signal(how)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
@@ -102,7 +102,7 @@ def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> No
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
+    wait_while_it_runs(process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun")
     began, signals = time.monotonic(), itertools.cycle((signal.SIGINT, signal.SIGTERM))
     while process.poll() is None and time.monotonic() - began < 60:  # to the process' very end, whose status it must not change
         process.send_signal(next(signals))
@@ -134,13 +134,13 @@ def test_an_interrupt_after_the_last_round_costs_no_verdict(project: Project) ->
     assert len(project.saved_runs()) == 1
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGUSR1], ids=["SIGKILL", "a signal that nobody handles"])
 def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(project: Project, kill: signal.Signals) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
     log = logs / "A1-rank1.log"
-    wait_until(lambda: log.exists() and "injected into rank 1" in log.read_text(), HANG_SECONDS, lambda: "no round was begun")
+    wait_while_it_runs(process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun")
     process.send_signal(kill)
     process.wait()
     project.assert_nothing_left()
@@ -153,7 +153,7 @@ def test_a_killed_controller_takes_along_what_it_asks_apart(project: Project, ha
         (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
     (project.root / hanging).write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
     process = project.start("perf", "--model", "mine:sleeping", "--against-root", "other")
-    wait_until((project.root / "begun").exists, HANG_SECONDS, lambda: "the model was not imported")
+    wait_while_it_runs(process, (project.root / "begun").exists, "the model was not imported")
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.plugin.hardware import hardware_key
-from tests.project import ALL_REDUCE, HANG_SECONDS, NOISY, Project, wait_until
+from tests.project import ALL_REDUCE, HANG_SECONDS, NOISY, Project, wait_while_it_runs
 
 TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
 
@@ -167,7 +167,7 @@ def test_xdist_is_refused(project: Project) -> None:
 def test_two_runs_on_the_same_devices_are_refused(project: Project) -> None:
     project.experiment.write_text(ALL_REDUCE.replace("))", ", fault=Fault(kind='hang', rank=1)))"))
     first = project.start("perf")
-    wait_until(project.ranks, HANG_SECONDS, lambda: "the first run started no rank")
+    wait_while_it_runs(first, project.ranks, "the first run started no rank")
     second = project.start("perf")
     output, _ = second.communicate(timeout=HANG_SECONDS)
     assert second.returncode == 4, output

@@ -40,7 +40,8 @@ class Ending:
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._interrupted_by = str(excinfo.value)
+        if excinfo.type is KeyboardInterrupt:  # pytest asks at its own exits, too, whose texts are other sentences
+            self._interrupted_by = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
         """Decide, if this was a run of the suite, and tell JUnit's file."""

@@ -11,36 +11,39 @@ from typing import Any
 import pytest
 
 _USUAL: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-_ours: set[signal.Signals] = set()  # those that are handled here, and then are as before
+_ours: set[signal.Signals] = set()  # those that are handled here until they are as before
 
 
 def interrupt_once(config: pytest.Config) -> None:
-    """From now on the first SIGINT or SIGTERM raises KeyboardInterrupt with its name, and then none does anything, until pytest
-    ends; whoever handles one already keeps it."""
+    """From now on the first SIGINT or SIGTERM raises KeyboardInterrupt with its name, and then none does anything for as long
+    as the process lives; whoever handles one already, or from now on, keeps it."""
     if threading.current_thread() is threading.main_thread():
         _ours.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
-        _handle(_first)
+        for number in _ours:
+            signal.signal(number, _first)
         config.add_cleanup(interrupt_as_before)
 
 
 def ignore_interrupts() -> None:
     """From now on not even the first does anything, here or in what is started: what was measured is judged and saved."""
-    _handle(signal.SIG_IGN)
+    for number in _ours:
+        _handle(number, signal.SIG_IGN)
 
 
 def interrupt_as_before() -> None:
     """Unless one ended the measuring: a process takes a while to end, and another would change its exit status."""
     for number in _ours:
-        signal.signal(number, _USUAL[number])
+        _handle(number, _USUAL[number])
     _ours.clear()
 
 
 def _first(number: int, frame: FrameType | None) -> None:
-    _handle(signal.SIG_IGN)
+    ignore_interrupts()
     _ours.clear()
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _handle(how: Any) -> None:
-    for number in _ours:
+def _handle(number: signal.Signals, how: Any) -> None:
+    """Unless somebody else has come to handle it."""
+    if signal.getsignal(number) in (_first, signal.SIG_IGN):
         signal.signal(number, how)
