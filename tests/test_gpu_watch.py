@@ -158,30 +158,47 @@ def test_the_numbers_of_the_counters_are_nvmls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "reasons"),
+    ("bits", "reasons"),
     [
-        ([], set()),
-        (["GpuIdle", "ApplicationsClocksSetting", "DisplayClockSetting"], set()),
-        (["SwPowerCap", "SyncBoost", "GpuIdle"], {"power cap", "sync boost"}),
-        (["SwThermalSlowdown"], {"temperature"}),
-        (["HwSlowdown", "HwThermalSlowdown"], {"hardware slowdown", "hardware's temperature limit"}),
-        (["HwPowerBrakeSlowdown"], {"power brake"}),
-        (["BoardLimit", "Reliability"], {"board limit", "reliability limit"}),
+        (0, set()),
+        (0x1 + 0x2 + 0x100, set()),  # idle, and clocks that someone set
+        (0x1 + 0x4 + 0x10, {"power cap", "sync boost"}),
+        (0x20, {"temperature"}),
+        (0x8 + 0x40, {"hardware slowdown", "hardware's temperature limit"}),
+        (0x80, {"power brake"}),
+        (0x200 + 0x400, {"board limit", "reliability limit"}),  # which only some of NVML's own headers name
     ],
 )
-def test_clocks_that_someone_chose_are_not_throttled(names: list[str], reasons: set[str]) -> None:
-    """The older names of the bits, since the newer lack two."""
-    assert named(sum(getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names)) == reasons
+def test_clocks_that_someone_chose_are_not_throttled(bits: int, reasons: set[str]) -> None:
+    assert named(bits) == reasons
 
 
-def test_a_reading_that_the_driver_refuses_is_empty() -> None:
-    empty = read(None)
-    assert empty.reference_seconds == pytest.approx(time.monotonic(), abs=60)
-    assert empty == Reading(reference_seconds=empty.reference_seconds)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("SwPowerCap", "power cap"),
+        ("HwSlowdown", "hardware slowdown"),
+        ("SyncBoost", "sync boost"),
+        ("SwThermalSlowdown", "temperature"),
+        ("HwThermalSlowdown", "hardware's temperature limit"),
+        ("HwPowerBrakeSlowdown", "power brake"),
+    ],
+)
+def test_a_bit_stands_for_what_nvml_names_so(name: str, reason: str) -> None:
+    assert named(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == {reason}
 
 
 def refused(*_: Any) -> Any:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def test_a_reading_that_the_driver_refuses_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    empty = read(object())
+    assert empty.reference_seconds == pytest.approx(time.monotonic(), abs=60)
+    assert empty == Reading(reference_seconds=empty.reference_seconds)
 
 
 @pytest.mark.parametrize("current", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"])
