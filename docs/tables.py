@@ -112,10 +112,10 @@ def recipe_name(spec: RunSpec) -> str:
     return had[0] if had else short(spec.id)
 
 
-def over_runs(folder: str) -> str:
-    """A table of the captured cells of TOGETHER: their median over all runs in `folder`, each a process set of its own."""
+def over_runs(pattern: str) -> str:
+    """A table of the captured cells of TOGETHER: their median over all files of the pattern, each a process set of its own."""
     cells: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted((ROOT / folder).glob("*.json"), reverse=True):  # in the order of the newest
+    for path in sorted(ROOT.glob(pattern), reverse=True):  # in the order of the newest
         shown = []  # what one test measures, another may show again
         for benchmark in json.loads(path.read_text())["benchmarks"]:
             stored = benchmark["extra_info"]["ddpperf"]

@@ -38,7 +38,7 @@ PAGES = (ROOT / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FIRST = "the first tests in "  # of each experiment of a run
-ALL_RUNS = "all runs in "  # a folder
+ALL_RUNS = "all runs in "  # the files of a pattern
 TABLES: dict[str, Callable[[str], str]] = {  # else one whole run, or one run and the folder of another's output
     ALL_RUNS: over_runs,
     "the gate in ": gate_table,  # a run with two equal sides
