@@ -67,17 +67,28 @@ class FixedInput:
 class DeviceInput:
     """The data set as uint8 on the device, with its random crops and flips made there, a batch at a time.
 
-    As torchvision's RandomCrop(padding=4) and RandomHorizontalFlip do, each image gets an offset and a flip of its own.
+    As torchvision's RandomCrop(padding=4) and RandomHorizontalFlip do, each image gets an offset and a flip of its own. By
+    `cutout` a square of so many pixels a side is hidden, too: its middle is any pixel, so that it may lie partly outside, and
+    what is hidden has the data set's mean (DeVries & Taylor 2017, "Improved Regularization of CNNs with Cutout").
     An epoch's order and offsets lie on the device from its start, and a counter of its batches: taking one is the same work
     every time, at the same addresses.
     """
 
-    def __init__(self, images: Images, batches: EpochBatches, device: torch.device, memory_format: torch.memory_format) -> None:
+    def __init__(
+        self,
+        images: Images,
+        batches: EpochBatches,
+        device: torch.device,
+        memory_format: torch.memory_format,
+        *,
+        cutout: int = 0,
+    ) -> None:
         self.padded = F.pad(images.pixels.to(device), (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()  # [N, H+8, W+8, 3]
         self.labels = images.labels.to(device)
         self.batches = batches
         self.device = device
         self.memory_format = memory_format
+        self.cutout = cutout
         self.rank = batches.sampler.rank
         channels = {"device": device, "dtype": torch.float32}
         self.mean = torch.tensor(MEAN, **channels) * 255  # type: ignore[arg-type]
@@ -103,14 +114,19 @@ class DeviceInput:
         return other
 
     def prepare(self, number: int) -> None:
-        """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip."""
+        """The epoch's plan [4, images] in the CPU's memory: each image's index, offsets and flip; with cutout [6, images], and
+        where its hidden square begins."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
         drawn = Random(f"{self.batches.sampler.seed} {self.rank} {number}")
         generator = torch.Generator().manual_seed(drawn.getrandbits(32))  # torch reads no more of it
         offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
         flips = torch.randint(2, (1, len(order)), generator=generator)
-        plan = torch.cat([order[None], offsets, flips])
+        parts = [order[None], offsets, flips]
+        if self.cutout:
+            middles = [torch.randint(len(places), (len(order),), generator=generator) for places in (self.down, self.across)]
+            parts.append(torch.stack(middles) - self.cutout // 2)
+        plan = torch.cat(parts)
         self.prepared = number, plan.pin_memory() if self.device.type == "cuda" else plan
 
     def begin(self, number: int) -> None:
@@ -130,12 +146,19 @@ class DeviceInput:
         self.remaining -= size
 
     def take(self) -> Batch:
-        index, top, left, flipped = self.plan[:, self.first + self.next_places]
+        index, top, left, flipped, *corner = self.plan[:, self.first + self.next_places]
         self.first.add_(len(self.next_places))
         rows = top[:, None] + self.down
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.across)
         pixels = self.padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # [batch, H, W, 3]
-        images = pixels.sub(self.mean).mul_(self.inverse_std).permute(0, 3, 1, 2)
+        images = pixels.sub(self.mean).mul_(self.inverse_std)
+        if self.cutout:
+            inside = [
+                (begin[:, None] <= places) & (places < begin[:, None] + self.cutout)
+                for begin, places in zip(corner, (self.down, self.across), strict=True)
+            ]
+            images.masked_fill_((inside[0][:, :, None] & inside[1][:, None, :])[..., None], 0.0)
+        images = images.permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format), self.labels[index]
 
 

@@ -63,7 +63,8 @@ def _image_input(
     if spec.input == "dataloader":
         return LoaderInput(load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format)
     if spec.input == "device":
-        return DeviceInput(load(), batches, device, memory_format)
+        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
+        return DeviceInput(load(), batches, device, memory_format, cutout=cutout)
     images, indices = load(), next(iter(batches))
     pixels = normalized(images.pixels[indices].to(device), memory_format)
     return FixedInput((pixels, images.labels[indices].to(device)))

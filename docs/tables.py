@@ -91,13 +91,15 @@ def work(spec: RunSpec) -> str:
     """What a recipe is trained by, in which it differs from others."""
     words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
     words += [f"{spec.warmup_epochs} epoch{'s' * (spec.warmup_epochs > 1)} of warm-up"] * bool(spec.warmup_epochs)
+    words += [f"{spec.schedule} schedule"] * (spec.schedule != "linear")
     words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
+    words += [f"cutout of {spec.cutout} pixels"] * bool(spec.cutout)
     return ", ".join(words)
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Of the recipe that trains so, whatever its form, by the rate that it has or had; else what it is."""
+    """Of the recipe that trains so, whatever its form, by the rate that it has or had."""
     spec = dataclasses.replace(spec, form="graph", inductor="")
     had = []
     for each in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
@@ -109,7 +111,7 @@ def recipe_name(spec: RunSpec) -> str:
         if each.rate == spec.rate:
             return each.name
         had += [each.name] * (spec.rate in each.rates)
-    return had[0] if had else short(spec.id)
+    return had[0] if had else "an earlier recipe"
 
 
 def over_runs(pattern: str) -> str:

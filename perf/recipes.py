@@ -19,7 +19,7 @@ SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
 OF_DATA = ("model", "epoch_images", "test_images")  # what a device's table says of all its recipes, as far as options let it
 OF_RECIPE = (
     *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
-    *("label_smoothing", "clip_norm", "grow_from", "recompute_statistics"),
+    *("label_smoothing", "cutout", "clip_norm", "grow_from", "recompute_statistics"),
 )
 OF_ROW = ("name", "global_batch_size", "devices", "epochs", "rates", "rate_of", "scale")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}

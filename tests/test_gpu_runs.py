@@ -49,7 +49,8 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
 @pytest.mark.parametrize("form", ["compile", "graph", "compile-graph"])
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.05), ("lars", 5.0), ("lamb", 0.01), ("muon", 0.05)])
 def test_every_form_learns_as_the_eager_one(form: Form, optimizer: OptimizerName, rate: float) -> None:
-    eager, other = (trained(form=each, optimizer=optimizer, rate=rate, label_smoothing=0.1) for each in ("eager", form))
+    fields: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "label_smoothing": 0.1, "cutout": 4}
+    eager, other = (trained(form=each, **fields) for each in ("eager", form))
     assert losses(other, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
     assert losses(other, 3)[-1] < losses(other, 1)[0]
     assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)

@@ -247,6 +247,7 @@ def test_ranks_train_and_evaluate_together() -> None:
         ({"rate": "fast"}, "rate must be a number from 0 to 1000, got 'fast'"),
         ({"label_smoothing": 2.0}, "label_smoothing must be a number from 0 to 1, got 2.0"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"cutout": -1}, "cutout must be a whole number of at least 0, got -1"),
         ({"set_epoch": 1}, "set_epoch must be a bool, got 1"),
         (
             {"world_size": 2, "strategy": "ddp", "comm_hook": "powersgd"},
@@ -283,11 +284,14 @@ def test_each_seed_has_orders_and_crops_of_its_own() -> None:
 def test_what_differs_has_an_id_of_its_own() -> None:
     """It names the checkpoint, and the test."""
     changed: list[dict[str, Any]] = [{"momentum": 0.6}, {"weight_decay": 0.01}, {"clip_norm": 1.0}, {"rate": 0.2}, {"seed": 9}]
+    changed += [{"cutout": 4}, {"cutout": 8}]
     assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(changed)
 
 
 def test_an_id_names_the_recipe() -> None:
-    spec = dataclasses.replace(SMALL, optimizer="muon", warmup_epochs=1, label_smoothing=0.1, grow_from=4, seed=3)
+    recipe: dict[str, Any] = {"optimizer": "muon", "warmup_epochs": 1, "label_smoothing": 0.1, "cutout": 12}
+    spec = dataclasses.replace(SMALL, **recipe, grow_from=4, seed=3)
     assert spec.id == (
-        "world_size=1-batch=16-resnet10_cifar-single-fp32-eager-device-epochs=2-muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1-seed=3"
+        "world_size=1-batch=16-resnet10_cifar-single-fp32-eager-device-epochs=2-"
+        "muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1+cutout=12-seed=3"
     )

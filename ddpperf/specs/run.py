@@ -21,10 +21,11 @@ class RunSpec(TrainingSpec):
     """`epochs` epochs of the same training by a recipe, and after each the loss and accuracy on `test_images` other images.
 
     optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon. rate: the greatest learning rate. schedule: of the rate, after
-    `warmup_epochs` of a straight line up. label_smoothing: the share of a target that all classes have. clip_norm: the greatest
-    norm of all gradients together, 0 for any. grow_from: a rank's batch in the first epoch, which doubles with each until it is
+    `warmup_epochs` of a straight line up. label_smoothing: the share of a target that all classes have. cutout: the side, in
+    pixels, of a square that is hidden of each image to train on, 0 for none. clip_norm: the greatest norm of all gradients
+    together, 0 for any. grow_from: a rank's batch in the first epoch, which doubles with each until it is
     `per_rank_batch_size`; 0 for that from the start. recompute_statistics: BatchNorm's, before an evaluation. set_epoch:
-    whether each epoch has an order of its own. seed: of the parameters, the order and the crops.
+    whether each epoch has an order of its own. seed: of the parameters, the order, the crops and the hidden squares.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -42,6 +43,7 @@ class RunSpec(TrainingSpec):
     schedule: ScheduleName = "linear"
     warmup_epochs: int = 0
     label_smoothing: float = 0.0
+    cutout: int = 0
     clip_norm: float = 0.0
     grow_from: int = 0
     recompute_statistics: bool = False
@@ -52,8 +54,10 @@ class RunSpec(TrainingSpec):
         super().__post_init__()
         require_one_of("optimizer", self.optimizer, get_args(OptimizerName))
         require_one_of("schedule", self.schedule, get_args(ScheduleName))
-        for name, least in (("epochs", 1), ("test_images", 1), ("warmup_epochs", 0), ("grow_from", 0), ("seed", 0)):
-            require_at_least(name, getattr(self, name), least)
+        for name in ("epochs", "test_images"):
+            require_at_least(name, getattr(self, name), 1)
+        for name in ("warmup_epochs", "cutout", "grow_from", "seed"):
+            require_at_least(name, getattr(self, name), 0)
         for name, most in MOST.items():
             require_number(name, getattr(self, name), most)
         for name in ("recompute_statistics", "set_epoch"):
@@ -115,6 +119,7 @@ class RunSpec(TrainingSpec):
             self.grow_from
         )
         recipe += [f"smooth={self.label_smoothing:g}"] * bool(self.label_smoothing)
+        recipe += [f"cutout={self.cutout}"] * bool(self.cutout)
         for name, short in (("momentum", "momentum"), ("weight_decay", "decay")):
             if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
                 recipe.append(f"{short}={value:g}")
