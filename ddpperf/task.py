@@ -63,8 +63,11 @@ def _image_input(
     if spec.input == "dataloader":
         return LoaderInput(load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format)
     if spec.input == "device":
-        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
-        return DeviceInput(load(), batches, device, memory_format, cutout=cutout)
+        images, cutout = load(), spec.cutout if isinstance(spec, RunSpec) else 0
+        height, width = images.pixels.shape[2:]
+        if cutout >= 2 * max(height, width):
+            raise CannotTrain(f"cutout={cutout} hides all of images of {height} x {width} pixels, wherever it is; use less")
+        return DeviceInput(images, batches, device, memory_format, cutout=cutout)
     images, indices = load(), next(iter(batches))
     pixels = normalized(images.pixels[indices].to(device), memory_format)
     return FixedInput((pixels, images.labels[indices].to(device)))

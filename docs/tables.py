@@ -99,7 +99,7 @@ def work(spec: RunSpec) -> str:
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Of the recipe that trains so, whatever its form, by the rate that it has or had."""
+    """Of the recipe that trains so, whatever its form, by the rate that it has or had; none trains so any more otherwise."""
     spec = dataclasses.replace(spec, form="graph", inductor="")
     had = []
     for each in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
@@ -111,7 +111,7 @@ def recipe_name(spec: RunSpec) -> str:
         if each.rate == spec.rate:
             return each.name
         had += [each.name] * (spec.rate in each.rates)
-    return had[0] if had else "an earlier recipe"
+    return had[0] if had else "none of today's recipes"
 
 
 def over_runs(pattern: str) -> str:

@@ -32,8 +32,8 @@ from docs.tables import (
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
 # of single files of perf/, whose runs a whole run does not replace
-OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches"))
-OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "all_reduce"))
+OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
+OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
 PAGES = (ROOT / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, possible, skipped
 from ddpperf.plugin.compiler import compiler_reason
-from ddpperf.specs import EpochSpec, PartsSpec, Spec, TrainingSpec
+from ddpperf.plugin.hardware import Machine
+from ddpperf.plugin.measure import Measure
+from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
+from ddpperf.workers.pool import Pool
+from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.project import NOISY, SLEEPING_MODEL, Project
 
 TEST = "perf/test_it.py::test_it"
@@ -50,12 +55,39 @@ def reason_of(cell: Cell) -> str:
 @pytest.mark.parametrize("fields", [{"form": "graph"}, {"comm_hook": "avg"}, {"strategy": "data_parallel"}])
 def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(kind: type[TrainingSpec], fields: dict[str, Any]) -> None:
     spec = kind(**TRAINING | fields)
-    cell = possible(spec, "cpu")
+    cell = possible(spec, Machine())
     assert cell.id == spec.id
     assert reason_of(cell).endswith("; this runs on the CPU")
-    assert possible(spec, "cuda") is spec
+    assert possible(spec, Machine(device="cuda")) is spec
     plain = kind(**TRAINING)
-    assert possible(plain, "cpu") is plain
+    assert possible(plain, Machine()) is plain
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AllReduceSpec(world_size=2, nbytes=1024, algorithm="two_shot"),
+        TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory", "strategy": "own_ddp"}),
+    ],
+)
+def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Spec) -> None:
+    cell = possible(spec, Machine(device="cuda", unmapped=(0, 1)))
+    assert cell.id == spec.id
+    assert reason_of(cell) == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
+    assert possible(spec, Machine(device="cuda", unmapped=(1, 2))) is spec, "which has the first two alone"
+    assert possible(spec, Machine(device="cuda")) is spec
+    sent = AllReduceSpec(world_size=2, nbytes=1024)
+    assert possible(sent, Machine(device="cuda", unmapped=(0, 1))) is sent
+
+
+def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:
+    def pool() -> Pool:
+        raise AssertionError("nothing is measured")
+
+    machine = Machine(device="cuda", unmapped=(0, 1))
+    measure = Measure(SimpleNamespace(), pool, lambda *_: [], machine=machine)  # type: ignore[arg-type]
+    with pytest.raises(pytest.skip.Exception, match=r"^nothing else is measured: it maps the memory of all GPUs, and "):
+        fastest_all_reduce(measure, AllReduceSpec(world_size=2, nbytes=1024, form="graph"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -78,8 +110,8 @@ def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
     monkeypatch.setenv("CXX", compiler)
     needs = "torch.compile needs a C++ compiler with Python's headers"
     sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
-    assert reason_of(possible(compiled, device)) == (sentence if found else "")
-    assert possible(plain, device) is plain, "which needs none"
+    assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
+    assert possible(plain, Machine(device=device)) is plain, "which needs none"
 
 
 def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ddpperf.data import Images
 from ddpperf.inputs import DeviceInput
+from ddpperf.refusal import CannotTrain
 from ddpperf.specs import RunSpec
 from ddpperf.task import epoch_batches, task
 
@@ -88,3 +89,9 @@ def test_a_run_trains_with_the_cutout_of_its_recipe() -> None:
     assert hidden[0].max() == 0
     assert hidden[8].min() >= 4 * 4
     assert hidden[8].max() == 8 * 8
+
+
+def test_a_square_that_hides_every_image_is_refused() -> None:
+    task(dataclasses.replace(SPEC, cutout=63), 0, CPU)
+    with pytest.raises(CannotTrain, match=r"^cutout=64 hides all of images of 32 x 32 pixels, wherever it is; use less$"):
+        task(dataclasses.replace(SPEC, cutout=64), 0, CPU)

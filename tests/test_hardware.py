@@ -7,6 +7,7 @@ import platform
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from ddpperf.plugin.hardware import (
     core_count,
     cpu_model,
     data_rate,
+    first_unmapped,
     hardware_key,
     machine,
     select_visible,
@@ -217,6 +219,41 @@ def test_what_is_not_known_of_every_gpu_is_absent() -> None:
     )
     assert machine("cuda", [H200S[0], gpu("GPU-2", "NVIDIA H100 PCIe")], Links()) == Machine(device="cuda")
     assert machine("cpu", H200S, Links()) == Machine(), "the GPUs are not used"
+
+
+@pytest.mark.parametrize(
+    ("apart", "expected"),
+    [([], None), ([(1, 2)], (1, 2)), ([(0, 3), (1, 2)], (1, 2)), ([(0, 1), (0, 2)], (0, 1)), ([(2, 3)], (2, 3))],
+)
+def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
+    monkeypatch: pytest.MonkeyPatch, apart: list[tuple[int, int]], expected: tuple[int, int] | None
+) -> None:
+    """First: those that the smallest number of GPUs holds."""
+
+    def status(one: int, other: int, capability: int) -> int:
+        assert capability == pynvml.NVML_P2P_CAPS_INDEX_READ
+        if (one, other) in apart:
+            return int(pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED)
+        return int(pynvml.NVML_P2P_STATUS_UNKNOWN if (one, other) == (0, 2) else pynvml.NVML_P2P_STATUS_OK)
+
+    uuids = [each.uuid for each in GPUS]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", uuids.index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
+    assert first_unmapped(GPUS) == machine("cuda", GPUS, Links()).unmapped == expected
+    assert machine("cpu", GPUS, Links()).unmapped is None
+
+
+def test_a_driver_that_does_not_tell_lets_all_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    assert first_unmapped(GPUS) is None, "no driver, or no such GPU"
+    for name in ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleByUUID"):
+        monkeypatch.setattr(pynvml, name, lambda *_: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", refused)
+    assert first_unmapped(GPUS) is None
 
 
 def test_a_lines_rate_is_more_than_it_carries_where_its_coding_needs_some() -> None:

@@ -33,7 +33,7 @@ class Stopped(Exception):
         {"optimizer": "lars"},
         {"optimizer": "lamb"},
         {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1},
-        {"grow_from": 4},
+        {"grow_from": 4, "cutout": 4},
         DROPS,
     ],
 )

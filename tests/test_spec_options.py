@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cells import Cell, possible
+from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.option_parser import read_options
 from ddpperf.plugin.options import GPU_INDUCTOR, Options
 from ddpperf.plugin.spec_options import changed
@@ -263,7 +264,8 @@ def test_by_default_gpus_without_a_compiler_leave_compiled_forms_out(read: Read,
     """Nobody asked for them: their cells are skipped with the reason, and the others are measured."""
     monkeypatch.setenv("CXX", "/nonexistent")
     cells = [
-        possible(cell, "cuda") if isinstance(cell, TrainingSpec) else cell for cell in test_scaling.weak_scaling(read(gpus=2))
+        possible(cell, Machine(device="cuda")) if isinstance(cell, TrainingSpec) else cell
+        for cell in test_scaling.weak_scaling(read(gpus=2))
     ]
     skipped = [cell for cell in cells if not isinstance(cell, Spec)]
     assert skipped

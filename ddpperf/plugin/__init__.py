@@ -126,7 +126,7 @@ def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
             f"{test} has cells that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
         )
         return []
-    return [possible(cell, session.options.device) if isinstance(cell, TrainingSpec) else cell for cell in cells]
+    return [possible(cell, session.machine) if isinstance(cell, Spec) else cell for cell in cells]
 
 
 @pytest.hookimpl(trylast=True)

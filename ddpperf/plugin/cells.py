@@ -10,6 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.compiler import compiler_reason
+from ddpperf.plugin.hardware import Machine
 from ddpperf.specs import Spec, TrainingSpec, gpu_reason, measured_as
 from ddpperf.specs.apart import Kind
 
@@ -43,7 +44,9 @@ def if_measured_as(kind: type[Kind], cell: Cell) -> Cell:
     return cell if isinstance(measured, TrainingSpec) else measured
 
 
-def possible(spec: TrainingSpec, device: str) -> Cell:
-    """The spec, or a skipped cell where `device`, or this machine, cannot do what it asks."""
-    reason = gpu_reason(spec, device) or (compiler_reason() if spec.compiled else "")
+def possible(spec: Spec, machine: Machine) -> Cell:
+    """The spec, or a skipped cell where the machine cannot do what it asks."""
+    reason = machine.mapping_reason(spec)
+    if isinstance(spec, TrainingSpec):
+        reason = gpu_reason(spec, machine.device) or (compiler_reason() if spec.compiled else "") or reason
     return skipped(spec.id, reason) if reason else spec

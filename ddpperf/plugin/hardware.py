@@ -10,11 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpperf.plugin.commits import commit
 from ddpperf.plugin.link_options import Links
+from ddpperf.specs import Spec
 
 _T = TypeVar("_T")
 
@@ -46,6 +48,28 @@ def visible_gpus() -> list[Gpu]:
         return select_visible([_describe(pynvml, handle) for handle in handles], os.environ.get("CUDA_VISIBLE_DEVICES"))
     finally:
         pynvml.nvmlShutdown()
+
+
+def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
+    """The numbers of the first two GPUs that cannot read each other's memory; None if all can, or the driver does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # as above
+        return None
+    possible = pynvml.NVML_P2P_STATUS_OK, pynvml.NVML_P2P_STATUS_UNKNOWN
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+        for first, second in sorted(combinations(range(len(handles)), 2), key=max):
+            status = pynvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_READ)
+            if status not in possible:
+                return first, second
+    except pynvml.NVMLError:
+        pass
+    finally:
+        pynvml.nvmlShutdown()
+    return None
 
 
 def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
@@ -105,13 +129,22 @@ def data_rate(megabytes_per_second: int) -> float:
 class Machine:
     """What experiments compare with. gpu: the name of its GPUs, if they are alike. link_bytes_per_second: between one GPU and
     all others, in one direction. None where it is not known. links: what the user says of them, and of what lies beyond.
-    world_sizes: the numbers of devices that the run has."""
+    world_sizes: the numbers of devices that the run has. unmapped: the numbers of the first two GPUs that cannot read each
+    other's memory, as far as the driver tells."""
 
     device: str = "cpu"
     gpu: str | None = None
     link_bytes_per_second: float | None = None
     links: Links = field(default_factory=Links)
     world_sizes: tuple[int, ...] = ()
+    unmapped: tuple[int, int] | None = None
+
+    def mapping_reason(self, spec: Spec) -> str:
+        """Why the GPUs cannot map their memory as `spec` asks, in a sentence; empty if they can."""
+        if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
+            return ""
+        first, second = self.unmapped
+        return f"it maps the memory of all GPUs, and GPU {first} and GPU {second} cannot read each other's"
 
 
 def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
@@ -121,7 +154,8 @@ def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[i
     told = rates.pop() if len(rates) == 1 else None
     link = links.bytes_per_second or told
     gpu = gpus[0].name if alike else None
-    return Machine(device=device, gpu=gpu, link_bytes_per_second=link, links=links, world_sizes=world_sizes)
+    unmapped = first_unmapped(gpus) if device == "cuda" else None
+    return Machine(device=device, gpu=gpu, link_bytes_per_second=link, links=links, world_sizes=world_sizes, unmapped=unmapped)
 
 
 def _numa_node(address: str | None) -> int | None:
