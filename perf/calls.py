@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
-from ddpperf.analysis.cost_models import NotToldApart
+from ddpperf.analysis.cost_models import Estimate, NotToldApart
 from ddpperf.analysis.protocols import FEWEST_SIZES
+from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.link_options import Links
 from ddpperf.plugin.measure import Measure
+from ddpperf.results import Measured
 from ddpperf.specs import CAPTURED_ALGORITHMS, LOW_LATENCY_BYTES, OWN_ALGORITHMS, Algorithm, AllReduceSpec, CallForm
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
@@ -52,6 +56,20 @@ def own(N: int, nbytes: int) -> list[AllReduceSpec]:
     return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
 
 
+def the_fastest(calls: Mapping[str, Measured]) -> str:
+    """Of one side's, by the median of its sets."""
+    fastest = min(calls, key=lambda name: median(calls[name].median_step_seconds().values()))
+    alike = as_fast(calls, fastest)
+    return f"{fastest} is the fastest" + (f", and {', '.join(alike)} not told from it" if alike else "")
+
+
+def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
+    """The others that cannot be told from the fastest: whose median is above its by no more than twice what both are off by."""
+    times = {name: median_and_error(call.all_step_seconds()) for name, call in calls.items()}
+    least, off = times.pop(fastest)
+    return [name for name, (t, error) in times.items() if t - least <= 2 * math.hypot(error, off)]
+
+
 @contextlib.contextmanager
 def doubted_unless_told_apart(measure: Measure, what: str) -> Iterator[None]:
     """Where calls leave open what a model asks of them, as those of a few alike sizes do, the test passes without it.
@@ -62,3 +80,21 @@ def doubted_unless_told_apart(measure: Measure, what: str) -> Iterator[None]:
         yield
     except NotToldApart as error:
         measure.doubt(f"{what} is not told: {error}")
+
+
+def tell_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
+    """The bandwidth in B/s, or only the lower end of its interval where that has no upper one, as where launches take all of
+    the time; returns whether it has one."""
+    bounded = all(math.isfinite(link.high) for link in by_set.values())
+    estimated(measure, "link_bytes_per_second", "B/s", by_set, ("", "_low", "_high") if bounded else ("_low",))
+    return bounded
+
+
+def estimated(
+    measure: Measure, name: str, unit: str, by_set: Mapping[str, Estimate], ends: Sequence[str] = ("", "_low", "_high")
+) -> None:
+    """A fitted value and the ends of its interval; what has none in some set is left out."""
+    for end in ends:
+        values = {of_set: getattr(each, end.lstrip("_") or "value") for of_set, each in by_set.items()}
+        if all(map(math.isfinite, values.values())):
+            measure.metric(f"{name}{end}", unit, values)

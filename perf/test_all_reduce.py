@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.cost_models import FORMS, ChosenLinks, Estimate, choose_links
+from ddpperf.analysis.cost_models import FORMS, ChosenLinks, choose_links
 from ddpperf.analysis.cost_models import Cell as Call
 from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
-from ddpperf.analysis.statistics import median_and_error
-from ddpperf.plugin.cells import Cell, if_valid, skipped
+from ddpperf.plugin.cells import Cell, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options import Options
-from ddpperf.results import Measured
+from ddpperf.results import BASE, CANDIDATE, Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf import gate
-from perf.calls import backend_sizes, captured, doubted_unless_told_apart, form, largest_of_all, own, own_sizes, too_few
+from perf.calls import (
+    backend_sizes,
+    captured,
+    doubted_unless_told_apart,
+    estimated,
+    form,
+    largest_of_all,
+    own,
+    own_sizes,
+    tell_link,
+    the_fastest,
+    too_few,
+)
 
 ONE_RANK = "an all_reduce needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
+SIDES = {BASE: "base", CANDIDATE: "candidate"}
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
@@ -86,10 +96,14 @@ def algorithms(options: Options) -> Iterator[Cell]:
 def collectives(options: Options) -> Iterator[Cell]:
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
-        for nbytes in dict.fromkeys(size - size % (4 * N) for size in options.links.buffer_sizes or usual):  # all have as much
-            for kind in KINDS:
-                shared = partial(CollectiveSpec, world_size=N, nbytes=nbytes, kind=kind)
-                yield if_valid(f"world_size={N}-{format_bytes(nbytes)}-{kind}", partial(shared, form=form(options.device)))
+        for kind in KINDS:
+            share = 4 * (1 if kind == "broadcast" else N)  # bytes of an element for each rank, of which all have as many
+            sizes = options.links.buffer_sizes or usual
+            for size in (each for each in sizes if each < share):
+                reason = f"{format_bytes(size)} is less than a float32 for each of {N} ranks; name a larger size"
+                yield skipped(f"world_size={N}-{format_bytes(size)}-{kind}", reason)
+            for nbytes in dict.fromkeys(size - size % share for size in sizes if size >= share):
+                yield CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, form=form(options.device))
 
 
 @pytest.mark.specs(cells=calls, gate=gate.large_all_reduce)
@@ -137,7 +151,6 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     calls: dict[str, Measured] = {each.algorithm: measure.leg(each.algorithm, each) for each in possible}
     calls[spec.algorithm] = measure(spec)  # last, for what is mapped may need fresh sets
     by_set = {name: call.median_step_seconds() for name, call in calls.items()}
-    fastest = min(by_set, key=lambda name: median(by_set[name].values()))
     others = [name for name in by_set if name != spec.algorithm]
     best = min(others, key=lambda name: median(by_set[name].values()))
     ratio = {name: t / by_set[best][name] for name, t in by_set[spec.algorithm].items()}
@@ -145,17 +158,11 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     for name in others:
         over = {set_name: t / by_set[spec.algorithm][set_name] for set_name, t in by_set[name].items()}
         measure.metric(f"{name}_over_backend", "1", over)
-    found = f"{format_bytes(spec.nbytes)} on {N} ranks: {fastest} is the fastest"
-    if alike := as_fast(calls, fastest):
-        found += f", and {', '.join(alike)} not told from it"
-    measure.notes.append(found)
-
-
-def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
-    """The others that cannot be told from the fastest: whose median is above its by no more than twice what both are off by."""
-    times = {name: median_and_error(call.all_step_seconds()) for name, call in calls.items()}
-    least, off = times.pop(fastest)
-    return [name for name, (t, error) in times.items() if t - least <= 2 * math.hypot(error, off)]
+    sides = list(dict.fromkeys(sample.side for sample in calls[spec.algorithm].samples))
+    for side in sides:
+        of = f", {SIDES[side]}" if len(sides) > 1 else ""
+        told = the_fastest({name: call.of(side) for name, call in calls.items()})
+        measure.notes.append(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {told}")
 
 
 @pytest.mark.specs(cells=largest)
@@ -216,12 +223,12 @@ def tell_model(
     adding = {name: each.model.reduce_seconds for name, each in fitted.items() if each.model.reduce_seconds is not None}
     if len(adding) == len(fitted):  # told apart from sending in all of them
         estimated(measure, "reduce_byte_seconds", "s/B", adding)
-    for report in FORMS if bounded else ():
-        written = {
-            name: report.seconds(spec.world_size, spec.nbytes, link.value) / measured[spec][name]
-            for name, link in links.items()
-        }
+    link = measure.machine.link_bytes_per_second
+    used = {name: each.value for name, each in links.items()} if bounded else dict.fromkeys(links, link) if link else {}
+    for report in FORMS if used else ():
+        written = {name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name] for name, B in used.items()}
         measure.metric(f"{report.name}_over_measured", "1", written)
+        measure.notes.append(f"{report.formula}: {report.describes}")
     for each, t in measured.items():
         if each.algorithm == spec.algorithm:
             predicted = {
@@ -230,21 +237,3 @@ def tell_model(
             }
             measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", "1", predicted)
     measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in fitted.items()})
-
-
-def tell_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
-    """The bandwidth in B/s, or only the lower end of its interval where that has no upper one, as where launches take all of
-    the time; returns whether it has one."""
-    bounded = all(math.isfinite(link.high) for link in by_set.values())
-    estimated(measure, "link_bytes_per_second", "B/s", by_set, ("", "_low", "_high") if bounded else ("_low",))
-    return bounded
-
-
-def estimated(
-    measure: Measure, name: str, unit: str, by_set: Mapping[str, Estimate], ends: Sequence[str] = ("", "_low", "_high")
-) -> None:
-    """A fitted value and the ends of its interval; what has none in some set is left out."""
-    for end in ends:
-        values = {of_set: getattr(each, end.lstrip("_") or "value") for of_set, each in by_set.items()}
-        if all(map(math.isfinite, values.values())):
-            measure.metric(f"{name}{end}", unit, values)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.cost_models import Cell, Estimate, choose_links
+from ddpperf.analysis.cost_models import Cell, ChosenLinks, Estimate, LinkModel, choose_links
 from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.calls import doubted_unless_told_apart
-from perf.test_all_reduce import as_fast, bandwidths, beside_kernels, tell_link
+from perf.calls import as_fast, doubted_unless_told_apart, tell_link, the_fastest
+from perf.test_all_reduce import bandwidths, beside_kernels, tell_model
+from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 
@@ -38,6 +39,37 @@ def test_what_is_above_the_fastest_by_less_than_both_are_off_is_as_fast() -> Non
     }
     assert as_fast(calls, "ring") == ["tree"]
     assert as_fast({name: calls[name] for name in ("ring", "gather_broadcast")}, "ring") == []
+
+
+def test_the_fastest_is_that_of_the_medians() -> None:
+    calls = {"backend": call(1.0, 3.0, 1.1), "ring": call(2.0, 2.01, 2.02), "tree": call(5.0, 5.1, 5.2)}
+    assert the_fastest(calls) == "backend is the fastest, and ring not told from it"
+    assert the_fastest({name: calls[name] for name in ("ring", "tree")}) == "ring is the fastest"
+
+
+@pytest.mark.parametrize(("candidate", "fastest"), [(1.0, "backend"), (3.0, "ring")])
+def test_each_side_has_a_fastest_of_its_own(candidate: float, fastest: str) -> None:
+    """A change that made the backend three times as slow is seen in the candidate's alone."""
+
+    def both(base: float, changed: float) -> Measured:
+        seconds = ("A1", "A", base), ("B1", "B", changed)
+        samples = [Sample(set=name, side=side, torch="2", seconds=((t, t),) * 6) for name, side, t in seconds]
+        return Measured(spec=SPEC, iterations=1, samples=tuple(samples))
+
+    class Contest(Measure):
+        def __call__(self, spec: Any) -> Measured:
+            return both(1.0, candidate)
+
+        def leg(self, name: str, spec: Any) -> Measured:
+            return both(2.0, 2.0) if name == "ring" else both(9.0, 9.0)
+
+    nothing: Any = None
+    measure = Contest(nothing, nothing, nothing)
+    fastest_all_reduce(measure, SPEC)
+    assert measure.notes == [
+        "1KiB on 2 ranks, base: backend is the fastest",
+        f"1KiB on 2 ranks, candidate: {fastest} is the fastest",
+    ]
 
 
 def test_the_framework_costs_what_is_beside_the_kernel_that_waits_the_least() -> None:
@@ -76,3 +108,22 @@ def test_calls_that_tell_no_model_make_its_test_doubtful_with_the_reason() -> No
     (note,) = measure.notes
     assert note.startswith("doubtful: a model is not told: a fit needs calls that tell ")
     assert note.endswith("measure other sizes or algorithms")
+
+
+@pytest.mark.parametrize(("link", "told"), [(None, 0), (450e9, 3)])
+def test_reports_forms_are_laid_over_a_link_that_is_known_where_none_is_fitted(link: float | None, told: int) -> None:
+    """With the sentence that says what each describes."""
+    free = Estimate(value=1e-15, low=0.0, high=1e-11)
+    model = LinkModel(latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None)
+    measure = measure_on(Machine(device="cuda", link_bytes_per_second=link))
+    spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
+    tell_model(measure, spec, {spec: {"A1": 1e-3}}, {"A1": ChosenLinks(model=model, held_out_error=0.1)})
+    forms = {name: metric["value"] for name, metric in measure.metrics.items() if name.endswith("_bytes_over_measured")}
+    assert len(measure.notes) == told
+    if link:
+        assert forms == pytest.approx(
+            {"ring_bytes_over_measured": 2**24 / link / 1e-3, "aggregate_bytes_over_measured": 2**25 / link / 1e-3}
+        )
+        assert measure.notes[0].startswith("2 (N-1) S / N: the bytes that each rank sends in a ring")
+    else:
+        assert forms == {}

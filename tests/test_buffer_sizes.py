@@ -70,10 +70,17 @@ def test_a_model_needs_four_sizes(read: Read) -> None:
 
 
 def test_what_is_too_small_to_be_shared_is_skipped(read: Read) -> None:
-    cells = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))  # of which two ranks share the same
+    """What is broadcast need not be shared; of the last two sizes two ranks share the same."""
+    cells = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))
     assert len({cell.id for cell in cells}) == len(cells)
-    assert len([cell for cell in cells if isinstance(cell, CollectiveSpec)]) == len(test_all_reduce.KINDS)
-    assert len(reasons(cell for cell in cells if not isinstance(cell, CollectiveSpec))) == len(test_all_reduce.KINDS)
+    measured = {
+        kind: [cell.nbytes for cell in cells if isinstance(cell, CollectiveSpec) and cell.kind == kind]
+        for kind in test_all_reduce.KINDS
+    }
+    assert measured == {kind: [64 * KiB] for kind in test_all_reduce.KINDS} | {"broadcast": [4, 64 * KiB, 65540]}
+    skipped = [cell for cell in cells if not isinstance(cell, CollectiveSpec)]
+    assert [cell.id for cell in skipped] == [f"world_size=2-4B-{kind}" for kind in test_all_reduce.KINDS if kind != "broadcast"]
+    assert set(reasons(skipped)) == {"4B is less than a float32 for each of 2 ranks; name a larger size"}
 
 
 def test_one_rank_has_no_all_reduce(read: Read) -> None:

@@ -13,6 +13,7 @@ from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     Excess,
     Network,
+    Sending,
     all_reduce_seconds,
     project,
     sending_error,
@@ -59,18 +60,18 @@ def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     assert all_reduce_seconds(measured, nbytes, 8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
 
 
-def sending(N: int) -> float:
+def sending(N: int) -> Sending:
     return sending_seconds({2: lines(2), 4: lines(4)}, BUCKETS, N, node=8, network=None)
 
 
-def sending_off(off: float, N: int) -> float:
+def sending_off(off: float, N: int) -> Sending:
     """On 8 devices, what a model is off by."""
-    return sending(N) * (off if N == 8 else 1)
+    return Sending(within=sending(N).within * (off if N == 8 else 1))
 
 
 def known(N: int) -> float:
     """100 us of bookkeeping, and 70 % of sending that is not hidden."""
-    return 100e-6 + 0.7 * sending(N)
+    return 100e-6 + 0.7 * sending(N).seconds
 
 
 BOOKKEEPING = Excess(seconds=100e-6, error=1e-6, one_device_error=1e-6)
@@ -103,8 +104,8 @@ def test_what_takes_longer_than_the_backward_pass_is_not_hidden() -> None:
     """On two devices a tenth of it is exposed; where sending takes ten times as long, all that exceeds the backward pass is."""
     backward = 1e-3
 
-    def sends(N: int) -> float:
-        return 1e-3 if N == 2 else 10e-3
+    def sends(N: int) -> Sending:
+        return Sending(within=1e-3 if N == 2 else 10e-3)
 
     measured = {2: Excess(seconds=200e-6, error=1e-6, one_device_error=1e-6)}
     found = project(measured, BOOKKEEPING, sends, 64, hideable=backward, error=0.0)
@@ -138,7 +139,10 @@ def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
     found = sending_seconds(measured, BUCKETS, 1024, node=4, network=network)
     nodes = 256
     ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
-    assert found == pytest.approx(alone + ring)
+    assert alone == Sending(within=sum(all_reduce_seconds(measured, nbytes, 4) for nbytes in BUCKETS))
+    assert found.within == alone.within
+    assert found.between == pytest.approx(ring)
+    assert found.seconds == pytest.approx(alone.within + ring)
     with pytest.raises(ValueError, match="16 devices are more than a node's 4; give the latency and bandwidth between nodes"):
         sending_seconds(measured, BUCKETS, 16, node=4, network=None)
     with pytest.raises(ValueError, match="18 devices are no whole number of nodes of 4; use a multiple"):
@@ -147,6 +151,21 @@ def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
         sending_seconds(measured, [], 4, node=4, network=network)
     with pytest.raises(ValueError, match="a network needs a latency of 0 or more and a bandwidth above 0, got 0, 0"):
         Network(latency=0, bandwidth=0)
+
+
+@pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
+def test_of_a_network_no_more_than_all_is_exposed_and_it_is_taken_for_true(exposed: float, of_network: float) -> None:
+    """Within a node more than sending takes may be lost: where the CPU sends, computing is slower beside it."""
+    within, between = 1e-3, 400e-3
+    measured = {2: Excess(seconds=100e-6 + exposed * within, error=0.0, one_device_error=0.0)}
+    known = Excess(seconds=100e-6, error=0.0, one_device_error=0.0)
+
+    def sends(N: int) -> Sending:
+        return Sending(within=within, between=between if N == 64 else 0.0)
+
+    found = project(measured, known, sends, 64, hideable=10.0, error=0.1)
+    assert found.seconds == pytest.approx(100e-6 + exposed * within + of_network * between)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.1 * exposed * within, rel=0.1), "of what is within the node"
 
 
 def test_nothing_measured_projects_nothing() -> None:
@@ -158,4 +177,4 @@ def test_gradients_that_seem_to_be_sent_in_no_time_project_nothing() -> None:
     """As where all that was measured of sending is noise."""
     excess = {2: Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)}
     with pytest.raises(NotToldApart, match="do not tell what sending a step's gradients takes; measure more --rounds"):
-        project(excess, BOOKKEEPING, lambda devices: 0.0, 8, hideable=1.0, error=0)
+        project(excess, BOOKKEEPING, lambda devices: Sending(within=0.0), 8, hideable=1.0, error=0)

@@ -21,6 +21,7 @@ from ddpperf.analysis.protocols import DIGITS, require_sizes
 from ddpperf.specs.collective import ring_pieces
 
 CONFIDENCE = 0.95
+LEAST = 1e-6  # where a fit begins of what it may find to be 0, in units of the largest part of a cell's time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,10 @@ class NotToldApart(ValueError):
 
 
 def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
-    """The model whose relative errors are least in square, over all cells at once; none of its values is negative.
+    """The model whose logarithms are off by the least in square, over all cells at once; none of its values is negative.
+
+    Times are off by factors, above as below: relative errors in square would have it too low (a time of half is off by 0.5, one
+    of twice by 1).
 
     Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
     that leave open what a message's start, sending and adding up take.
@@ -118,12 +122,17 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
         raise NotToldApart(
             "a fit needs calls that tell what sending and adding up take apart; measure other sizes or algorithms"
         )
-    values, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
-    values = values / units
-    errors = scaled @ values - 1
+    start, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
+    found = optimize.least_squares(
+        lambda values: np.log(scaled / units @ values),
+        np.maximum(start, LEAST),
+        jac=lambda values: scaled / units / (scaled / units @ values)[:, None],
+        bounds=(0, math.inf),
+    )
+    values = found.x / units
     freedom = len(cells) - len(values)
-    spread = math.sqrt(float(errors @ errors) / freedom) if freedom > 0 else math.inf
-    covariance = np.linalg.pinv((scaled / units).T @ (scaled / units))
+    spread = math.sqrt(2 * found.cost / freedom) if freedom > 0 else math.inf
+    covariance = np.linalg.pinv(found.jac.T @ found.jac)
     half = stats.t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * spread * np.sqrt(np.diag(covariance)) / units
     latency, byte_seconds, *others = (
         Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))

@@ -3,7 +3,8 @@
 A step's excess over t(1) is what DDP does besides sending, which hardly depends on N, and the part of sending that is not
 hidden behind computing: excess(N) = bookkeeping + exposed(N). sending(N) adds up the all_reduces of the step's buckets, by the
 lines of the backend on N devices. Of it the share is exposed that was exposed on the numbers of devices that were measured, or,
-where sending takes long, all that does not fit behind the backward pass: max(share * sending(N), sending(N) - hideable).
+where sending takes long, all that does not fit behind the backward pass: max(share * sending(N), sending(N) - hideable). The
+share is above 1 where sending slows computing down, too; of a network between nodes no more than all is exposed.
 """
 
 from __future__ import annotations
@@ -56,9 +57,21 @@ class Network:
         return ring.latency * self.latency + ring.volume * nbytes / devices / self.bandwidth
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """Seconds of a step's all_reduces: within nodes, which the lines give, and between them, as the user gives the network."""
+
+    within: float
+    between: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.within + self.between
+
+
 def sending_seconds(
     measured: Mapping[int, Envelope], buckets: Sequence[float], N: int, *, node: int, network: Network | None
-) -> float:
+) -> Sending:
     """Of all buckets on N devices: within a node of `node` devices, and beyond it by the network.
 
     Raises ValueError for no bytes at all, for more devices than a node's without a network, or for part of a node.
@@ -66,20 +79,22 @@ def sending_seconds(
     if not sum(buckets) > 0:
         raise ValueError(f"a projection is of a step that sends gradients, got buckets of {list(buckets)} bytes")
     if node >= N:
-        return sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets)
+        return Sending(within=sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets))
     if network is None:
         raise ValueError(f"{N} devices are more than a node's {node}; give the latency and bandwidth between nodes")
     nodes, rest = divmod(N, node)
     if rest:
         raise ValueError(f"{N} devices are no whole number of nodes of {node}; use a multiple")
-    return sum(
-        all_reduce_seconds(measured, nbytes, node) + network.all_reduce_seconds(nbytes, nodes, node) for nbytes in buckets
+    return Sending(
+        within=sum(all_reduce_seconds(measured, nbytes, node) for nbytes in buckets),
+        between=sum(network.all_reduce_seconds(nbytes, nodes, node) for nbytes in buckets),
     )
 
 
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Relative, as a standard error: that of the nearest number of devices measured, whose lines miss sizes by so much, and
-    DOUBLING_ERROR for each doubling from there to N, or to a whole node. What the user says of a network is taken for true."""
+    """Relative, as a standard error, of what is sent within nodes: that of the nearest number of devices measured, whose lines
+    miss sizes by so much, and DOUBLING_ERROR for each doubling from there to N, or to a whole node. What the user says of a
+    network is taken for true."""
     here = min(N, node)
     nearest = min(measured, key=lambda other: abs(math.log2(here / other)))
     return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(here / nearest)))
@@ -109,29 +124,30 @@ class Projection:
 def project(
     excess: Mapping[int, Excess],
     bookkeeping: Excess,
-    sending: Callable[[int], float],
+    sending: Callable[[int], Sending],
     N: int,
     *,
     hideable: float,
     error: float,
 ) -> Projection:
     """The excess on N devices from that on others. hideable: seconds of the backward pass, behind which sending may hide.
-    error: of sending(N), relative, as a standard error.
+    error: of what sending(N) takes within nodes, relative, as a standard error.
 
     Raises ValueError if none was measured, and NotToldApart where sending is fitted to take no time.
     """
     if not excess:
         raise ValueError("a projection needs the excess on some devices, got none")
     sent = {devices: sending(devices) for devices in (*excess, N)}
-    if not all(seconds > 0 for seconds in sent.values()):
+    if not all(each.seconds > 0 for each in sent.values()):
         raise NotToldApart(
             "the all_reduces that were measured do not tell what sending a step's gradients takes; measure more --rounds, or "
             "other --buffer-sizes"
         )
 
     def projected(excess: Mapping[int, float], bookkeeping: float, off: float) -> float:
-        share = sum((excess[other] - bookkeeping) / sent[other] for other in excess) / len(excess)
-        return bookkeeping + max(0.0, share * sent[N] * off, sent[N] * off - hideable)
+        share = sum((excess[other] - bookkeeping) / sent[other].seconds for other in excess) / len(excess)
+        within, between = sent[N].within * off, sent[N].between
+        return bookkeeping + max(0.0, share * within + min(1.0, share) * between, within + between - hideable)
 
     drawn = random.Random(0)
 

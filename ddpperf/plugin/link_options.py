@@ -33,7 +33,8 @@ def add_link_options(group: pytest.OptionGroup) -> None:
         (
             "--buffer-sizes",
             "SIZE,SIZE",
-            "of all_reduces and other collectives, a rank, as 64KiB (default: from 1KiB to 64MiB on the CPU, to 1GiB on GPUs)",
+            "of all_reduces and other collectives, a rank, as 64KiB (default: of the backend's all_reduce from 1KiB to 64MiB, "
+            "to 1GiB on GPUs; fewer of others)",
         ),
         ("--link-bandwidth", "GB/S", "between a device and the others, in one direction (default: what the driver says)"),
         ("--project-to", "N,N", "numbers of devices for which test_projection says what a step's excess would be"),
