@@ -125,10 +125,13 @@ def test_thresholds_hold_the_candidate(project: Project) -> None:
         '    step = measure(TrainingSpec(model="mine:sleeping", world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
         '    measure.metric("speedup", "1", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
     )
-    text = f'{ONE_LOOK}\n[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\nspeedup = 0.75\n'
+    mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
+    text = f"{ONE_LOOK}\n{mine}"
+    text += 'where = { comm_hook = "none" }\nspeedup = 0.9\n' + mine + 'where = { comm_hook = "bf16" }\nspeedup = 0.75\n'
     (project.root / "perf" / "thresholds.toml").write_text(text)
     finished = run(project, *WITH_BF16, rounds="1")
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: speedup 0.5 is below 0.75")
+    assert "below 0.9" not in finished.output, "which is of what the base measures"
 
 
 def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_is_no_verdict(project: Project) -> None:
@@ -222,3 +225,14 @@ def test_a_stored_runs_suspects_are_measured_beside_its_code(project: Project) -
     assert "confirmed" in project.saved_runs()[-1]["ddpperf"], "its first look is a run of one side, and may be a baseline"
     storage = Storage(root=project.root, hardware_key=hardware_key("cpu", []))
     assert len(storage.history(storage.load(storage.find("fast")))) == 2, "the run in which its suspect was cleared, too"
+
+
+def test_a_folder_that_pytest_took_for_its_root_is_refused(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its thresholds and stored runs would be the other's."""
+    other = tmp_path_factory.mktemp("other")
+    (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (other / "mine.py").write_text("")
+    finished = project.run("--against-root", str(other), "perf")
+    sentence = f"pytest took {other} for the root of this project, in which {project.root / 'perf'} is not; name the tests"
+    finished.assert_one_sentence(4, sentence)
+    assert not (other / ".ddpperf").exists()

@@ -57,7 +57,8 @@ def stored(commit: str, torch: str = "2.11.0") -> Baseline:
 
 
 def base(root: Path | None, torch: str = "2.11.0") -> Sides:
-    return Sides(base=Side(name="A", root=root), candidate=Side(name="B"), spec_fields={}, base_torch=torch)
+    """With another interpreter, so that the base is not the candidate."""
+    return Sides(base=Side(name="A", root=root, python="other"), candidate=Side(name="B"), spec_fields={}, base_torch=torch)
 
 
 def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
@@ -66,18 +67,55 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
     git(tmp_path, "add", "mine.py")
     git(tmp_path, "commit", "-m", "one")
     was = commit(tmp_path)
-    require_stored_code(stored(was), base(tmp_path))
-    require_stored_code(stored(was), None)
-    require_stored_code(stored(was), base(None))
+    require_stored_code(stored(was), base(tmp_path), tmp_path)
+    require_stored_code(stored(was), None, tmp_path)
+    require_stored_code(stored(was), base(None), tmp_path)
     (tmp_path / "built").write_text("by whoever built it there")
-    require_stored_code(stored(was), base(tmp_path))
+    require_stored_code(stored(was), base(tmp_path), tmp_path)
     (tmp_path / "mine.py").write_text("two")
     found = rf"0007_main.json was measured at commit {was}, --baseline-root .* holds {was} with changes; check {was} out there"
     with pytest.raises(pytest.UsageError, match=found):
-        require_stored_code(stored(was), base(tmp_path))
+        require_stored_code(stored(was), base(tmp_path), tmp_path)
     git(tmp_path, "commit", "-a", "-m", "two")
     with pytest.raises(pytest.UsageError, match=rf" holds (?!{was})\w+; check {was} out there$"):
-        require_stored_code(stored(was), base(tmp_path))
+        require_stored_code(stored(was), base(tmp_path), tmp_path)
+
+
+def test_a_base_without_a_root_runs_this_tree_which_must_be_at_the_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "mine.py").write_text("one")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-m", "one")
+    was = commit(tmp_path)
+    (tmp_path / "mine.py").write_text("two")
+    sentence = (
+        f"^0007_main.json was measured at commit {was}, and the base runs this tree, which holds {was} with changes; check"
+    )
+    with pytest.raises(pytest.UsageError, match=f"{sentence} {was} out elsewhere, and name that with --baseline-root$"):
+        require_stored_code(stored(was), base(None), tmp_path)
+
+
+def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "mine.py").write_text("one")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-m", "one")
+    was = commit(tmp_path)
+    require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+    (tmp_path / "mine.py").write_text("two")
+    require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+    git(tmp_path, "commit", "-a", "-m", "two")
+    with pytest.raises(pytest.UsageError, match=rf"was measured at commit {was}\+, --baseline-root .* check {was} out there$"):
+        require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("root", [None, Path("/code")])
+def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path, root: Path | None) -> None:
+    same = Sides(base=Side(name="A", root=root), candidate=Side(name="B", root=root), spec_fields={})
+    with pytest.raises(pytest.UsageError, match=r"^the base is this very environment, .* measured beside themselves; name"):
+        require_stored_code(stored("nogit"), same, tmp_path)
+    require_stored_code(stored("nogit"), dataclasses.replace(same, spec_fields={"form": "graph"}), tmp_path)
+    require_stored_code(stored("nogit"), dataclasses.replace(same, delay_seconds=0.1), tmp_path)
 
 
 def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,24 +133,24 @@ def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path:
         return asked(command, **options)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    require_stored_code(stored(was), base(tmp_path))
+    require_stored_code(stored(was), base(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])
 def test_nothing_is_said_of_code_whose_commits_are_not_known(tmp_path: Path, unknown: str) -> None:
     """The code under test may lie in a repository of its own, of which the stored run tells nothing."""
-    require_stored_code(stored(unknown), base(tmp_path))
+    require_stored_code(stored(unknown), base(tmp_path), tmp_path)
     git(tmp_path, "init")
     (tmp_path / "mine.py").write_text("one")
     git(tmp_path, "add", "mine.py")
     git(tmp_path, "commit", "-m", "one")
-    require_stored_code(stored(unknown), base(tmp_path))
+    require_stored_code(stored(unknown), base(tmp_path), tmp_path)
 
 
-def test_the_base_has_the_torch_that_was_stored() -> None:
-    require_stored_code(stored("nogit"), base(None, torch=""))
+def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
+    require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
     with pytest.raises(
         pytest.UsageError,
         match=r"^0007_main.json was measured with torch 2.11.0, its code's side has 2.12.0; name an interpreter that has",
     ):
-        require_stored_code(stored("nogit"), base(None, torch="2.12.0"))
+        require_stored_code(stored("nogit"), base(None, torch="2.12.0"), tmp_path)

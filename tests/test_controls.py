@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ddpperf.analysis.change import Change, Controls
-from ddpperf.analysis.compare import COPY, copies
+from ddpperf.analysis.compare import COPY, Comparison, copies
 from ddpperf.analysis.history import PastRun, bounds, spread
 from ddpperf.analysis.settings import read_decision
+from ddpperf.plugin.controls import StoredControls
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import CopySpec
+from ddpperf.specs import CopySpec, RunSpec
 from tests.project import Finished, Project
 
 CPU = read_decision({}, name="t.toml")["cpu"]
@@ -76,6 +77,36 @@ def test_what_has_no_copy_is_not_controlled(now: Measured | None, then: Measured
     found = negative(now, then)
     assert found.holes == [f"the negative control, a copy of memory, {words}"]
     assert found.failed() == []
+
+
+def test_a_comparison_in_which_no_step_can_be_slowed_down_is_not_controlled() -> None:
+    """As of whole trainings alone: nothing shows that what is slower would be seen."""
+
+    class Unused:
+        def measure(self, spec: object) -> Measured:
+            raise AssertionError("nothing is measured")
+
+    pool: Any = Unused()
+    spec = RunSpec(
+        model="resnet10_cifar",
+        world_size=1,
+        per_rank_batch_size=2,
+        strategy="single",
+        input="device",
+        epoch_images=4,
+        test_images=1,
+        epochs=1,
+        rate=0.1,
+    )
+    run = Measured(spec=spec, iterations=1, samples=copied().samples)
+    change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2)
+    for changes, holes in (
+        ({"t": change}, ["the positive control was not measured: no step was compared by its time"]),
+        ({}, []),
+    ):
+        controls = StoredControls("cpu")
+        controls.slow_down(Comparison(baseline="x.json", changes=changes), {"t": run}, pool)
+        assert controls.beside(Controls()).holes == holes
 
 
 def test_a_slow_down_within_the_limit_fails() -> None:

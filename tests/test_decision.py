@@ -26,6 +26,7 @@ from ddpperf.analysis.decision import (
     minimum_detectable_effect,
     noise,
     screen,
+    sets_needed,
 )
 from tests.generated import BOUNDED
 
@@ -197,3 +198,15 @@ def test_the_least_effect_that_is_found_is_found_so_often(settings: Settings, le
     second = confirm(drawn(settings.confirm_sets), many, settings, 240)
     found = np.mean([one is Finding.SUSPECT and two is Finding.WORSE for one, two in zip(first, second, strict=True)])
     assert 0.9 <= found <= 0.99
+
+
+def test_a_suspect_of_a_stored_run_has_one_look_whose_sets_alone_say_what_it_would_find() -> None:
+    """More of them find less, and as many as are advised find a change of the tolerance."""
+    spread = noise_of(0.0055**2, 30)
+    few, many = (replace(GPU, confirm_sets=sets) for sets in (6, 40))
+    detectable = [float(minimum_detectable_effect(spread, each, 4000, screened=False)[0]) for each in (few, many)]
+    assert detectable[1] == pytest.approx(few.margin + (detectable[0] - few.margin) * math.sqrt(6 / 40))
+    needed = int(sets_needed(spread, few, 4000, screened=False)[0])
+    assert needed > 6
+    enough = float(minimum_detectable_effect(spread, replace(GPU, confirm_sets=needed), 4000, screened=False)[0])
+    assert enough <= GPU.tolerance

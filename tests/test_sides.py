@@ -77,7 +77,7 @@ def read(pytester: pytest.Pytester, marked: Marked, at: Path, monkeypatch: pytes
     monkeypatch.chdir(at)
 
     def read(line: str, device: str = "cpu", model: str = "resnet18") -> Sides | None:
-        config = pytester.parseconfig("-p", "side_options", *shlex.split(line))
+        config = pytester.parseconfig("-p", "side_options", "--rootdir", str(at), *shlex.split(line))
         return read_sides(config, device=device, model=model)
 
     yield read
@@ -197,6 +197,8 @@ MISTAKES = {
     "--against-env A": "--against-env takes NAME=VALUE, got 'A'; pass for example --against-env NCCL_ALGO=Ring",
     "--against-env 'A B=1'": "--against-env takes NAME=VALUE, got 'A B=1'; pass",
     "--against-env A=1 --against-env A=2": "--against-env sets A twice, got '1' and '2'; set it once",
+    "--against-env GLOO_SOCKET_IFNAME=lo": "--against-env GLOO_SOCKET_IFNAME=lo changes nothing, for the base has it from this",
+    "--against-env OMP_NUM_THREADS=2": "--against-env cannot set OMP_NUM_THREADS, which ddpperf sets for every",
     "--against-env RANK=1": "--against-env cannot set RANK, which ddpperf sets for every rank; leave it out",
     "--against-env LOCAL_RANK=1": "--against-env cannot set LOCAL_RANK, which",
     "--against-env TMPDIR=/tmp": "--against-env cannot set TMPDIR, which",

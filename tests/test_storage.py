@@ -200,7 +200,7 @@ def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {"benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]}
 
 
-def with_seconds(seconds: float) -> dict[str, Any]:
+def with_seconds(seconds: float | int) -> dict[str, Any]:
     return damaged(samples=[MEASURED.to_json()["samples"][0] | {"seconds": [[seconds]]}])
 
 
@@ -223,6 +223,8 @@ def other(**header: object) -> dict[str, Any]:
         (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
         (with_seconds(-1.0), r"is damaged .*no duration"),
         ({name: part for name, part in run_of().items() if name != "machine_info"}, r"is damaged \(KeyError\('machine_info'"),
+        (other(environment=[1]), r"is damaged \(AttributeError"),
+        (with_seconds(10**400), r"is damaged \(OverflowError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"measured two sides in turn, and this run one; name a run of one side$"),
         (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),

@@ -67,6 +67,16 @@ def test_an_earlier_runs_is_never_taken_for_this_ones(project: Project) -> None:
     assert not page.exists()
 
 
+def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
+    thresholds = project.root / "perf" / "thresholds.toml"
+    thresholds.write_text("# mine\n")
+    run = project.run("perf", "--verdict", "perf/thresholds.toml")
+    run.assert_one_sentence(4, "--verdict writes its file anew, and 'perf/thresholds.toml' is no verdict of an earlier run;")
+    assert thresholds.read_text() == "# mine\n"
+    (project.root / "empty.md").touch()
+    assert project.run("perf", "--verdict", "empty.md").status == 0, "as of mktemp"
+
+
 @pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", ""])
 def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
     project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")

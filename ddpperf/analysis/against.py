@@ -70,6 +70,7 @@ class Decision:
     def __init__(self, readings: Iterable[Reading], settings: DecisionSettings, *, suspects_only: bool = False) -> None:
         readings = list(readings)
         self.settings = settings
+        self.screened = not suspects_only
         self.holes = {each.test: each.hole for each in readings if each.hole and each.gated}
         whole = [each for each in readings if not each.hole]
         gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
@@ -123,8 +124,8 @@ class Decision:
             slower = seen.effect > critical(settings.suite_alpha / self.gated, spread.freedom) * spread.error(seen.sets)
             self._slower |= {reading.test: bool(slower[place]) for place, reading in enumerate(readings)}
         reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
-        detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated))
-        needed = sets_needed(spread, settings, self.gated)
+        detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated, screened=self.screened))
+        needed = sets_needed(spread, settings, self.gated, screened=self.screened)
         return [
             Row(
                 test=reading.test,

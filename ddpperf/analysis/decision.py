@@ -186,18 +186,21 @@ def _named(*answers: tuple[npt.NDArray[np.bool_], Finding]) -> list[Finding]:
     ]
 
 
-def minimum_detectable_effect(noise: Noise, settings: Settings, gated: int, power: float = 0.95) -> Array:
-    """By metric, the least change, as a log ratio, that both looks together call worse with probability of about `power`."""
+def minimum_detectable_effect(
+    noise: Noise, settings: Settings, gated: int, power: float = 0.95, *, screened: bool = True
+) -> Array:
+    """By metric, the least change, as a log ratio, that both looks together call worse with probability of about `power`.
+    screened: whether there is a first look at all."""
     first, second = _reach(noise, settings, gated, power)
-    effect: Array = settings.margin + np.maximum(
-        first * noise.error(settings.screen_sets), second * noise.error(settings.confirm_sets)
-    )
-    return effect
+    confirmed = second * noise.error(settings.confirm_sets)
+    effect: Array = np.maximum(first * noise.error(settings.screen_sets), confirmed) if screened else confirmed
+    return settings.margin + effect
 
 
-def sets_needed(noise: Noise, settings: Settings, gated: int, power: float = 0.95) -> Array:
+def sets_needed(noise: Noise, settings: Settings, gated: int, power: float = 0.95, *, screened: bool = True) -> Array:
     """By metric, the fewest sets a side in both looks with which a change of the tolerance would be called worse, 2 or more."""
-    reach = np.maximum(*_reach(noise, settings, gated, power))
+    first, second = _reach(noise, settings, gated, power)
+    reach = np.maximum(first, second) if screened else second
     sets: Array = np.ceil(2 * noise.variance * (reach / (settings.tolerance - settings.margin)) ** 2)
     return np.maximum(sets, 2)
 

@@ -68,7 +68,7 @@ def decide(
     worse = [f"{test} {how}" for test, how in answer.failures().items()] if answer is not None else []
     untrusted = answer.untrusted() if answer is not None else []
     if failed or (worse and not untrusted):
-        return Verdict(status=Status.FAIL, reasons=(*failed, *worse))
+        return Verdict(status=Status.FAIL, reasons=(*failed, *untrusted, *worse))
 
     unseen = [*untrusted, *worse, *problems]
     unseen += [

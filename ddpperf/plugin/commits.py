@@ -22,25 +22,38 @@ def commit(root: Path) -> str:
         return NO_COMMIT
 
 
-def require_stored_code(baseline: Baseline, sides: Sides | None) -> None:
-    """Raise pytest.UsageError for a base that is known to be other code than what the stored run measured: of another torch, or
-    another commit of a repository that holds the stored one."""
+def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
+    """Raise pytest.UsageError for a base that is the candidate, or is known to be other code than what the stored run measured:
+    of another torch, or another commit of a repository that holds the stored one. here: the tree that a base without a root
+    runs."""
     if sides is None:
         return
     base, torch = sides.base, sides.base_torch
+    if sides.are_equal:
+        raise pytest.UsageError(
+            f"the base is this very environment, so that suspects of {baseline.path.name} would be measured beside themselves; "
+            "name the stored run's code with --baseline-root, or its interpreter with --baseline-python"
+        )
     stored = sorted({sample.torch for each in baseline.measured.values() for sample in each.samples})
     if torch and stored != [torch]:
         raise pytest.UsageError(
             f"{baseline.path.name} was measured with torch {' and '.join(stored)}, its code's side has {torch}; "
             "name an interpreter that has the stored run's with --baseline-python, or save a baseline anew"
         )
-    if base.root is None or not _knows(base.root, baseline.commit):
+    root = here if base.root is None else base.root
+    wanted = baseline.commit.removesuffix("+")
+    alike = [wanted, f"{wanted} with changes"] if baseline.commit.endswith("+") else [wanted]  # which changes is not known
+    if not _knows(root, wanted) or (found := _held(root)) in ("", *alike):
         return
-    if (found := _held(base.root)) not in ("", baseline.commit):
+    if base.root is None:
         raise pytest.UsageError(
-            f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
-            f"check {baseline.commit} out there"
+            f"{baseline.path.name} was measured at commit {baseline.commit}, and the base runs this tree, which holds {found}; "
+            f"check {wanted} out elsewhere, and name that with --baseline-root"
         )
+    raise pytest.UsageError(
+        f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
+        f"check {wanted} out there"
+    )
 
 
 def _held(root: Path) -> str:
@@ -55,7 +68,7 @@ def _held(root: Path) -> str:
 
 def _knows(root: Path, wanted: str) -> bool:
     """Whether the repository of `root` has the commit: the code under test may lie in another, whose commits no run tells."""
-    if wanted in ("", NO_COMMIT) or wanted.endswith("+"):
+    if wanted in ("", NO_COMMIT):
         return False
     try:
         _git(root, "cat-file", "-e", f"{wanted}^{{commit}}")

@@ -58,7 +58,9 @@ class StoredControls:
         """Measure the shortest of the training steps that were compared by their times, slowed down to beyond its limit."""
         timed = {test: each.now_seconds for test, each in comparison.changes.items() if each.quantity == "step"}
         if (test := shortest(timed, measured)) is None:
-            return  # no time can fail the run
+            if comparison.changes:  # of which no control shows that what is slower would be seen
+                self._positive = Controls(holes=["the positive control was not measured: no step was compared by its time"])
+            return
         change, spec = comparison.changes[test], measured[test].spec
         excess = change.limit * (1 + SLOW_DOWN[self._device]) - 1
         try:

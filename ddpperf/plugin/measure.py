@@ -139,11 +139,16 @@ class Measure:
         values = [value for each, value in by_set.items() if each in here] or list(by_set.values())
         self.metrics[name] = {"value": median(values), "unit": unit, "by_set": dict(by_set)}
 
+    @property
+    def judged(self) -> str:
+        """The side that thresholds hold for: of two the candidate, which is what may be worse."""
+        return BASE if self._sides is None else CANDIDATE
+
     def values(self) -> dict[str, float]:
-        """The metrics by name, as thresholds hold them: of two sides the candidate's, which is what may be worse."""
+        """The metrics by name, as thresholds hold them."""
         if self._sides is None or self.measured is None:
             return {name: metric["value"] for name, metric in self.metrics.items()}
-        sets = {sample.set for sample in self.measured.of(CANDIDATE).samples}
+        sets = {sample.set for sample in self.measured.of(self.judged).samples}
         by_name = {
             name: [value for each, value in metric["by_set"].items() if each in sets] for name, metric in self.metrics.items()
         }

@@ -11,6 +11,7 @@ import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
 from ddpperf.plugin.sides import has_sides, names_candidate
+from ddpperf.report.summary import PAGE_BEGINS
 
 MAX_WORLD_SIZE = 1024
 MOST_DIGITS = 9
@@ -81,6 +82,8 @@ def verdict_file(text: str | None) -> Path | None:
     path = Path(text).resolve()
     if not text or path.is_dir() or not os.access(path.parent, os.W_OK):
         raise pytest.UsageError(f"--verdict takes a file in a folder that can be written, got {text!r}; name another")
+    if path.exists() and path.stat().st_size and not path.read_bytes().startswith(PAGE_BEGINS.encode()):
+        raise pytest.UsageError(f"--verdict writes its file anew, and {text!r} is no verdict of an earlier run; name another")
     path.unlink(missing_ok=True)
     return path
 

@@ -89,7 +89,7 @@ class Session:
         except NoBaseline as problem:
             self.problems.append(str(problem))
         else:
-            require_stored_code(self.baseline, self.options.sides)
+            require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     def read_thresholds(self) -> None:
         """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
@@ -110,7 +110,7 @@ class Session:
         measure = self.measures.get(test)
         if measure is None or measure.measured is None:
             return []
-        return self.thresholds.violations(function, measure.measured.spec, measure.values())
+        return self.thresholds.violations(function, measure.measured.spec_of(measure.judged), measure.values())
 
     def start(self) -> None:
         """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""

@@ -18,9 +18,10 @@ from ddpperf.plugin.probing import Found, check_side
 from ddpperf.plugin.spec_options import Value, changed, read_spec_fields
 from ddpperf.results import BASE, CANDIDATE
 from ddpperf.specs import Spec
-from ddpperf.workers.rank_process import Side
+from ddpperf.workers.rank_process import INHERITED, Side
 
-OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES"  # what ddpperf itself sets for a rank, or relies on
+# what ddpperf itself sets for a rank, or relies on
+OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 OPTIONS = {
     "--against": ("PYTHON", "measure side by side with a candidate: an interpreter that has torch"),
     "--against-root": ("DIR", "another checkout of the code under test, the candidate's, first on its path"),
@@ -46,6 +47,12 @@ class Sides:
     delay_seconds: float = 0.0
     torchvision: bool = True
     base_torch: str = ""
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether both run the same code in the same way."""
+        changed = self.spec_fields or self.delay_seconds
+        return not changed and dataclasses.replace(self.candidate, name=self.base.name) == self.base
 
     @property
     def here(self) -> str:
@@ -84,6 +91,7 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
     """
     if not has_sides(config):
         return None
+    _require_root(config)
     spec_fields = read_candidate_fields(config)
     base = _side(config, BASE, "--baseline-python", "--baseline-root", {})
     candidate = _side(config, CANDIDATE, "--against", "--against-root", _read_variables(config.getoption("--against-env")))
@@ -100,6 +108,17 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
         torchvision=all(each.torchvision for each in found.values()),
         base_torch=found[BASE].torch if BASE in found else "",
     )
+
+
+def _require_root(config: pytest.Config) -> None:
+    """pytest looks for its root before it knows our options, and takes a folder or a file among their values for tests."""
+    for argument in config.args:
+        path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
+        if not path.is_relative_to(config.rootpath):
+            raise pytest.UsageError(
+                f"pytest took {config.rootpath} for the root of this project, in which {path} is not; name the tests first, "
+                "and write options with =, as --against-root=DIR"
+            )
 
 
 def _side(config: pytest.Config, name: str, python_option: str, root_option: str, variables: Mapping[str, str]) -> Side:
@@ -147,6 +166,11 @@ def _read_variables(given: Sequence[str]) -> dict[str, str]:
             )
         if re.fullmatch(OWN_VARIABLES, name):
             raise pytest.UsageError(f"--against-env cannot set {name}, which ddpperf sets for every rank; leave it out")
+        if INHERITED.get(name, os.environ.get(name)) == value:
+            raise pytest.UsageError(
+                f"--against-env {name}={value[:40]} changes nothing, for the base has it from this environment; unset it, or "
+                "name another value"
+            )
         if name in variables:
             raise pytest.UsageError(
                 f"--against-env sets {name} twice, got {variables[name][:40]!r} and {value[:40]!r}; set it once"

@@ -142,7 +142,7 @@ class Storage:
             commit = str(header.get("environment", {}).get("commit", ""))
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no word")
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise NoBaseline(f"the baseline {path} is damaged ({error!r}); name another, or save one anew") from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")

@@ -16,6 +16,7 @@ from ddpperf.report.against import against_lines, every_metric, two_sides
 from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
 from ddpperf.results import Measured
 
+PAGE_BEGINS = "## ddpperf: "
 DOUBT = "doubtful: "
 DOUBTFUL_IQR = 0.25
 NAMED = 3  # of several tests
@@ -57,7 +58,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     header = document["ddpperf"]
     told = two_sides(header)
     folded = {"all tests": lines} | ({"all metrics": every_metric(told)} if told is not None else {})
-    page = [f"## ddpperf: {header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    page = [f"{PAGE_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
     for what, hidden in folded.items():
         page += [f"<details><summary>{what}</summary>", "", *_fenced(hidden), "", "</details>", ""]
     return "\n".join(page)

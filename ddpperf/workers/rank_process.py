@@ -34,7 +34,7 @@ from ddpperf.workers.worker import main
 main(path, int(rank))
 """
 
-_ENVIRONMENT = {
+INHERITED = {  # by every rank, unless its side says otherwise
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -92,7 +92,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=(_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT | side.variables() | variables,
+                env=(_HUGE_PAGES if device == "cpu" else {}) | os.environ | INHERITED | side.variables() | variables,
                 process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
             )
         assert self._process.stdin is not None
