@@ -81,18 +81,25 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
         require_stored_code(stored(was), base(tmp_path), tmp_path)
 
 
-def test_a_base_without_a_root_runs_this_tree_which_must_be_at_the_commit(tmp_path: Path) -> None:
+def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: Path) -> None:
+    """But for the stored run, which was committed after it was measured."""
     git(tmp_path, "init")
     (tmp_path / "mine.py").write_text("one")
     git(tmp_path, "add", "mine.py")
     git(tmp_path, "commit", "-m", "one")
     was = commit(tmp_path)
+    (tmp_path / "perf" / "baselines").mkdir(parents=True)
+    (tmp_path / "perf" / "baselines" / "0007_main.json").write_text("{}")
+    git(tmp_path, "add", "perf")
+    git(tmp_path, "commit", "-m", "a baseline")
+    require_stored_code(stored(was), base(None), tmp_path)
+    require_stored_code(stored("0123456789"), base(None), tmp_path)
     (tmp_path / "mine.py").write_text("two")
-    sentence = (
-        f"^0007_main.json was measured at commit {was}, and the base runs this tree, which holds {was} with changes; check"
-    )
-    with pytest.raises(pytest.UsageError, match=f"{sentence} {was} out elsewhere, and name that with --baseline-root$"):
-        require_stored_code(stored(was), base(None), tmp_path)
+    sentence = f" at commit {was}, from which this tree, which the base runs, differs; check {was} out elsewhere, and name that"
+    for _ in ("with changes", "committed"):
+        with pytest.raises(pytest.UsageError, match=f"^0007_main.json was measured{sentence} with --baseline-root$"):
+            require_stored_code(stored(was), base(None), tmp_path)
+        git(tmp_path, "commit", "-a", "--allow-empty", "-m", "two")
 
 
 def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(tmp_path: Path) -> None:

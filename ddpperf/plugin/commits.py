@@ -40,20 +40,29 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
             f"{baseline.path.name} was measured with torch {' and '.join(stored)}, its code's side has {torch}; "
             "name an interpreter that has the stored run's with --baseline-python, or save a baseline anew"
         )
-    root = here if base.root is None else base.root
     wanted = baseline.commit.removesuffix("+")
-    alike = [wanted, f"{wanted} with changes"] if baseline.commit.endswith("+") else [wanted]  # which changes is not known
-    if not _knows(root, wanted) or (found := _held(root)) in ("", *alike):
-        return
     if base.root is None:
+        if _knows(here, wanted) and _differs(here, wanted):
+            raise pytest.UsageError(
+                f"{baseline.path.name} was measured at commit {baseline.commit}, from which this tree, which the base runs, "
+                f"differs; check {wanted} out elsewhere, and name that with --baseline-root"
+            )
+        return
+    alike = [wanted, f"{wanted} with changes"] if baseline.commit.endswith("+") else [wanted]  # which changes is not known
+    if _knows(base.root, wanted) and (found := _held(base.root)) not in ("", *alike):
         raise pytest.UsageError(
-            f"{baseline.path.name} was measured at commit {baseline.commit}, and the base runs this tree, which holds {found}; "
-            f"check {wanted} out elsewhere, and name that with --baseline-root"
+            f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
+            f"check {wanted} out there"
         )
-    raise pytest.UsageError(
-        f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
-        f"check {wanted} out there"
-    )
+
+
+def _differs(root: Path, wanted: str) -> bool:
+    """Whether the files of a tree are others than at a commit, but for what stored runs are kept in and made into."""
+    kept = [f":(exclude){path}" for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")]
+    try:
+        return bool(_git(root, "diff", "--name-only", wanted, "--", ".", *kept))
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _held(root: Path) -> str:
