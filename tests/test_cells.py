@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.plugin import side_reason
 from ddpperf.plugin.cells import Cell, if_measured_as, if_valid, possible, skipped
 from ddpperf.plugin.compiler import compiler_reason
 from ddpperf.plugin.hardware import Machine
@@ -78,6 +79,15 @@ def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Sp
     assert possible(spec, Machine(device="cuda")) is spec
     sent = AllReduceSpec(world_size=2, nbytes=1024)
     assert possible(sent, Machine(device="cuda", unmapped=(0, 1))) is sent
+
+
+def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_others() -> None:
+    options: Any = SimpleNamespace(
+        sides=SimpleNamespace(torchvision=True, spec_fields={"comm_hook": "symmetric_memory"}), device="cuda"
+    )
+    spec = TrainingSpec(**TRAINING)
+    assert side_reason(spec, options, Machine(device="cuda", unmapped=(0, 1))).startswith("it maps the memory of all GPUs")
+    assert side_reason(spec, options, Machine(device="cuda")) == ""
 
 
 def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:

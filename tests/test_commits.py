@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: 
     (tmp_path / "perf" / "baselines" / "0007_main.json").write_text("{}")
     git(tmp_path, "add", "perf")
     git(tmp_path, "commit", "-m", "a baseline")
-    require_stored_code(stored(was), base(None), tmp_path)
+    for the_base in (base(None), base(tmp_path)):
+        require_stored_code(stored(was), the_base, tmp_path)
     require_stored_code(stored("0123456789"), base(None), tmp_path)
     (tmp_path / "mine.py").write_text("two")
     sentence = f" at commit {was}, from which this tree, which the base runs, differs; check {was} out elsewhere, and name that"
@@ -102,27 +104,44 @@ def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: 
         git(tmp_path, "commit", "-a", "--allow-empty", "-m", "two")
 
 
-def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(tmp_path: Path, named: bool) -> None:
     git(tmp_path, "init")
     (tmp_path / "mine.py").write_text("one")
     git(tmp_path, "add", "mine.py")
     git(tmp_path, "commit", "-m", "one")
-    was = commit(tmp_path)
-    require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+    was, the_base = commit(tmp_path), base(tmp_path if named else None)
+    require_stored_code(stored(f"{was}+"), the_base, tmp_path)
     (tmp_path / "mine.py").write_text("two")
-    require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+    require_stored_code(stored(f"{was}+"), the_base, tmp_path)
     git(tmp_path, "commit", "-a", "-m", "two")
-    with pytest.raises(pytest.UsageError, match=rf"was measured at commit {was}\+, --baseline-root .* check {was} out there$"):
-        require_stored_code(stored(f"{was}+"), base(tmp_path), tmp_path)
+    with pytest.raises(pytest.UsageError, match=rf"was measured at commit {was}\+, .*; check {was} out "):
+        require_stored_code(stored(f"{was}+"), the_base, tmp_path)
 
 
-@pytest.mark.parametrize("root", [None, Path("/code")])
-def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path, root: Path | None) -> None:
-    same = Sides(base=Side(name="A", root=root), candidate=Side(name="B", root=root), spec_fields={})
-    with pytest.raises(pytest.UsageError, match=r"^the base is this very environment, .* measured beside themselves; name"):
-        require_stored_code(stored("nogit"), same, tmp_path)
-    require_stored_code(stored("nogit"), dataclasses.replace(same, spec_fields={"form": "graph"}), tmp_path)
-    require_stored_code(stored("nogit"), dataclasses.replace(same, delay_seconds=0.1), tmp_path)
+def sides(candidate: Side, root: Path | None, python: str = sys.executable) -> Sides:
+    return Sides(base=Side(name="A", root=root, python=python), candidate=candidate, spec_fields={})
+
+
+def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
+    """By whatever name: this tree, or another link to this interpreter beside it."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "python").symlink_to(sys.executable)
+    here = Side(name="B", python=str(tmp_path / "python"))
+    for same in (
+        sides(here, None, str(tmp_path / "python")),
+        sides(here, tmp_path, str(tmp_path / "python")),
+        sides(here, tmp_path / "elsewhere" / "..", str(tmp_path / "python3")),
+    ):
+        with pytest.raises(pytest.UsageError, match=r"^the base is this very environment, .* measured beside themselves; name"):
+            require_stored_code(stored("nogit"), same, tmp_path)
+        require_stored_code(stored("nogit"), dataclasses.replace(same, spec_fields={"form": "graph"}), tmp_path)
+        require_stored_code(stored("nogit"), dataclasses.replace(same, delay_seconds=0.1), tmp_path)
+    require_stored_code(stored("nogit"), sides(here, tmp_path / "elsewhere", str(tmp_path / "python")), tmp_path)
+    environment = str(tmp_path / "elsewhere" / "python")
+    require_stored_code(stored("nogit"), sides(here, None, environment), tmp_path)
 
 
 def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +154,7 @@ def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path:
     asked = subprocess.run
 
     def slow(command: list[str], **options: Any) -> Any:
-        if "status" in command:
+        if "diff" in command:
             raise subprocess.TimeoutExpired(command, options["timeout"])
         return asked(command, **options)
 

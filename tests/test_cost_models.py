@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import mean, median
 
 import pytest
@@ -79,6 +80,14 @@ def test_nineteen_of_twenty_intervals_hold_the_latency_and_none_leans_to_a_side(
     assert mean(each.latency.value for each in found) == pytest.approx(LATENCY, rel=0.02)
     assert mean(each.byte_seconds.low < BYTE_SECONDS < each.byte_seconds.high for each in found) > 0.90
     assert mean(each.byte_seconds.value for each in found) == pytest.approx(BYTE_SECONDS, rel=0.05)
+
+
+def test_what_takes_no_time_takes_none() -> None:
+    started = [replace(cell, seconds=counts(cell.algorithm, cell.N, cell.nbytes).latency * LATENCY) for cell in cells()]
+    found = fit_links(started, reduction=False)
+    assert found.byte_seconds.value == 0
+    assert found.bandwidth.high == math.inf
+    assert found.latency.value == pytest.approx(LATENCY, rel=1e-4)
 
 
 def test_without_a_reduction_sending_takes_its_time_too() -> None:

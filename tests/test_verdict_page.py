@@ -77,7 +77,7 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
     assert project.run("perf", "--verdict", "empty.md").status == 0, "as of mktemp"
 
 
-@pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", ""])
+@pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
 def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
     project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert project.saved_runs() == []

@@ -21,7 +21,7 @@ from ddpperf.analysis.protocols import DIGITS, require_sizes
 from ddpperf.specs.collective import ring_pieces
 
 CONFIDENCE = 0.95
-LEAST = 1e-6  # where a fit begins of what it may find to be 0, in units of the largest part of a cell's time
+LEAST = 1e-6  # part of a cell's time, of which no more is none: a fit's bounds keep it off 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
         jac=lambda values: scaled / units / (scaled / units @ values)[:, None],
         bounds=(0, math.inf),
     )
-    values = found.x / units
+    values = np.where(found.x > LEAST, found.x, 0) / units
     freedom = len(cells) - len(values)
     spread = math.sqrt(2 * found.cost / freedom) if freedom > 0 else math.inf
     covariance = np.linalg.pinv(found.jac.T @ found.jac)

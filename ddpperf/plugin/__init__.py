@@ -15,13 +15,14 @@ from ddpperf.analysis.verdict import Status
 from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
+from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.option_parser import add_options, read_options
 from ddpperf.plugin.option_values import verdict_file
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.spec_options import change_reason
+from ddpperf.plugin.spec_options import change_reason, changed
 from ddpperf.specs import Spec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -94,20 +95,21 @@ def _parameters(cell: Cell, session: Session, gate: Callable[[Options, Any], boo
     if isinstance(spec, Spec):
         if session.options.sides is None:
             spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
-        if reason := side_reason(spec, session.options):
+        if reason := side_reason(spec, session.options, session.machine):
             return skipped(str(cell.id), reason)
     if isinstance(cell, Spec):
         return pytest.param(spec, id=cell.id, marks=marks)
     return cell._replace(values=(spec,), marks=[*cell.marks, *marks])
 
 
-def side_reason(spec: Spec, options: Options) -> str:
+def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
     """Why one of two sides cannot measure its part of `spec`; empty if both can, or if there is one only."""
     if options.sides is None:
         return ""
     if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
         return "it needs torchvision, which one of the sides has not"
-    return change_reason(spec, options.sides.spec_fields, options.device)
+    fields = options.sides.spec_fields
+    return change_reason(spec, fields, options.device) or machine.mapping_reason(changed(spec, fields) or spec)
 
 
 def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:

@@ -29,7 +29,7 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
     if sides is None:
         return
     base, torch = sides.base, sides.base_torch
-    if sides.are_equal:
+    if sides.are_equal(here):
         raise pytest.UsageError(
             f"the base is this very environment, so that suspects of {baseline.path.name} would be measured beside themselves; "
             "name the stored run's code with --baseline-root, or its interpreter with --baseline-python"
@@ -40,39 +40,37 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
             f"{baseline.path.name} was measured with torch {' and '.join(stored)}, its code's side has {torch}; "
             "name an interpreter that has the stored run's with --baseline-python, or save a baseline anew"
         )
-    wanted = baseline.commit.removesuffix("+")
-    if base.root is None:
-        if _knows(here, wanted) and _differs(here, wanted):
-            raise pytest.UsageError(
-                f"{baseline.path.name} was measured at commit {baseline.commit}, from which this tree, which the base runs, "
-                f"differs; check {wanted} out elsewhere, and name that with --baseline-root"
-            )
+    root, wanted = base.root or here, baseline.commit.removesuffix("+")
+    if not _knows(root, wanted) or not _differs(root, wanted, committed=baseline.commit != wanted):
         return
-    alike = [wanted, f"{wanted} with changes"] if baseline.commit.endswith("+") else [wanted]  # which changes is not known
-    if _knows(base.root, wanted) and (found := _held(base.root)) not in ("", *alike):
+    if base.root is None:
         raise pytest.UsageError(
-            f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {base.root} holds {found}; "
-            f"check {wanted} out there"
+            f"{baseline.path.name} was measured at commit {baseline.commit}, from which this tree, which the base runs, "
+            f"differs; check {wanted} out elsewhere, and name that with --baseline-root"
         )
+    raise pytest.UsageError(
+        f"{baseline.path.name} was measured at commit {baseline.commit}, --baseline-root {root} holds {_held(root)}; "
+        f"check {wanted} out there"
+    )
 
 
-def _differs(root: Path, wanted: str) -> bool:
-    """Whether the files of a tree are others than at a commit, but for what stored runs are kept in and made into."""
+def _differs(root: Path, wanted: str, *, committed: bool) -> bool:
+    """Whether the files of a tree are others than at a commit, but for what stored runs are kept in and made into. committed:
+    of a run whose tree had changes, which nothing tells, what is committed counts alone."""
     kept = [f":(exclude){path}" for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")]
     try:
-        return bool(_git(root, "diff", "--name-only", wanted, "--", ".", *kept))
+        return bool(_git(root, "diff", "--name-only", wanted, *(["HEAD"] if committed else []), "--", ".", *kept))
     except (OSError, subprocess.SubprocessError):
         return False
 
 
 def _held(root: Path) -> str:
-    """The commit that a repository holds, and whether its files were changed, not what lies beside them; empty where git, which
-    may take long in a large one, does not say."""
+    """The commit that a repository holds, and whether its files were changed, not what lies beside them."""
     try:
         name = _git(root, "rev-parse", "--short=9", "HEAD")
         return f"{name} with changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else name
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return "other files"  # git, which may take long in a large one, does not say more
 
 
 def _knows(root: Path, wanted: str) -> bool:

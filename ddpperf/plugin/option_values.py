@@ -80,12 +80,22 @@ def verdict_file(text: str | None) -> Path | None:
     if text is None:
         return None
     path = Path(text).resolve()
-    if not text or path.is_dir() or not os.access(path.parent, os.W_OK):
+    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
         raise pytest.UsageError(f"--verdict takes a file in a folder that can be written, got {text!r}; name another")
-    if path.exists() and path.stat().st_size and not path.read_bytes().startswith(PAGE_BEGINS.encode()):
+    if path.exists() and not _is_verdict(path):
         raise pytest.UsageError(f"--verdict writes its file anew, and {text!r} is no verdict of an earlier run; name another")
     path.unlink(missing_ok=True)
     return path
+
+
+def _is_verdict(path: Path) -> bool:
+    """An empty file may become one."""
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(len(PAGE_BEGINS))
+    except OSError:
+        return False
+    return begins in (b"", PAGE_BEGINS.encode())
 
 
 def folder(option: str, text: str) -> Path:

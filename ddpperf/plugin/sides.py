@@ -18,7 +18,7 @@ from ddpperf.plugin.probing import Found, check_side
 from ddpperf.plugin.spec_options import Value, changed, read_spec_fields
 from ddpperf.results import BASE, CANDIDATE
 from ddpperf.specs import Spec
-from ddpperf.workers.rank_process import INHERITED, Side
+from ddpperf.workers.rank_process import Side, inherited
 
 # what ddpperf itself sets for a rank, or relies on
 OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
@@ -48,11 +48,10 @@ class Sides:
     torchvision: bool = True
     base_torch: str = ""
 
-    @property
-    def are_equal(self) -> bool:
-        """Whether both run the same code in the same way."""
-        changed = self.spec_fields or self.delay_seconds
-        return not changed and dataclasses.replace(self.candidate, name=self.base.name) == self.base
+    def are_equal(self, here: Path) -> bool:
+        """Whether both run the same code in the same way. here: the tree that a side without a root runs."""
+        (base, candidate) = ((_as_found(side.python), (side.root or here).resolve()) for side in (self.base, self.candidate))
+        return base == candidate and not (self.spec_fields or self.delay_seconds or self.candidate.environment)
 
     @property
     def here(self) -> str:
@@ -93,8 +92,17 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
         return None
     _require_root(config)
     spec_fields = read_candidate_fields(config)
+    variables = _read_variables(config.getoption("--against-env"))
+    if [name for name in OPTIONS if config.getoption(name)] == ["--against-env"] and variables.items() <= inherited(
+        device
+    ).items():
+        name, value = next(iter(variables.items()))
+        raise pytest.UsageError(
+            f"--against-env {name}={value[:40]} changes nothing, for the base has it from this environment; unset it, or name "
+            "another value"
+        )
     base = _side(config, BASE, "--baseline-python", "--baseline-root", {})
-    candidate = _side(config, CANDIDATE, "--against", "--against-root", _read_variables(config.getoption("--against-env")))
+    candidate = _side(config, CANDIDATE, "--against", "--against-root", variables)
     found: dict[str, Found] = {}
     for side in (base, candidate):
         known = side is candidate and dataclasses.replace(side, name=BASE) == base
@@ -111,7 +119,10 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
 
 
 def _require_root(config: pytest.Config) -> None:
-    """pytest looks for its root before it knows our options, and takes a folder or a file among their values for tests."""
+    """pytest looks for its root before it knows our options, and takes a folder or a file among their values for tests, unless
+    --rootdir or -c names it."""
+    if config.option.rootdir or config.option.inifilename:
+        return
     for argument in config.args:
         path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
         if not path.is_relative_to(config.rootpath):
@@ -166,11 +177,6 @@ def _read_variables(given: Sequence[str]) -> dict[str, str]:
             )
         if re.fullmatch(OWN_VARIABLES, name):
             raise pytest.UsageError(f"--against-env cannot set {name}, which ddpperf sets for every rank; leave it out")
-        if INHERITED.get(name, os.environ.get(name)) == value:
-            raise pytest.UsageError(
-                f"--against-env {name}={value[:40]} changes nothing, for the base has it from this environment; unset it, or "
-                "name another value"
-            )
         if name in variables:
             raise pytest.UsageError(
                 f"--against-env sets {name} twice, got {variables[name][:40]!r} and {value[:40]!r}; set it once"
@@ -182,6 +188,11 @@ def _read_variables(given: Sequence[str]) -> dict[str, str]:
 def read_candidate_fields(config: pytest.Config) -> dict[str, Value]:
     """The fields of --against-spec: those of --spec, and the form."""
     return read_spec_fields(config.getoption("--against-spec"), "--against-spec", form=True)
+
+
+def _as_found(python: str) -> tuple[Path, Path]:
+    """Where an interpreter lies, which makes its environment, and what it is a link to."""
+    return Path(python).parent.resolve(), Path(python).resolve()
 
 
 def _is_elsewhere(side: Side) -> bool:

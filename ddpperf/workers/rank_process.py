@@ -34,7 +34,7 @@ from ddpperf.workers.worker import main
 main(path, int(rank))
 """
 
-INHERITED = {  # by every rank, unless its side says otherwise
+_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -45,6 +45,11 @@ INHERITED = {  # by every rank, unless its side says otherwise
 # On a CPU: memory in huge pages where the kernel allows it. With small ones processes of the same code differ by 5 %, as their
 # pages happen to lie; with these by 2 %, and a step of 8 images is 6 % faster.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def inherited(device: str) -> dict[str, str]:
+    """The environment of every rank, unless its side says otherwise."""
+    return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=(_HUGE_PAGES if device == "cpu" else {}) | os.environ | INHERITED | side.variables() | variables,
+                env=inherited(device) | side.variables() | variables,
                 process_group=0,  # its own: Ctrl-C reaches the controller alone, and killpg reaches its children
             )
         assert self._process.stdin is not None
