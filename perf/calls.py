@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from ddpperf.analysis.cost_models import Estimate, NotToldApart
+from ddpperf.analysis.cost_models import NotToldApart
+from ddpperf.analysis.log_fit import Estimate
 from ddpperf.analysis.protocols import FEWEST_SIZES
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.link_options import Links

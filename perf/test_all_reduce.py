@@ -175,14 +175,10 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     measured = {nbytes: leg.median_step_seconds() for nbytes, leg in legs.items()}
     measured[spec.nbytes] = measure(spec).median_step_seconds()
     chosen = {name: choose_envelope(list(measured), [t[name] for t in measured.values()]) for name in measured[spec.nbytes]}
-    measure.metric("latency_seconds", "s", {name: each.envelope.seconds(0) for name, each in chosen.items()})
-    busbw = {
-        name: all_reduce_busbw(1, each.envelope.byte_seconds, spec.world_size)
-        for name, each in chosen.items()
-        if each.envelope.byte_seconds > 0
-    }
-    if busbw:
-        measure.metric("asymptotic_busbw_bytes_per_second", "B/s", busbw)
+    estimated(measure, "latency_seconds", "s", {name: each.latency for name, each in chosen.items()})
+    of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
+    busbw = {name: each.byte_seconds.inverse(of_a_byte) for name, each in chosen.items()}
+    estimated(measure, "asymptotic_busbw_bytes_per_second", "B/s", busbw)
     measure.metric("protocols", "1", {name: len(each.envelope.lines) for name, each in chosen.items()})
     measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in chosen.items()})
 

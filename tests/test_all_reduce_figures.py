@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.cost_models import Cell, ChosenLinks, Estimate, LinkModel, choose_links
+from ddpperf.analysis.cost_models import Cell, ChosenLinks, LinkModel, choose_links
+from ddpperf.analysis.log_fit import Estimate
 from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.measure import Measure
 from ddpperf.results import Measured, Sample

@@ -13,6 +13,7 @@ import torch
 
 from ddpperf.allreduce import ALGORITHMS
 from ddpperf.analysis.cost_models import FORMS, Cell, NotToldApart, choose_links, counts, fit_links
+from ddpperf.analysis.log_fit import Estimate, fit_logarithms
 from ddpperf.analysis.protocols import choose_envelope, fit_envelope
 from tests.project import REPOSITORY, script
 from tests.test_allreduce import buffers_of, reduced
@@ -147,6 +148,46 @@ def test_two_protocols_are_told_from_one() -> None:
     few = choose_envelope(sizes[::2], two[::2])
     assert len(few.envelope.lines) == 1, "of two, an error on sizes left out could not be told"
     assert few.held_out_error > 0.1
+
+
+@pytest.mark.parametrize(("noise", "sizes"), [(0.005, 11), (0.2, 5)])
+def test_a_librarys_start_and_slope_have_intervals_that_hold_them(noise: float, sizes: int) -> None:
+    """On GPUs as captured calls have it, on the CPU as gloo's do."""
+    held = []
+    for seed in range(60):
+        drawn = random.Random(seed)
+        measured = [KiB * 4 ** (each * (10 // (sizes - 1))) for each in range(sizes)]
+        seconds = [(10e-6 + nbytes / 300e9) * drawn.lognormvariate(0, noise) for nbytes in measured]
+        chosen = choose_envelope(measured, seconds)
+        held.append(chosen.latency.low < 10e-6 < chosen.latency.high)
+        held.append(chosen.byte_seconds.low < 1 / 300e9 < chosen.byte_seconds.high)
+        assert chosen.latency.value == chosen.envelope.seconds(0)
+        assert chosen.byte_seconds.value == chosen.envelope.byte_seconds
+    assert 0.88 < mean(held) < 1
+
+
+def test_an_interval_turns_over_with_what_it_is_of() -> None:
+    bandwidth = Estimate(value=2.0, low=1.0, high=4.0).inverse(8.0)
+    assert bandwidth == Estimate(value=4.0, low=2.0, high=8.0)
+    assert Estimate(value=0.0, low=0.0, high=4.0).inverse() == Estimate(value=math.inf, low=0.25, high=math.inf)
+
+
+def test_a_fit_of_calls_that_are_far_off_ends_where_nothing_is_nearer() -> None:
+    """Whose first step of Gauss and Newton goes too far."""
+    drawn = random.Random(5)
+    for _ in range(20):
+        rows = [(1.0, float(4**each)) for each in range(6)]
+        seconds = [(1 + 1e-3 * n) * drawn.lognormvariate(0, 2.0) for _, n in rows]
+        fit = fit_logarithms(rows, seconds)
+        least = float(fit.logarithms @ fit.logarithms)
+        for part in range(2):
+            for factor in (0.9, 1.1):
+                near = fit.values * [factor if place == part else 1.0 for place in range(2)]
+                squares = sum(
+                    math.log(sum(a * b for a, b in zip(row, near, strict=True)) / t) ** 2
+                    for row, t in zip(rows, seconds, strict=True)
+                )
+                assert squares >= least - 1e-9
 
 
 def of_nccl_tests(N: int) -> dict[int, float]:

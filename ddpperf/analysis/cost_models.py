@@ -15,13 +15,10 @@ from functools import partial
 from statistics import median
 
 import numpy as np
-from scipy import optimize, stats
 
+from ddpperf.analysis.log_fit import Estimate, fit_logarithms, spread_of
 from ddpperf.analysis.protocols import DIGITS, require_sizes
 from ddpperf.specs.collective import ring_pieces
-
-CONFIDENCE = 0.95
-LEAST = 1e-6  # part of a cell's time, of which no more is none: a fit's bounds keep it off 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +65,6 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A value with its interval of CONFIDENCE."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class LinkModel:
     """Fitted: latency in seconds, seconds to send a byte (the inverse of the bandwidth), and to add one up; None if that is not
     told apart from sending."""
@@ -88,10 +76,7 @@ class LinkModel:
     @property
     def bandwidth(self) -> Estimate:
         """Bytes per second; infinite where sending may cost nothing that can be seen."""
-        fast, value, slow = (
-            1 / each if each else math.inf for each in (self.byte_seconds.low, self.byte_seconds.value, self.byte_seconds.high)
-        )
-        return Estimate(value=value, low=slow, high=fast)
+        return self.byte_seconds.inverse()
 
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
         each = counts(algorithm, N, nbytes)
@@ -106,38 +91,20 @@ class NotToldApart(ValueError):
 def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
     """The model whose logarithms are off by the least in square, over all cells at once; none of its values is negative.
 
-    Times are off by factors, above as below: relative errors in square would have it too low (a time of half is off by 0.5, one
-    of twice by 1).
-
     Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
     that leave open what a message's start, sending and adding up take.
     """
     if len({cell.nbytes for cell in cells}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
     rows = np.array([_row(cell, reduction=reduction) for cell in cells])
-    seconds = np.array([cell.seconds for cell in cells])
-    scaled = rows / seconds[:, None]
-    units = np.abs(scaled).max(axis=0)  # bytes and messages differ by many orders of magnitude
-    if np.linalg.matrix_rank(scaled / units) < len(units):
+    seconds = [cell.seconds for cell in cells]
+    scaled = rows / np.array(seconds)[:, None]
+    if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
         raise NotToldApart(
             "a fit needs calls that tell what sending and adding up take apart; measure other sizes or algorithms"
         )
-    start, _ = optimize.nnls(scaled / units, np.ones(len(cells)))
-    found = optimize.least_squares(
-        lambda values: np.log(scaled / units @ values),
-        np.maximum(start, LEAST),
-        jac=lambda values: scaled / units / (scaled / units @ values)[:, None],
-        bounds=(0, math.inf),
-    )
-    values = np.where(found.x > LEAST, found.x, 0) / units
-    freedom = len(cells) - len(values)
-    spread = math.sqrt(2 * found.cost / freedom) if freedom > 0 else math.inf
-    covariance = np.linalg.pinv(found.jac.T @ found.jac)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * spread * np.sqrt(np.diag(covariance)) / units
-    latency, byte_seconds, *others = (
-        Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
-        for value, width in zip(values, half, strict=True)
-    )
+    fit = fit_logarithms(rows.tolist(), seconds)
+    latency, byte_seconds, *others = fit.estimates(*spread_of(fit.logarithms, len(fit.values)))
     return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
 
 

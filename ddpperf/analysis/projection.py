@@ -14,7 +14,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.analysis.cost_models import CONFIDENCE, NotToldApart, counts
+from ddpperf.analysis.cost_models import NotToldApart, counts
+from ddpperf.analysis.log_fit import CONFIDENCE
 from ddpperf.analysis.protocols import Envelope
 
 DRAWS = 1000

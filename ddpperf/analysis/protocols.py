@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from math import log
 from statistics import median
 
 import numpy as np
-from scipy import optimize
+
+from ddpperf.analysis.log_fit import Estimate, LogFit, fit_logarithms, spread_of
 
 MOST_LINES = 3  # of a library's protocols
 FEWEST_SIZES = 4  # a model is chosen by sizes between others that are left out
@@ -31,18 +33,30 @@ class Envelope:
 
 
 def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
-    """So many lines, each through sizes next to each other, where the relative errors are least in square.
+    """So many lines, each through sizes next to each other, where the logarithms are off by the least in square.
 
     Raises ValueError for fewer than two sizes a line.
     """
-    order = sorted(zip(sizes, seconds, strict=True))
-    if len(order) < 2 * lines:
-        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(order)}; measure more")
-    fitted = [Envelope(lines=tuple(map(_line, parts))) for parts in _splits(order, lines)]
-    return min(fitted, key=lambda each: sum((each.seconds(size) / took - 1) ** 2 for size, took in order))
+    return _envelope(_fits(sorted(zip(sizes, seconds, strict=True)), lines))
 
 
 Points = Sequence[tuple[int, float]]
+
+
+def _fits(order: Points, lines: int) -> list[LogFit]:
+    """Of the runs of points that are best fitted by a line each."""
+    if len(order) < 2 * lines:
+        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(order)}; measure more")
+
+    def squares(fits: list[LogFit]) -> float:
+        envelope = _envelope(fits)
+        return sum(log(envelope.seconds(size) / took) ** 2 for size, took in order)
+
+    return min(([_line(tuple(part)) for part in parts] for parts in _splits(order, lines)), key=squares)
+
+
+def _envelope(fits: Iterable[LogFit]) -> Envelope:
+    return Envelope(lines=tuple((float(fit.values[0]), float(fit.values[1])) for fit in fits))
 
 
 def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
@@ -55,20 +69,21 @@ def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
             yield [points[:cut], *rest]
 
 
-def _line(points: Points) -> tuple[float, float]:
-    scaled = np.array([[1 / took, size / took] for size, took in points])
-    units = scaled.max(axis=0)
-    start, slope = optimize.nnls(scaled / units, np.ones(len(points)))[0] / units
-    return float(start), float(slope)
+@lru_cache(maxsize=4096)  # the same runs of points are parts of many splits
+def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
+    return fit_logarithms([(1, size) for size, _ in points], [took for _, took in points])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """As many lines as have the least error on sizes that were left out. held_out_error: the median of
+    """As many lines as have the least error on sizes that were left out. latency: the least start of a line; byte_seconds: the
+    least slope; both with intervals, of what all lines leave. held_out_error: the median of
     |predicted / measured - 1| of sizes that were left out of fit and choice alike (nested cross-validation: Varma and Simon
     2006), for the error that a model was chosen by is less than new sizes show."""
 
     envelope: Envelope
+    latency: Estimate
+    byte_seconds: Estimate
     held_out_error: float
 
 
@@ -80,8 +95,13 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     require_sizes(len(set(sizes)))
     order = sorted(zip(sizes, seconds, strict=True))
     most = min(MOST_LINES, (len(order) - 2) // 2)  # that can be fitted where two sizes are left out, of fit and choice
+    fits = _fits(order, _best_lines(order, most))
+    left = spread_of(np.concatenate([fit.logarithms for fit in fits]), 2 * len(fits))
+    starts, slopes = zip(*(fit.estimates(*left) for fit in fits), strict=True)
     return Chosen(
-        envelope=fit_envelope(*zip(*order, strict=True), lines=_best_lines(order, most)),
+        envelope=_envelope(fits),
+        latency=min(starts, key=lambda each: each.value),
+        byte_seconds=min(slopes, key=lambda each: each.value),
         held_out_error=_held_out(order, lambda kept: _predict(kept, _best_lines(kept, most))),
     )
 

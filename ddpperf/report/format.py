@@ -71,6 +71,8 @@ METRIC_FORMATS = {
     "doubling_seconds_over_measured": lambda value: f"(S / B) log2 N {value:.2f}",
     "aggregate_bytes_over_measured": lambda value: f"2 (N-1) S over B {value:.2f}",
     "asymptotic_busbw_bytes_per_second": lambda value: f"busbw of large buffers {value / 1e9:.3g} GB/s",
+    "asymptotic_busbw_bytes_per_second_low": lambda value: f"at least {value / 1e9:.3g}",
+    "asymptotic_busbw_bytes_per_second_high": lambda value: f"at most {value / 1e9:.3g}",
     "protocols": lambda value: count(round(value), "protocol"),
     "held_out_error": lambda value: f"half of the sizes left out are predicted within {value:.1%}",
     "excess_seconds": lambda value: f"{format_seconds(value)} longer than on one device",
