@@ -51,6 +51,14 @@ def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
 # --- the base's
 
 
+def made(root: Path) -> None:
+    """A repository of one commit."""
+    git(root, "init")
+    (root / "mine.py").write_text("one")
+    git(root, "add", "mine.py")
+    git(root, "commit", "-m", "one")
+
+
 def stored(commit: str, torch: str = "2.11.0") -> Baseline:
     one = measured(0.1)
     one = dataclasses.replace(one, samples=tuple(dataclasses.replace(each, torch=torch) for each in one.samples))
@@ -63,10 +71,7 @@ def base(root: Path | None, torch: str = "2.11.0") -> Sides:
 
 
 def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
-    git(tmp_path, "init")
-    (tmp_path / "mine.py").write_text("one")
-    git(tmp_path, "add", "mine.py")
-    git(tmp_path, "commit", "-m", "one")
+    made(tmp_path)
     was = commit(tmp_path)
     require_stored_code(stored(was), base(tmp_path), tmp_path)
     require_stored_code(stored(was), None, tmp_path)
@@ -84,10 +89,7 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
 
 def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: Path) -> None:
     """But for the stored run, which was committed after it was measured."""
-    git(tmp_path, "init")
-    (tmp_path / "mine.py").write_text("one")
-    git(tmp_path, "add", "mine.py")
-    git(tmp_path, "commit", "-m", "one")
+    made(tmp_path)
     was = commit(tmp_path)
     (tmp_path / "perf" / "baselines").mkdir(parents=True)
     (tmp_path / "perf" / "baselines" / "0007_main.json").write_text("{}")
@@ -106,10 +108,7 @@ def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(tmp_path: Path, named: bool) -> None:
-    git(tmp_path, "init")
-    (tmp_path / "mine.py").write_text("one")
-    git(tmp_path, "add", "mine.py")
-    git(tmp_path, "commit", "-m", "one")
+    made(tmp_path)
     was, the_base = commit(tmp_path), base(tmp_path if named else None)
     require_stored_code(stored(f"{was}+"), the_base, tmp_path)
     (tmp_path / "mine.py").write_text("two")
@@ -145,10 +144,7 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
 
 
 def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git(tmp_path, "init")
-    (tmp_path / "mine.py").write_text("one")
-    git(tmp_path, "add", "mine.py")
-    git(tmp_path, "commit", "-m", "one")
+    made(tmp_path)
     was = commit(tmp_path)
     (tmp_path / "mine.py").write_text("two")
     asked = subprocess.run
@@ -166,10 +162,7 @@ def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(tmp_path:
 def test_nothing_is_said_of_code_whose_commits_are_not_known(tmp_path: Path, unknown: str) -> None:
     """The code under test may lie in a repository of its own, of which the stored run tells nothing."""
     require_stored_code(stored(unknown), base(tmp_path), tmp_path)
-    git(tmp_path, "init")
-    (tmp_path / "mine.py").write_text("one")
-    git(tmp_path, "add", "mine.py")
-    git(tmp_path, "commit", "-m", "one")
+    made(tmp_path)
     require_stored_code(stored(unknown), base(tmp_path), tmp_path)
 
 

@@ -17,12 +17,13 @@ from ddpperf.analysis.history import PastRun, bounds, spread
 from ddpperf.analysis.settings import read_decision
 from ddpperf.plugin.controls import StoredControls
 from ddpperf.results import Measured, Sample
-from ddpperf.specs import CopySpec, RunSpec
+from ddpperf.specs import CopySpec
 from tests.project import Finished, Project
+from tests.test_run import SMALL
 
 CPU = read_decision({}, name="t.toml")["cpu"]
 QUIET = (1.0, 1.001, 1.002, 1.003)
-SMALL = """
+ONE_STEP = """
 from ddpperf.specs import TrainingSpec
 
 def test_step(measure):
@@ -87,18 +88,7 @@ def test_a_comparison_in_which_no_step_can_be_slowed_down_is_not_controlled() ->
             raise AssertionError("nothing is measured")
 
     pool: Any = Unused()
-    spec = RunSpec(
-        model="resnet10_cifar",
-        world_size=1,
-        per_rank_batch_size=2,
-        strategy="single",
-        input="device",
-        epoch_images=4,
-        test_images=1,
-        epochs=1,
-        rate=0.1,
-    )
-    run = Measured(spec=spec, iterations=1, samples=copied().samples)
+    run = Measured(spec=SMALL, iterations=1, samples=copied().samples)
     change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2)
     for changes, holes in (
         ({"t": change}, ["the positive control was not measured: no step was compared by its time"]),
@@ -122,7 +112,7 @@ def test_a_slow_down_within_the_limit_fails() -> None:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project with a stored run of one training step."""
     made = Project(tmp_path_factory.mktemp("controls"))
-    made.experiment.write_text(SMALL)
+    made.experiment.write_text(ONE_STEP)
     (made.root / "perf" / "thresholds.toml").write_text(NONE_NOISY)
     made.run(*ALONE, "--benchmark-json", "base.json").assert_one_sentence(0, "PASS: 1 test measured")
     yield made
