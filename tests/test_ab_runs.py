@@ -148,6 +148,24 @@ def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_
     assert "skipped: the candidate cannot measure it: static_graph does not know no_sync" in finished.output
 
 
+def test_too_many_tests_that_the_candidate_cannot_measure_are_no_verdict_also_of_the_gate(project: Project) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import TrainingSpec\n\n"
+        "def cells(options):\n"
+        "    for parts in (1, 2):\n"
+        "        yield TrainingSpec(model='mine:sleeping', world_size=2, per_rank_batch_size=8, strategy='ddp',\n"
+        "                           accumulation_steps=parts)\n\n"
+        "@pytest.mark.specs(cells=cells, gate=lambda options, spec: True)\n"
+        "def test_step(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
+    finished = run(project, "--world-sizes", "2", "-m", "gate", "--against-spec", "static_graph=true", rounds="1")
+    assert "1 passed, 1 skipped" in finished.output, finished
+    assert finished.status == 125, finished
+    assert " 1 of 2 tests cannot be measured by the candidate, as perf/test_it.py::test_step[" in finished.output
+
+
 def test_a_variable_reaches_the_candidate_alone_and_a_rank_of_it_that_dies_fails_the_test(project: Project) -> None:
     (project.root / "mine.py").write_text(
         FAST + "\nimport os\nif 'DIE' in os.environ and 'RANK' in os.environ:\n    os._exit(7)\n"

@@ -224,7 +224,8 @@ def test_a_control_that_is_missing_is_no_verdict() -> None:
 
 
 def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_many_sets_would_do() -> None:
-    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), kind="noisy") for number in range(3)]
+    orders = ((1.0, 1.02, 0.98), (0.98, 1.0, 1.02), (1.02, 0.98, 1.0))
+    noisy = [reading(1, f"noisy{number}", base=base, kind="noisy") for number, base in enumerate(orders)]
     decision = Decision(suite(*noisy), GPU)
     status, (reason,) = verdict(decision)
     assert status is Status.NO_VERDICT
@@ -234,6 +235,35 @@ def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_
     assert reason == f"3 of 11 tests are undecided, as noisy0 is; --replicates {needed} would do"
     twice = [replace(each, base=each.base * needed, candidate=each.candidate * needed) for each in suite(*noisy)]
     assert verdict(Decision(twice, GPU.with_sets(3 * needed)))[0] is Status.PASS
+
+
+def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_them() -> None:
+    """Else a measurement's own variance would be taken for what is usual, and its few degrees of freedom for more."""
+    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), kind="noisy") for number in range(3)]
+    control = reading(1.05, "positive control", base=(1.0, 1.03, 0.97), kind="noisy", control="positive", gated=False)
+    alone, shared = (row(Decision([*suite(), *some], GPU), "noisy0") for some in (noisy[:1], [*noisy, control]))
+    assert shared.high / shared.low == pytest.approx(alone.high / alone.low)
+    other = reading(1, "other", base=(1.0, 1.021, 0.98), kind="noisy")
+    beside = row(Decision([*suite(), noisy[0], other], GPU), "noisy0")
+    assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
+
+
+def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
+    decision = Decision(suite(*(reading(test=f"more{number}", base=FRESH[:3]) for number in range(12))), GPU)
+    tests = [f"cannot{number}" for number in range(2)]
+    one, two = (Judgement(rows=decision.rows, holes={}, unmeasured=tests[:number]).unseen() for number in (1, 2))
+    assert one == [], "1 of 21"
+    assert two == ["2 of 22 tests cannot be measured by the candidate, as cannot0; deselect them"]
+
+
+def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:
+    """Though they would do for a change of the tolerance: this one lies between margin and tolerance."""
+    noisy = [(0.996, 1.004, 1.0), (1.0, 0.9961, 1.004), (1.004, 1.0, 0.9962)]
+    others = [reading(1, f"like{number}", base=base, kind="noisy") for number, base in enumerate(noisy * 2)]
+    found = row(Decision(suite(*others, reading(1.013, base=(1.0, 1.004, 0.996), kind="noisy")), GPU))
+    assert found.finding is Finding.UNDECIDED
+    assert found.detectable < found.tolerance
+    assert found.sets == 4
 
 
 @pytest.mark.parametrize(

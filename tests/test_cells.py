@@ -86,7 +86,9 @@ def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_oth
         sides=SimpleNamespace(torchvision=True, spec_fields={"comm_hook": "symmetric_memory"}), device="cuda"
     )
     spec = TrainingSpec(**TRAINING)
-    assert side_reason(spec, options, Machine(device="cuda", unmapped=(0, 1))).startswith("it maps the memory of all GPUs")
+    assert side_reason(spec, options, Machine(device="cuda", unmapped=(0, 1))).startswith(
+        "the candidate cannot measure it: it maps the memory of all GPUs"
+    )
     assert side_reason(spec, options, Machine(device="cuda")) == ""
 
 
@@ -118,10 +120,17 @@ def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
     """As torch does: $CXX, with arguments of its own, or g++."""
     compiled, plain = TrainingSpec(**TRAINING, form="compile"), TrainingSpec(**TRAINING)
     monkeypatch.setenv("CXX", compiler)
+    monkeypatch.delenv("CC", raising=False)
     needs = "torch.compile needs a C++ compiler with Python's headers"
     sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
     assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
     assert possible(plain, Machine(device=device)) is plain, "which needs none"
+
+
+def fake(compiler: Path) -> None:
+    """A compiler whose library is empty."""
+    compiler.write_text("#!/bin/sh\n/usr/bin/touch $6\n")
+    compiler.chmod(0o755)
 
 
 def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,9 +138,27 @@ def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "and g++ is none" in compiler_reason()
     compiler_reason.cache_clear()
-    (tmp_path / "g++").write_text("#!/bin/sh\n/usr/bin/touch $6\n")
-    (tmp_path / "g++").chmod(0o755)
+    fake(tmp_path / "g++")
     assert compiler_reason() == ""
+
+
+def test_for_gpus_c_is_compiled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Triton does: $CC, which is one word, or gcc, or clang."""
+    compiled = TrainingSpec(**TRAINING, form="compile")
+    fake(tmp_path / "g++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    needs = "torch.compile needs a C compiler with Python's headers"
+    for compiler, found in (("/bin/false",) * 2, ("", "an empty $CC"), ("g++ -O1",) * 2, (None, "clang")):
+        monkeypatch.setenv("CC", compiler) if compiler is not None else monkeypatch.delenv("CC")
+        compiler_reason.cache_clear()
+        sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
+        assert reason_of(possible(compiled, Machine(device="cuda"))) == sentence
+        assert possible(compiled, Machine(device="cpu")) is compiled
+    for name in ("clang", "gcc"):
+        fake(tmp_path / name)
+        compiler_reason.cache_clear()
+        assert possible(compiled, Machine(device="cuda")) is compiled, name
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpperf.plugin.compiler import compiler_reason
 from tests.two_ranks import (
     RANKS,
     STEPS,
@@ -83,6 +84,16 @@ def test_two_ranks_train_what_one_process_trains_on_the_images_of_both(ranks: li
         assert error(by_group[name], alone) < 5e-6
     losses = torch.stack([by_group[name]["loss"] for by_group, _ in ranks])
     torch.testing.assert_close(losses.mean(), alone["loss"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not compiler_reason()])
+def test_a_compiled_form_compiles_all_of_the_model_and_an_own_ddps_in_two_parts(ranks: list[Ranks], name: str) -> None:
+    """Inside of DDP torch passes over its own modules, and would train them eagerly, without a word."""
+    layers = len(list(normalized_by_group("").children()))
+    for by_group, _ in ranks:
+        calls, parts = by_group[name]["compiled_calls"], by_group[name]["compiled_parts"]
+        assert calls > layers if "compile" in name else calls == 0
+        assert parts == 2 if "own_ddp" in name and "compile" in name else parts >= ("compile" in name)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.decision import CPU, GPU, Settings
+from ddpperf.analysis.decision import CPU, GPU, MOST_SETS, Settings
 from ddpperf.analysis.settings import METRICS_DECIDED, DecisionSettings, read_decision
 from ddpperf.analysis.thresholds import METRICS, read_document
 from tests.generated import BOUNDED
@@ -44,7 +44,7 @@ def refusal(document: Mapping[str, Any]) -> str:
 def settings(draw: st.DrawFn) -> Settings:
     margin, tolerance = draw(pairs)
     suite_alpha, screen_alpha = sorted(draw(st.lists(st.floats(1e-9, 0.49), min_size=2, max_size=2, unique=True)))
-    sets = st.integers(2, 100)
+    sets = st.integers(2, MOST_SETS)
     return Settings(
         margin=margin,
         tolerance=tolerance,
@@ -199,7 +199,7 @@ def test_an_unknown_name_is_refused(text: str, table: str, found: str) -> None:
         ("margin tolerance metrics.time.margin metrics.time.tolerance", "a fraction from 0 to below 1, such as 0.02", "-1e-9"),
         ("quiet_iqr run_spread noisy_run_spread", "a fraction above 0 and below 1, such as 0.02", "-1e-9 0 0.0"),
         ("screen_alpha suite_alpha", "a probability above 0 and below 0.5, such as 0.02", "0 0.0 0.5"),
-        ("screen_sets confirm_sets", "a whole number, 2 or more", "0 -3 3.5"),
+        ("screen_sets confirm_sets", "a whole number from 2 to 64", "0 -3 3.5 65"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo.utils as dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -71,7 +72,8 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
 
     buffers: a BatchNorm's running mean, as each step's forward found it. gradients: the first parameter's, after each part of
     each step; None while it has none. held, momentum: elements of parameters and of the optimizer's state on this rank.
-    gradient_storages: how many pieces of memory hold the gradients.
+    gradient_storages: how many pieces of memory hold the gradients. compiled_calls, compiled_parts: operations of the forward
+    pass that were compiled, and in how many parts.
     """
     values: dict[str, Any] = {"world_size": RANKS, "per_rank_batch_size": 4, "strategy": "ddp", "epoch_images": 32} | fields
     spec = TrainingSpec(**values)
@@ -85,6 +87,7 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         gradient = next(model.parameters()).grad
         gradients.append(None if gradient is None else whole(gradient))
 
+    calls, parts = dynamo.counters["stats"]["calls_captured"], dynamo.counters["aot_autograd"]["ok"]
     with mock.patch.object(task, "build", build), mock.patch.object(training, "synchronization", watched):
         step = TrainingStep(spec, rank=rank, device=torch.device("cpu"))
         for module in step.model.modules():
@@ -110,6 +113,8 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         "momentum": sum(local(state["momentum_buffer"]).numel() for state in optimizer.state.values()),
         "gradient_storages": len({local(each.grad).untyped_storage().data_ptr() for each in parameters}),
         "static": getattr(step.model, "static_graph", False),
+        "compiled_calls": dynamo.counters["stats"]["calls_captured"] - calls,
+        "compiled_parts": dynamo.counters["aot_autograd"]["ok"] - parts,
     }
 
 

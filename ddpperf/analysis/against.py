@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddpperf.analysis.decision import (
+    MOST_SETS,
     Finding,
     Look,
     Noise,
@@ -26,7 +27,6 @@ from ddpperf.analysis.readings import EXACT, Control, Reading
 from ddpperf.analysis.settings import DecisionSettings
 
 LEAST_SPREAD = 0.0005  # between sets: what the median of ten quiet rounds leaves uncertain
-MOST_SETS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class Row:
 
     base, candidate: geometric means over sets. ratio: candidate over base, with its 95 % interval. detectable: the least change
     for the worse that is found with a probability of 95 %, as a fraction. tolerance: what counts as unchanged, as a fraction.
-    sets: how many a side would detect a change of the tolerance; None where no number would. look: 2 if fresh sets decided.
+    sets: how many a side would detect a change of the tolerance, more than it had where they did not decide; None where more
+    than `MOST_SETS` would. look: 2 if fresh sets decided.
     """
 
     test: str
@@ -126,6 +127,7 @@ class Decision:
         reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
         detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated, screened=self.screened))
         needed = sets_needed(spread, settings, self.gated, screened=self.screened)
+        needed = np.where([each is Finding.UNDECIDED for each in findings], np.maximum(needed, seen.sets + 1), needed)
         return [
             Row(
                 test=reading.test,
@@ -151,12 +153,26 @@ class Decision:
         """With what is usual among the readings of one kind, which the first look says for the second, too."""
         keys = [(each.test, each.metric) for each in readings]
         if not all(key in self._usual for key in keys):
-            kinds = [each.kind for each in readings]
-            usual = class_variances(seen, kinds, LEAST_SPREAD**2)
-            freedom = prior_freedom(seen, kinds)
-            self._usual |= {key: (float(usual[place]), float(freedom[place])) for place, key in enumerate(keys)}
+            usual = _usual_noise(readings, seen)
+            self._usual |= {key: usual[each.kind] for key, each in zip(keys, readings, strict=True)}
         variances, freedoms = zip(*(self._usual[key] for key in keys), strict=True)
         return noise(seen, np.array(variances), np.array(freedoms), LEAST_SPREAD**2)
+
+
+def _usual_noise(readings: Sequence[Reading], seen: Look) -> dict[Hashable, tuple[float, float]]:
+    """By kind, what is usual among its members: the variance, and its degrees of freedom. What several tests share was measured
+    once, and counts so; a control only of a kind that no test has."""
+    tests = {each.kind for each in readings if each.control is None}
+    once = {
+        (each.kind, each.base, each.candidate): place
+        for place, each in enumerate(readings)
+        if each.control is None or each.kind not in tests
+    }
+    places = list(once.values())
+    kinds = [readings[place].kind for place in places]
+    members = Look(seen.base[places], seen.candidate[places])
+    variances, freedoms = class_variances(members, kinds, LEAST_SPREAD**2), prior_freedom(members, kinds)
+    return {kind: (float(variances[place]), float(freedoms[place])) for place, kind in enumerate(kinds)}
 
 
 def _mean(values: Collection[float]) -> float:

@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 PRIOR_FREEDOM = 8  # how many degrees of freedom a noise class' variance counts beside a metric's own
 OUTLIER_P = 0.01  # a metric that is so much noisier than its class stands alone
 UNCHANGED_P = 0.025  # of each of the two one-sided tests
+MOST_SETS = 64  # a side that are measured side by side
 
 
 class Finding(enum.StrEnum):

@@ -9,7 +9,7 @@ from statistics import median
 
 from ddpperf.analysis.against import Row
 from ddpperf.analysis.compare import Comparison
-from ddpperf.analysis.decision import Finding
+from ddpperf.analysis.decision import MOST_SETS, Finding
 
 MOST_UNDECIDED = 0.05  # of the tests, for a PASS
 CONTROLS = (
@@ -20,12 +20,13 @@ CONTROLS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """rows: what was found. holes: by test, why it cannot be judged. problems: why the run cannot be. sets_option: what says
-    how many sets a side measure."""
+    """rows: what was found. holes: by test, why it cannot be judged. problems: why the run cannot be. unmeasured: the tests
+    that the candidate cannot measure. sets_option: what says how many sets a side measure."""
 
     rows: Sequence[Row]
     holes: Mapping[str, str]
     problems: Sequence[str] = ()
+    unmeasured: Sequence[str] = ()
     sets_option: str = "--replicates"
 
     def failures(self) -> dict[str, str]:
@@ -75,12 +76,19 @@ class Judgement:
         if not primaries:
             return ["no test has a metric that can be judged"]
         undecided = [row for row in primaries if row.undecided]
-        if len(undecided) <= MOST_UNDECIDED * len(primaries):
+        of = len(primaries) + len(self.unmeasured)
+        if len(undecided) + len(self.unmeasured) <= MOST_UNDECIDED * of:
             return []
-        needed = [row.sets for row in undecided]
-        enough = max((sets for sets in needed if sets is not None), default=None)
-        advice = "no number of sets would do" if enough is None or None in needed else f"{self.sets_option} {enough} would do"
-        return [f"{len(undecided)} of {len(primaries)} tests are undecided, as {undecided[0].test} is; {advice}"]
+        sentences = []
+        if undecided:
+            needed = [row.sets for row in undecided]
+            enough = f"{self.sets_option} {max(sets for sets in needed if sets)} would do" if all(needed) else ""
+            advice = enough or f"no number of sets up to {MOST_SETS} would do"
+            sentences.append(f"{len(undecided)} of {of} tests are undecided, as {undecided[0].test} is; {advice}")
+        if self.unmeasured:
+            how_many = f"{len(self.unmeasured)} of {of} tests"
+            sentences.append(f"{how_many} cannot be measured by the candidate, as {self.unmeasured[0]}; deselect them")
+        return sentences
 
 
 @dataclass(frozen=True, kw_only=True)

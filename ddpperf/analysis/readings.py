@@ -9,26 +9,10 @@ from statistics import quantiles
 from typing import Any, Literal
 
 from ddpperf.analysis.compare import is_launch_bound
+from ddpperf.analysis.settings import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from ddpperf.results import BASE, CANDIDATE, Measured
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
 
-HIGHER_IS_BETTER = (
-    "speedup",
-    "efficiency",
-    "images_per_second",
-    "algbw_bytes_per_second",
-    "busbw_bytes_per_second",
-    "gradient_busbw_bytes_per_second",
-)
-LOWER_IS_BETTER = (
-    "time",
-    "tail_seconds",
-    "step_seconds",
-    "epoch_seconds",
-    "cpu_seconds",
-    "peak_memory_bytes",
-    "exposed_comm_seconds",
-)
 MESSAGES = ("gradients", "buffers", "parameters", "metrics", "control")
 EXACT = ("communicated_bytes_per_epoch", *(f"{kind}_bytes" for kind in MESSAGES))  # which code alone decides: any more is worse
 GATED = ("time", "tail_seconds", "speedup", "peak_memory_bytes")

@@ -10,21 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ddpperf.analysis.decision import CPU, GPU, Settings
+from ddpperf.analysis.decision import CPU, GPU, MOST_SETS, Settings
 from ddpperf.analysis.thresholds import advice
 
-METRICS_DECIDED = (
-    "time",
-    "tail_seconds",
+HIGHER_IS_BETTER = (
     "speedup",
-    "cpu_seconds",
-    "peak_memory_bytes",
     "efficiency",
     "images_per_second",
     "algbw_bytes_per_second",
     "busbw_bytes_per_second",
+    "gradient_busbw_bytes_per_second",
     "test_accuracy",
 )
+LOWER_IS_BETTER = (
+    "time",
+    "tail_seconds",
+    "step_seconds",
+    "epoch_seconds",
+    "cpu_seconds",
+    "peak_memory_bytes",
+    "exposed_comm_seconds",
+)
+METRICS_DECIDED = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER)
 
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 
@@ -132,7 +139,7 @@ def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Change
     for key, value in values.items():
         number = type(value) in (int, float)
         if key in _SETS:
-            fits, wanted = type(value) is int and value >= 2, "a whole number, 2 or more"
+            fits, wanted = type(value) is int and 2 <= value <= MOST_SETS, f"a whole number from 2 to {MOST_SETS}"
         elif key in _METRIC_KEYS:
             fits, wanted = number and 0 <= value < 1, "a fraction from 0 to below 1, such as 0.02"
         elif key in _SPREAD_KEYS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 BASE_FAILED = "base failed"  # of two sides the one that is judged to be good: the other was not measured
+CANDIDATE_CANNOT = "the candidate cannot measure it"  # though the base can: how the reason of such a skip begins
 
 
 class Status(enum.StrEnum):

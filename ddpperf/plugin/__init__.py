@@ -22,7 +22,7 @@ from ddpperf.plugin.option_parser import add_options, read_options
 from ddpperf.plugin.option_values import verdict_file
 from ddpperf.plugin.options import Options, is_experiment
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.spec_options import change_reason, changed
+from ddpperf.plugin.spec_options import change_reason
 from ddpperf.specs import Spec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _parameters(cell: Cell, session: Session, gate: Callable[[Options, Any], boo
         if session.options.sides is None:
             spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
         if reason := side_reason(spec, session.options, session.machine):
-            return skipped(str(cell.id), reason)
+            cell, spec = skipped(str(cell.id), reason), None
     if isinstance(cell, Spec):
         return pytest.param(spec, id=cell.id, marks=marks)
     return cell._replace(values=(spec,), marks=[*cell.marks, *marks])
@@ -108,8 +108,7 @@ def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
         return ""
     if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
         return "it needs torchvision, which one of the sides has not"
-    fields = options.sides.spec_fields
-    return change_reason(spec, fields, options.device) or machine.mapping_reason(changed(spec, fields) or spec)
+    return change_reason(spec, options.sides.spec_fields, machine)
 
 
 def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:

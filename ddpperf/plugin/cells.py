@@ -48,5 +48,5 @@ def possible(spec: Spec, machine: Machine) -> Cell:
     """The spec, or a skipped cell where the machine cannot do what it asks."""
     reason = machine.mapping_reason(spec)
     if isinstance(spec, TrainingSpec):
-        reason = gpu_reason(spec, machine.device) or (compiler_reason() if spec.compiled else "") or reason
+        reason = gpu_reason(spec, machine.device) or (compiler_reason(machine.device) if spec.compiled else "") or reason
     return skipped(spec.id, reason) if reason else spec

@@ -1,4 +1,4 @@
-"""Whether what is to be compiled can be: the C++ compiler of this machine, and the options of torch's."""
+"""Whether what is to be compiled can be: the compilers of this machine, and the options of torch's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,20 +22,31 @@ LIST_SECONDS = 60
 
 
 @functools.cache
-def compiler_reason() -> str:
+def compiler_reason(device: str = "cpu") -> str:
     """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ that Python calls, for
-    $CXX, or g++."""
-    compiler = os.environ.get("CXX", "g++")
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "tried.cpp", Path(folder) / "tried.so"
-        source.write_text("#include <Python.h>\n#include <cmath>\n")
-        headers = f"-I{sysconfig.get_path('include')}"
-        command = [*shlex.split(compiler), headers, "-shared", "-fPIC", str(source), "-o", str(library)]
-        if compiler and subprocess.run(command, capture_output=True, timeout=20).returncode == 0 and library.exists():
-            return ""
-    found = compiler or "an empty $CXX"
-    needs = "torch.compile needs a C++ compiler with Python's headers"
+    $CXX, or g++; for GPUs Triton writes C, too, for $CC, which it takes for one word, or gcc, or clang."""
+    cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
+    if not _compiles(lambda: shlex.split(cxx), "tried.cpp"):
+        return _reason("C++", cxx or "an empty $CXX")
+    if device == "cuda" and not _compiles(lambda: [cc], "tried.c"):
+        return _reason("C", cc or "an empty $CC")
+    return ""
+
+
+def _reason(language: str, found: str) -> str:
+    needs = f"torch.compile needs a {language} compiler with Python's headers"
     return f"{needs}, and {found} is none; install both, or leave compiled forms out"
+
+
+def _compiles(words: Callable[[], list[str]], name: str) -> bool:
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / name, Path(folder) / "tried.so"
+        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * name.endswith(".cpp"))
+        arguments = [f"-I{sysconfig.get_path('include')}", "-shared", "-fPIC", str(source), "-o", str(library)]
+        compiler = words()
+        if compiler and subprocess.run([*compiler, *arguments], capture_output=True, timeout=20).returncode == 0:
+            return library.exists()
+    return False
 
 
 def check_inductor(options: str) -> None:

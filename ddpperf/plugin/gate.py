@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import mean
@@ -86,10 +86,11 @@ class Gate:
             self._decision.confirm(readings)
         self.second_look = {test: each.stored for test, each in measures.items() if each.stored}
 
-    def answer(self, comparison: Comparison | None) -> Answer | None:
-        """What the run says: of a comparison with a stored run that, unless it had suspects, whom two sides then judged."""
+    def answer(self, comparison: Comparison | None, unmeasured: Sequence[str] = ()) -> Answer | None:
+        """What the run says: of a comparison with a stored run that, unless it had suspects, whom two sides then judged.
+        unmeasured: tests that the candidate cannot measure."""
         if comparison is None:
-            return None if self.confirms else self.judgement()
+            return None if self.confirms else self.judgement(unmeasured)
         if self._suspects and self._decision is None:
             unseen = dict.fromkeys(self._suspects, "was to be measured beside the stored run's code, and was not")
             judgement = Judgement(rows=(), holes=unseen, problems=self._problems)
@@ -97,11 +98,12 @@ class Gate:
         judged = self._decision is not None
         return Confirmed(comparison=comparison, judgement=self.judgement()) if judged else comparison
 
-    def judgement(self) -> Judgement:
+    def judgement(self, unmeasured: Sequence[str] = ()) -> Judgement:
         if self._decision is None:
             return Judgement(rows=(), holes={}, problems=["the two sides were not compared: no test measured both to its end"])
         option = "in perf/thresholds.toml confirm_sets =" if self.confirms else "--replicates"
-        return Judgement(rows=self._decision.rows, holes=self._decision.holes, problems=self._problems, sets_option=option)
+        rows, holes = self._decision.rows, self._decision.holes
+        return Judgement(rows=rows, holes=holes, problems=self._problems, unmeasured=unmeasured, sets_option=option)
 
     def _readings(self, measures: Mapping[str, Measure]) -> list[Reading]:
         measured = [each.measured for each in measures.values() if each.measured is not None]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.analysis.verdict import CANDIDATE_CANNOT
 from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.sides import Sides
 from ddpperf.plugin.storage import SCHEMA
@@ -166,7 +167,7 @@ class Measure:
         try:
             return self._sides.candidate_of(spec, own=own)
         except ValueError as error:
-            pytest.skip(f"the candidate cannot measure it: {error}")
+            pytest.skip(f"{CANDIDATE_CANNOT}: {error}")
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         if not isinstance(spec, Spec):

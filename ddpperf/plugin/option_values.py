@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
+from ddpperf.analysis.decision import MOST_SETS
 from ddpperf.plugin.sides import has_sides, names_candidate
 from ddpperf.report.summary import PAGE_BEGINS
 
@@ -165,6 +166,8 @@ def read_replicates(config: pytest.Config) -> int | None:
     if text is None:
         return None
     replicates = whole_number("--replicates", text)
+    if replicates > MOST_SETS:
+        raise pytest.UsageError(f"--replicates takes up to {MOST_SETS} process sets a side, got {replicates}; pass fewer")
     if replicates == 1 and has_sides(config) and not config.getoption("benchmark_compare"):
         raise pytest.UsageError("--replicates 1 leaves nothing to judge a difference by, got two sides; pass 2 or more")
     return replicates

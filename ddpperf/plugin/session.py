@@ -15,7 +15,7 @@ from _pytest.runner import runtestprotocol
 
 from ddpperf.analysis.compare import Comparison, compare, copies
 from ddpperf.analysis.history import PastRun
-from ddpperf.analysis.verdict import BASE_FAILED, Answer, Verdict, decide
+from ddpperf.analysis.verdict import BASE_FAILED, CANDIDATE_CANNOT, Answer, Verdict, decide
 from ddpperf.kernels import other_kernels
 from ddpperf.plugin import hardware
 from ddpperf.plugin.commits import require_stored_code
@@ -227,7 +227,9 @@ class Session:
     def decide(self) -> tuple[Answer | None, Verdict]:
         """What the comparison says, if there is one, and the verdict, when all tests have ended."""
         self.comparison = comparison = self._comparison()
-        answer: Answer | None = self.gate.answer(comparison) if self.gate is not None else comparison
+        skipped = {test: each.reason for test, each in self.reports.outcomes.items() if each.outcome == "skipped"}
+        unmeasured = [test for test, reason in skipped.items() if reason.startswith(CANDIDATE_CANNOT)]
+        answer: Answer | None = self.gate.answer(comparison, unmeasured) if self.gate is not None else comparison
         problems = list(self.problems)
         if self.reports.deselected and not self.reports.outcomes:
             problems.append(f"all {len(self.reports.deselected)} tests were deselected on the command line")

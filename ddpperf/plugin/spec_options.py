@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from ddpperf.analysis.verdict import CANDIDATE_CANNOT
 from ddpperf.plugin.compiler import check_inductor, compiler_reason
 from ddpperf.specs import Form, Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
@@ -19,6 +20,9 @@ from ddpperf.specs.strategy import (
     SHARDED_STRATEGIES,
     options_of,
 )
+
+if TYPE_CHECKING:
+    from ddpperf.plugin.hardware import Machine
 
 Value = str | int | bool
 # The fields that --spec can set, each of the type that an example shows.
@@ -111,7 +115,7 @@ def check_training(
             raise pytest.UsageError(f"{error}{advice}") from error
         if reason := gpu_reason(spec, device):
             raise pytest.UsageError(f"{reason}; pass other --forms or another --spec")
-        if forms is not None and spec.compiled and (reason := compiler_reason()):
+        if forms is not None and spec.compiled and (reason := compiler_reason(device)):
             raise pytest.UsageError(reason)
     if inductor := given.get("inductor"):
         check_inductor(str(inductor))
@@ -154,10 +158,13 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
     return other if other != spec else None
 
 
-def change_reason(spec: Spec, given: Mapping[str, Value], device: str) -> str:
-    """Why a candidate with the given fields cannot measure its part of `spec`; empty if it can."""
+def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
+    """Why a candidate with the given fields cannot measure its part of `spec`, which the base can; empty if it can."""
     try:
-        candidate = changed(spec, given)
+        candidate = changed(spec, given) or spec
+        reason = machine.mapping_reason(candidate)
     except ValueError as error:
-        return f"the candidate cannot measure it: {error}"
-    return gpu_reason(candidate, device) if isinstance(candidate, TrainingSpec) else ""
+        reason = str(error)
+    else:
+        reason = reason or (gpu_reason(candidate, machine.device) if isinstance(candidate, TrainingSpec) else "")
+    return f"{CANDIDATE_CANNOT}: {reason}" if reason else ""
