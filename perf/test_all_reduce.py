@@ -57,12 +57,13 @@ def calls(options: Options) -> Iterator[Cell]:
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
-    """The backend's of a large buffer; on GPUs all others of that, and of the smallest, too, for some need no copy."""
+    """The backend's of a large buffer; on GPUs all of that, and what is captured of the smallest, of which some need no copy."""
     nbytes = largest_of_all(options.links)
-    yield AllReduceSpec(world_size=N, nbytes=nbytes, in_place=False, form=form(options.device))
+    calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
-        for size in dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes)):
-            yield from (dataclasses.replace(each, in_place=False) for each in captured(N, size) if each.algorithm != "backend")
+        sizes = dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes))
+        calls = [*own(N, nbytes), *(each for size in sizes for each in captured(N, size))]
+    yield from (dataclasses.replace(each, in_place=False) for each in calls)
 
 
 def largest(options: Options) -> Iterator[Cell]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +112,7 @@ HOT = Disturbance(throttled=frozenset({"temperature"}))
 CAPPED = Disturbance(throttled=frozenset({"power cap"}))
 JOINED = Disturbance(foreign=frozenset({12, 64}))
 SHARED = Disturbance(foreign=frozenset({4711}))
+FULL, NEAR, LOW = (Disturbance(megahertz=each) for each in (1980, 1941, 1940))  # 1940.4 is 2 % less than the first
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,12 @@ SHARED = Disturbance(foreign=frozenset({4711}))
         (rounds_of(HOT, CAPPED, None), ["doubtful: GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"]),
         (rounds_of(None, SHARED, SHARED), ["doubtful: process 4711 also uses GPU 1"]),
         (rounds_of(SHARED, JOINED), ["doubtful: processes 12, 64, 4711 also use GPU 1"]),
+        (rounds_of(FULL, NEAR, None), []),
+        (rounds_of(FULL, None, LOW), ["doubtful: GPU 1's clock was 1940 to 1980 MHz"]),
+        (
+            rounds_of(FULL, replace(LOW, throttled=CAPPED.throttled)),
+            ["doubtful: GPU 1 was throttled (power cap) during 1 of 2 rounds"],
+        ),
     ],
 )
 def test_a_doubt_names_the_gpu_and_what_disturbed_it(rounds: list[dict[int, Disturbance]], doubts: list[str]) -> None:
@@ -134,6 +142,11 @@ def test_a_doubt_names_the_gpu_and_what_disturbed_it(rounds: list[dict[int, Dist
         (rounds_of(HOT, HOT), ["GPU 1 was throttled (temperature)"]),  # the work's own it never is
         (rounds_of(None, CAPPED), []),
         (rounds_of(None, None, CAPPED), ["GPU 1 was throttled (power cap)"]),
+        (rounds_of(FULL, NEAR), []),
+        (rounds_of(FULL, LOW, None), []),
+        (rounds_of(LOW, FULL), []),  # the round before was the slower one
+        (rounds_of(FULL, None, LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (rounds_of(FULL, replace(LOW, throttled=HOT.throttled)), ["GPU 1 was throttled (temperature)"]),
         ([{0: CAPPED}, {0: CAPPED}, {0: Disturbance(), 1: CAPPED}], ["GPU 1 was throttled (power cap)"]),  # those were GPU 0's
     ],
 )
@@ -214,6 +227,17 @@ def test_a_part_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatc
     assert read(0x1).violations_ns == {}
 
 
+def test_a_clock_is_that_of_the_multiprocessors_of_a_gpu_that_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda _, kind: {pynvml.NVML_CLOCK_SM: 1980}[kind])
+    assert read(0x0).megahertz is None, "nobody tells whether it is idle"
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
+    assert read(pynvml.nvmlClocksThrottleReasonGpuIdle).megahertz is None
+    assert read(0x4).megahertz == 1980
+
+
 # --- the watch
 
 
@@ -255,6 +279,23 @@ def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(driver: dict
     assert watch.look({3}, 3) == "process 8 also used GPU 0"
     watch.look({3}, 0)
     assert watch.doubts() == [], "that was another measurement"
+
+
+def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]]) -> None:
+    """As the driver has it, no reason holds it down."""
+    driver["GPU-a"] = deque(replace(reading(at), megahertz=each) for at, each in enumerate((345, 345, 1980, 1200, 1980, 1200)))
+    watch = GpuWatch(["GPU-a"])
+    assert [watch.look({1}, done) for done in (0, 1, 2, 2, 3)] == [
+        "",
+        "",
+        "GPU 0's clock was 1200 MHz, of 1980",
+        "",
+        "GPU 0's clock was 1200 MHz, of 1980",
+    ]
+    assert watch.doubts() == [
+        "doubtful: GPU 0's clock was 1200 to 1980 MHz",
+        "1 spoiled round was measured again: GPU 0's clock was 1200 MHz, of 1980",
+    ]
 
 
 def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:

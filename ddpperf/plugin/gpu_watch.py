@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 POWER_CAP = "power cap"
+CLOCK_SHARE = 0.02  # by which clocks differ that are not taken for equal: they move in steps of less than 1 %
 LEAST_SHARE = 0.01  # of the time between two looks, for a throttled round: less slows it by less than steady rounds differ
 
 # NVML's counters of nanoseconds for which something held the clocks down, by field: NVML_FI_DEV_PERF_POLICY_*. Not the newer
 # NVML_FI_DEV_CLOCKS_EVENT_REASON_*, which count power brakes, too: their numbers changed from driver to driver, so one older
 # than nvidia-ml-py answers with something else. Left out: 78, low utilization, which every idle GPU has, and the totals.
 COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
+IDLE = 0x01
+SM_CLOCK = 1  # NVML_CLOCK_SM
 # What holds the clocks down at this moment, by bit. Left out: idle, application clocks and display, which someone chose.
 REASONS = {
     0x04: POWER_CAP,
@@ -34,20 +37,24 @@ class Reading:
     """One GPU at one moment; a part that the driver does not tell is empty.
 
     reference_seconds: of a clock that is never set back. violations_ns: nanoseconds since the driver started, by reason.
+    megahertz: of its multiprocessors, unless it is idle.
     """
 
     reference_seconds: float
     violations_ns: Mapping[str, int] = field(default_factory=dict)
     reasons: frozenset[str] = frozenset()
     processes: frozenset[int] = frozenset()
+    megahertz: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """What disturbed one GPU in one round: why it was throttled, and whose the other processes were."""
+    """What disturbed one GPU in one round: why it was throttled, and whose the other processes were; and its clock, which
+    someone may have set."""
 
     throttled: frozenset[str] = frozenset()
     foreign: frozenset[int] = frozenset()
+    megahertz: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +92,7 @@ class GpuWatch:
             gpu: Disturbance(
                 throttled=throttled(before[gpu], reading),
                 foreign=foreign(reading.processes, self._own, self._before[gpu]),
+                megahertz=reading.megahertz,
             )
             for gpu, reading in self._last.items()
         }
@@ -141,7 +149,16 @@ def spoiling(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
             reasons.append(f"GPU {gpu} was throttled ({', '.join(why)})")
         if last.foreign:
             reasons.append(f"{_processes(last.foreign)} also used GPU {gpu}")
+        low, high = clocks([each[gpu] for each in rounds if gpu in each])
+        if not last.throttled and low < high and last.megahertz == low:
+            reasons.append(f"GPU {gpu}'s clock was {low} MHz, of {high}")
     return reasons
+
+
+def clocks(rounds: Iterable[Disturbance]) -> tuple[int, int]:
+    """The least and the greatest of one GPU's clocks, in MHz, if they differ; else the greatest twice."""
+    seen = [each.megahertz for each in rounds if each.megahertz is not None] or [0]
+    return min(seen) if min(seen) < (1 - CLOCK_SHARE) * max(seen) else max(seen), max(seen)
 
 
 def notes(again: Sequence[Round]) -> list[str]:
@@ -163,6 +180,9 @@ def sentences(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
             held = sum(bool(each.throttled) for each in disturbances)
             of = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
             doubts.append(f"doubtful: GPU {gpu} was throttled ({', '.join(reasons)}) during {held} of {of}")
+        low, high = clocks([each for each in disturbances if not each.throttled])
+        if low < high:
+            doubts.append(f"doubtful: GPU {gpu}'s clock was {low} to {high} MHz")
         if pids := {pid for each in disturbances for pid in each.foreign}:
             doubts.append(f"doubtful: {_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
     return doubts
@@ -188,7 +208,7 @@ def _handles(uuids: Sequence[str]) -> dict[int, Any]:
 
 
 def read(handle: Any) -> Reading:
-    """One GPU's state now, in three questions to the driver."""
+    """One GPU's state now, in four questions to the driver."""
     bits = _ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # its name in drivers before 535
         bits = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -197,6 +217,7 @@ def read(handle: Any) -> Reading:
         violations_ns=violations(_ask("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()),
         reasons=named(bits or 0),
         processes=frozenset(process.pid for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
+        megahertz=_ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK) if bits is not None and not bits & IDLE else None,
     )
 
 
