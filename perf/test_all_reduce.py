@@ -57,7 +57,7 @@ def calls(options: Options) -> Iterator[Cell]:
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
-    """The backend's of a large buffer; on GPUs all of that, and what is captured of the smallest, of which some need no copy."""
+    """The backend's of a large buffer; on GPUs all of that, and what is captured of the smallest; some need no copy."""
     nbytes = largest_of_all(options.links)
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ pytestmark = [
 
 GPU = torch.device("cuda", 0)
 SPEC = TrainingSpec(world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=112)  # 7 steps
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-3, "fp16": 1e-3}  # of losses, between forms of one precision
 STEPS = 16  # to be compared, beginning in the middle of nowhere after those before a capture
 
 
@@ -34,9 +36,12 @@ def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpperf.training.PEAK_RATE", 0.5)
 
 
-def losses(spec: TrainingSpec) -> list[float]:
+def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
+    """frozen: at the rate that was the last before them."""
     training = TrainingStep(spec, rank=0, device=GPU)
     training.warm_up(CAPTURE_WARMUP)
+    if frozen:
+        training.schedule.rates = [training.schedule.rates[training.schedule.steps - 1]] * len(training.schedule.rates)
     trajectory = []
     for _ in range(STEPS):
         training.step()
@@ -47,23 +52,22 @@ def losses(spec: TrainingSpec) -> list[float]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("form", ["compile", "graph", "compile-graph"])
 def test_every_form_trains_as_the_eager_one(form: Form, precision: Precision) -> None:
-    tolerance = 1e-3 if precision == "fp32" else 3e-2
     eager = losses(replace(SPEC, precision=precision))
-    assert losses(replace(SPEC, precision=precision, form=form)) == pytest.approx(eager, rel=tolerance)
+    assert losses(replace(SPEC, precision=precision, form=form)) == pytest.approx(eager, rel=TOLERANCE[precision])
     assert max(eager) - min(eager) > 0.1
 
 
 @pytest.mark.parametrize("input", ["fixed", "device"])
 def test_a_captured_step_accumulates(input: Input) -> None:
     spec = replace(SPEC, accumulation_steps=4, input=input)
-    assert losses(replace(spec, form="graph")) == pytest.approx(losses(spec), rel=1e-3)
+    assert losses(replace(spec, form="graph")) == pytest.approx(losses(spec), rel=TOLERANCE["fp32"])
 
 
-def test_a_frozen_rate_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedule moves the loss by more than the forms may differ."""
-    moving = losses(SPEC)
-    monkeypatch.setattr("ddpperf.training.cosine_rates", lambda peak, steps: [peak] * steps)
-    assert losses(SPEC) != pytest.approx(moving, rel=1e-2)
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_a_rate_that_a_capture_froze_would_be_seen(precision: Precision) -> None:
+    """It moves the loss by more than the forms may differ."""
+    spec = replace(SPEC, precision=precision)
+    assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=3 * TOLERANCE[precision])
 
 
 def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
@@ -86,15 +90,17 @@ def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
     counters = {}
     for form in ("eager", "graph"):
         training = TrainingStep(replace(SPEC, form=form), rank=0, device=GPU)
+        began = time.perf_counter()
         training.warm_up(10)
+        lasted = time.perf_counter() - began
         training.start_round()
         training.step()
         training.end_round(1)
         counters[form] = training.finish()
     assert "capture_seconds" not in counters["eager"]
-    assert 0 < counters["graph"]["capture_seconds"] < 60
+    assert 0 < counters["graph"]["capture_seconds"] < lasted
     assert counters["graph"]["cpu_seconds"] < counters["eager"]["cpu_seconds"] / 2
-    assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"] * 1.5
+    assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"]
 
 
 def test_a_measurement_leaves_no_memory_behind() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pynvml
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -231,7 +234,7 @@ def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
     """First: those that the smallest number of GPUs holds."""
 
     def status(one: int, other: int, capability: int) -> int:
-        assert capability == pynvml.NVML_P2P_CAPS_INDEX_READ
+        assert (ctypes.c_int(capability).value,) == pynvml.NVML_P2P_CAPS_INDEX_READ, "the number that the driver takes"
         if (one, other) in apart:
             return int(pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED)
         return int(pynvml.NVML_P2P_STATUS_UNKNOWN if (one, other) == (0, 2) else pynvml.NVML_P2P_STATUS_OK)
@@ -243,6 +246,12 @@ def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
     assert first_unmapped(GPUS) == machine("cuda", GPUS, Links()).unmapped == expected
     assert machine("cpu", GPUS, Links()).unmapped is None
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_driver_says_of_gpus_what_cuda_says() -> None:
+    able = all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(torch.cuda.device_count()), 2))
+    assert (first_unmapped(visible_gpus()) is None) == able
 
 
 def test_a_driver_that_does_not_tell_lets_all_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:

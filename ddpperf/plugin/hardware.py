@@ -19,6 +19,7 @@ from ddpperf.plugin.link_options import Links
 from ddpperf.specs import Spec
 
 _T = TypeVar("_T")
+P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py has as a tuple, which it does not take itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         for first, second in sorted(combinations(range(len(handles)), 2), key=max):
-            status = pynvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_READ)
+            status = pynvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], P2P_READ)
             if status not in possible:
                 return first, second
     except pynvml.NVMLError:
