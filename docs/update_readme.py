@@ -16,6 +16,7 @@ from typing import Any
 
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
+from docs.projection import projection_table
 from docs.tables import (
     ROOT,
     algorithms_table,
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[str], str]] = {  # else one whole run, or one run an
     "the batches in ": batches_table,  # a run of test_largest_batch
     "the all_reduces in ": algorithms_table,
     "the trials in ": trials_table,  # a folder
+    "the projection in ": projection_table,  # two runs
 }
 
 
