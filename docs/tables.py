@@ -8,7 +8,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,7 +80,12 @@ def recipes_table(run: str) -> str:
         )
         rows.append((-values["test_accuracy"], f"| {' | '.join(cells)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
-    return "\n".join([*lines, *(f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes))])
+    return "\n".join([*lines, *footnotes(notes)])
+
+
+def footnotes(notes: Sequence[str]) -> list[str]:
+    """What the marks of a table stand for."""
+    return [f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes)]
 
 
 def doubts_of(stored: Mapping[str, Any]) -> list[str]:
@@ -126,7 +131,10 @@ def over_runs(pattern: str) -> str:
                 cells.setdefault(benchmark["name"], []).append(stored)
                 shown.append(spec)
     rows = ["| cell | median | least to most | runs | efficiency | CPU a step |", "|---|---|---|---|---|---|"]
+    notes: list[str] = []
     for name, runs in cells.items():
+        doubts = [note for run in runs for note in doubts_of(run)]
+        notes += [re.sub(r"GPU \d+ was (.+) during .*", r"a GPU was \1 in some rounds", note) for note in doubts]
         measured = [Measured.from_json(stored) for stored in runs]
         seconds = [median(each.all_step_seconds()) for each in measured]
         spread = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
@@ -134,8 +142,9 @@ def over_runs(pattern: str) -> str:
         efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
         cpu_seconds = [value for each in measured for value in each.counter("cpu_seconds").values()]
         cpu = format_seconds(median(cpu_seconds)) if cpu_seconds else "-"
-        rows.append(f"| {name} | {format_seconds(median(seconds))} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
-    return "\n".join([*rows, ""])
+        middle = f"{format_seconds(median(seconds))} {DOUBTFUL * bool(doubts)}".rstrip()
+        rows.append(f"| {name} | {middle} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
+    return "\n".join([*rows, "", *footnotes(notes)])
 
 
 def versus(run: str, folder: str) -> str:

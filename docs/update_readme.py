@@ -16,6 +16,7 @@ from typing import Any
 
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
+from docs.baselines import baselines_table
 from docs.projection import projection_table
 from docs.tables import (
     ROOT,
@@ -35,7 +36,7 @@ PICTURED = DOCS / "h200x4.md"
 # of single files of perf/, whose runs a whole run does not replace
 OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
 OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
-PAGES = (ROOT / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
+PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by docs/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FIRST = "the first tests in "  # of each experiment of a run
@@ -48,6 +49,7 @@ TABLES: dict[str, Callable[[str], str]] = {  # else one whole run, or one run an
     "the all_reduces in ": algorithms_table,
     "the trials in ": trials_table,  # a folder
     "the projection in ": projection_table,  # two runs
+    "the baselines in ": baselines_table,  # a folder
 }
 
 

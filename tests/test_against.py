@@ -254,6 +254,11 @@ def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
     one, two = (Judgement(rows=decision.rows, holes={}, unmeasured=tests[:number]).unseen() for number in (1, 2))
     assert one == [], "1 of 21"
     assert two == ["2 of 22 tests cannot be measured by the candidate, as cannot0; deselect them"]
+    controls = [row for row in decision.rows if row.control is not None]
+    assert Judgement(rows=controls, holes={}, unmeasured=tests).unseen() == [
+        "no test has a metric that can be judged",
+        "2 of 2 tests cannot be measured by the candidate, as cannot0; deselect them",
+    ]
 
 
 def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:

@@ -146,6 +146,9 @@ def test_a_doubt_names_the_gpu_and_what_disturbed_it(rounds: list[dict[int, Dist
         (rounds_of(FULL, LOW, None), []),
         (rounds_of(LOW, FULL), []),  # the round before was the slower one
         (rounds_of(FULL, None, LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (rounds_of(FULL, replace(LOW, megahertz=1200), LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (rounds_of(FULL, replace(LOW, megahertz=900, throttled=HOT.throttled), LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (rounds_of(replace(FULL, throttled=CAPPED.throttled), LOW), []),  # the work's own cap, which did not count here
         (rounds_of(FULL, replace(LOW, throttled=HOT.throttled)), ["GPU 1 was throttled (temperature)"]),
         ([{0: CAPPED}, {0: CAPPED}, {0: Disturbance(), 1: CAPPED}], ["GPU 1 was throttled (power cap)"]),  # those were GPU 0's
     ],

@@ -73,13 +73,11 @@ class Judgement:
 
     def _undecided(self) -> list[str]:
         primaries = self._primaries()
-        if not primaries:
-            return ["no test has a metric that can be judged"]
         undecided = [row for row in primaries if row.undecided]
         of = len(primaries) + len(self.unmeasured)
-        if len(undecided) + len(self.unmeasured) <= MOST_UNDECIDED * of:
+        if primaries and len(undecided) + len(self.unmeasured) <= MOST_UNDECIDED * of:
             return []
-        sentences = []
+        sentences = [] if primaries else ["no test has a metric that can be judged"]
         if undecided:
             needed = [row.sets for row in undecided]
             enough = f"{self.sets_option} {max(sets for sets in needed if sets)} would do" if all(needed) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -11,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+LARGEST_FILE = 2**28  # bytes that the process may write into one
+KEPT_BYTES = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """status: of the process, negative for a signal. output, errors: all that it printed."""
+    """status: of the process, negative for a signal. output, errors: what it printed, of which the last MiB is kept."""
 
     status: int
     output: str
@@ -33,10 +37,18 @@ def run_apart(command: Sequence[str], variables: Mapping[str, str], seconds: flo
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
             )
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))  # what never stops printing
         try:
             status = process.wait(timeout=seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return Ended(status=status, output=output.read_text(errors="replace"), errors=errors.read_text(errors="replace"))
+        return Ended(status=status, output=_end(output), errors=_end(errors))
+
+
+def _end(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - KEPT_BYTES))
+        return file.read().decode(errors="replace")

@@ -149,16 +149,14 @@ def spoiling(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
             reasons.append(f"GPU {gpu} was throttled ({', '.join(why)})")
         if last.foreign:
             reasons.append(f"{_processes(last.foreign)} also used GPU {gpu}")
-        low, high = clocks([each[gpu] for each in rounds if gpu in each])
-        if not last.throttled and low < high and last.megahertz == low:
-            reasons.append(f"GPU {gpu}'s clock was {low} MHz, of {high}")
+        high = max(each[gpu].megahertz or 0 for each in rounds if gpu in each)
+        if not (last.throttled or own) and is_lower(last.megahertz, high):
+            reasons.append(f"GPU {gpu}'s clock was {last.megahertz} MHz, of {high}")
     return reasons
 
 
-def clocks(rounds: Iterable[Disturbance]) -> tuple[int, int]:
-    """The least and the greatest of one GPU's clocks, in MHz, if they differ; else the greatest twice."""
-    seen = [each.megahertz for each in rounds if each.megahertz is not None] or [0]
-    return min(seen) if min(seen) < (1 - CLOCK_SHARE) * max(seen) else max(seen), max(seen)
+def is_lower(megahertz: int | None, than: int) -> bool:
+    return megahertz is not None and megahertz < (1 - CLOCK_SHARE) * than
 
 
 def notes(again: Sequence[Round]) -> list[str]:
@@ -180,9 +178,9 @@ def sentences(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
             held = sum(bool(each.throttled) for each in disturbances)
             of = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
             doubts.append(f"doubtful: GPU {gpu} was throttled ({', '.join(reasons)}) during {held} of {of}")
-        low, high = clocks([each for each in disturbances if not each.throttled])
-        if low < high:
-            doubts.append(f"doubtful: GPU {gpu}'s clock was {low} to {high} MHz")
+        clocks = [each.megahertz for each in disturbances if each.megahertz is not None]
+        if not reasons and clocks and is_lower(min(clocks), max(clocks)):
+            doubts.append(f"doubtful: GPU {gpu}'s clock was {min(clocks)} to {max(clocks)} MHz")
         if pids := {pid for each in disturbances for pid in each.foreign}:
             doubts.append(f"doubtful: {_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
     return doubts
@@ -212,12 +210,14 @@ def read(handle: Any) -> Reading:
     bits = _ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # its name in drivers before 535
         bits = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    idle = bits is None or bits & IDLE
+    megahertz = None if idle else _ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK)  # at once: soon it may be idle
     return Reading(
         reference_seconds=time.monotonic(),
         violations_ns=violations(_ask("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()),
         reasons=named(bits or 0),
         processes=frozenset(process.pid for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
-        megahertz=_ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK) if bits is not None and not bits & IDLE else None,
+        megahertz=megahertz,
     )
 
 
