@@ -68,8 +68,13 @@ def made(root: Path) -> str:
         if len(runs) < FEWEST_RUNS:
             parts.append(f"# {folder.name}: no thresholds, for {basis} {'is' if len(runs) == 1 else 'are'} too few.\n")
             continue
-        parts.append(f"# {folder.name}: the worst of {basis}, less {MARGIN:.0%}.\n")
-        parts += [entry(threshold) for threshold in thresholds(folder.name, runs)]
+        entries = [entry(threshold) for threshold in thresholds(folder.name, runs)]
+        how = (
+            f"the worst of {basis}, less {MARGIN:.0%}"
+            if entries
+            else f"no thresholds, for of {basis} no cell is in {FEWEST_RUNS}, and steady"
+        )
+        parts += [f"# {folder.name}: {how}.\n", *entries]
     return "\n".join(parts)
 
 

@@ -68,14 +68,19 @@ def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> N
     project.assert_nothing_left()
 
 
-def test_ctrl_c_while_a_model_is_tried_is_no_verdict_either(project: Project) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(project: Project, how: signal.Signals) -> None:
+    """And what tried it is gone with the controller, however that ended."""
     (project.root / "slow.py").write_text(
         "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
     )
     process = project.start("perf", "--model", "slow:make")
     wait_while_it_runs(process, (project.root / "begun").exists, "the model was not tried")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     output, _ = process.communicate(timeout=20)
+    if how == signal.SIGKILL:
+        wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
+        return
     assert process.returncode == 125, output
     assert "NO VERDICT: interrupted before anything was measured" in output
     project.assert_nothing_left()

@@ -83,7 +83,10 @@ def test_replicates_measure_every_test_side_by_side(project: Project) -> None:
     assert [(sample["set"], len(sample["seconds"])) for sample in stored["samples"]] == [("A1", 4), ("A2", 4), ("A3", 4)]
     by_set = stored["metrics"]["images_per_second"]["by_set"]
     assert stored["metrics"]["images_per_second"]["value"] == sorted(by_set.values())[1]
-    project.run("perf", "--replicates", "0").assert_one_sentence(4, "--replicates takes whole numbers from 1 to")
+    for replicates in ("0", "65"):
+        project.run("perf", "--replicates", replicates).assert_one_sentence(
+            4, f"--replicates takes whole numbers from 1 to 64, got {replicates!r}; pass for example --replicates 2"
+        )
 
 
 def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import venv
@@ -30,6 +31,7 @@ MAKE = "def make(): pass\n"
 FILES = {
     "text": "",
     "garbage": "\x7fnothing",
+    "endless": "#!/bin/sh\nexec yes\n",
     "good/torch/__init__.py": TORCH.format("2.11.0a0+git1234", "13.0"),
     "good/count/torch/__init__.py": TORCH.format("2.12.0", "13.0") + "open('counted', 'a').write('x')\n",
     "good/own/models.py": f"from ddpperf.refusal import CannotTrain\nimport mine\n{MAKE}",
@@ -64,7 +66,8 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in FILES.items():
         (at / name).parent.mkdir(parents=True, exist_ok=True)
         (at / name).write_text(text)
-    (at / "garbage").chmod(0o755)
+    for name in ("garbage", "endless"):
+        (at / name).chmod(0o755)
     venv.create(at / "bare", symlinks=True)
     return at
 
@@ -187,6 +190,7 @@ MISTAKES = {
     "--baseline-python ./text": f"--baseline-python {PYTHON} './text', which is not executable; name another",
     "--against ./garbage": "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter",
     "--against /bin/ls": f"--against /bin/ls {NO_PYTHON} 2 (",
+    "--against ./endless": f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGXFSZ}; name a Python interpreter",
     "--against /bin/true": f"--against /bin/true {NO_PYTHON} 0; name a Python interpreter",
     "--baseline-python /bin/echo": f"--baseline-python /bin/echo {NO_PYTHON} 0; name a Python interpreter",
     "--against-root nowhere": f"--against-root {FOLDER} 'nowhere'; name another",

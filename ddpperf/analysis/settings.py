@@ -36,10 +36,10 @@ METRICS_DECIDED = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER)
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 
 # Measured between runs of nearly the same code: root mean square over pairs of runs, test by test, and the largest difference.
-# H200s, the 5 runs in perf/baselines, on 2 machines. Where the rounds of both runs are quiet: 0.14 % on a machine, 0.59 %
+# H200s, 5 runs in perf/baselines, on 2 machines. Where the rounds of both runs are quiet: 0.14 % on a machine, 0.59 %
 # between the two, 0.46 % in all (578 pairs, at most 2.2 %); else 14 % (132 pairs, at most 137 %). With 10 earlier ones that git
 # still has, on 6 more machines: quiet 0.25 % on a machine, 0.77 % between, 0.91 % between two days (1311 pairs, at most 6.0 %).
-# 2 cores of an EPYC, the 8 runs in perf/baselines: steps whose rounds spread by less than 5 % have 3.1 % (86 pairs, at most
+# 2 cores of an EPYC, 8 of the runs in perf/baselines: steps whose rounds spread by less than 5 % have 3.1 % (86 pairs, at most
 # 12 %), by 5 to 10 % 5.9 % (37 pairs, at most 15 %), and all that spread by more 12 % (at most 167 % in 22 runs of a day).
 # A value above what was seen costs little, for a test's own runs correct it. One below it costs false alarms on another day.
 _SPREADS = {

@@ -16,7 +16,7 @@ from ddpperf.plugin import hardware
 from ddpperf.plugin.cells import Cell, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.hardware import Machine
-from ddpperf.plugin.interrupts import interrupt_once
+from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.option_parser import add_options, read_options
 from ddpperf.plugin.option_values import verdict_file
@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     verdict_to = verdict_file(config.getoption("verdict"))
     gpus = hardware.visible_gpus()
     try:
-        options = read_options(config, len(gpus))
+        with terminated_as_interrupted():
+            options = read_options(config, len(gpus))
     except KeyboardInterrupt:
         pytest.exit("NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT])
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)

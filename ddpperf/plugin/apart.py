@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -12,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpperf.workers.rank_process import end_of
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 LARGEST_FILE = 2**28  # bytes that the process may write into one
-KEPT_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +39,27 @@ def run_apart(command: Sequence[str], variables: Mapping[str, str], seconds: flo
         output, errors = Path(folder) / "output", Path(folder) / "errors"  # files: a child of its own would hold pipes open
         with output.open("w") as out, errors.open("w") as err:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_bound,
             )
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))  # what never stops printing
         try:
             status = process.wait(timeout=seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return Ended(status=status, output=_end(output), errors=_end(errors))
+        return Ended(status=status, output=end_of(output), errors=end_of(errors))
 
 
-def _end(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - KEPT_BYTES))
-        return file.read().decode(errors="replace")
+def _bound() -> None:
+    """In the new process, which may be no Python: it ends with this one, and cannot fill the disk."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (LARGEST_FILE if soft == resource.RLIM_INFINITY else min(soft, LARGEST_FILE), hard)
+    )

@@ -3,8 +3,10 @@ saves what was measured and tells the verdict."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,19 @@ def interrupt_once(config: pytest.Config) -> None:
         for number in _ours:
             signal.signal(number, _first)
         config.add_cleanup(interrupt_as_before)
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Within, SIGTERM raises KeyboardInterrupt, too, so that what was begun is undone."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ignore_interrupts() -> None:

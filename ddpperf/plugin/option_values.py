@@ -48,11 +48,11 @@ def sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def whole_number(option: str, text: str) -> int:
+def whole_number(option: str, text: str, most: int = 10**MOST_DIGITS - 1) -> int:
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) >= 1):
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and 1 <= int(text) <= most):
         raise pytest.UsageError(
-            f"{option} takes whole numbers from 1 to {10**MOST_DIGITS - 1}, got {text[:40]!r}; pass for example {option} 2"
+            f"{option} takes whole numbers from 1 to {most}, got {text[:40]!r}; pass for example {option} 2"
         )
     return int(text)
 
@@ -165,9 +165,7 @@ def read_replicates(config: pytest.Config) -> int | None:
     text = config.getoption("replicates")
     if text is None:
         return None
-    replicates = whole_number("--replicates", text)
-    if replicates > MOST_SETS:
-        raise pytest.UsageError(f"--replicates takes up to {MOST_SETS} process sets a side, got {replicates}; pass fewer")
+    replicates = whole_number("--replicates", text, MOST_SETS)
     if replicates == 1 and has_sides(config) and not config.getoption("benchmark_compare"):
         raise pytest.UsageError("--replicates 1 leaves nothing to judge a difference by, got two sides; pass 2 or more")
     return replicates

@@ -124,7 +124,8 @@ class Storage:
             header = document["ddpperf"]
             schema, key = header["schema"], header["hardware_key"]
         except (KeyError, TypeError) as error:
-            raise NoBaseline(f"{path} was not saved by ddpperf (no {error}); name a file below {self.runs}") from error
+            why = f"no {error}" if isinstance(error, KeyError) else "it holds something else"
+            raise NoBaseline(f"{path} was not saved by ddpperf ({why}); name a file below {self.runs}") from error
         if schema != SCHEMA:
             raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; save a baseline anew")
         if key != self.hardware_key:

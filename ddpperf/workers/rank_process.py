@@ -21,6 +21,7 @@ from ddpperf.workers.worker import STACKS_SIGNAL
 STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
+KEPT_BYTES = 2**20  # of what a process prints: it may never stop
 
 # Runs the worker from this very package without putting its parent folder on the path of another interpreter, where
 # it could hide that interpreter's own torch.
@@ -115,7 +116,7 @@ class RankProcess:
     def death(self) -> RankFailure:
         """How it ended, and the end of what it printed."""
         what = describe_exit(self._process)
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = end_of(self._log).splitlines()[-LOG_TAIL_LINES:]
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
@@ -127,7 +128,7 @@ class RankProcess:
         return begin
 
     def log_from(self, begin: int) -> str:
-        return self._log.read_bytes()[begin:].decode(errors="replace")
+        return end_of(self._log, begin)
 
     def wait(self) -> None:
         """Wait for its end, for a while."""
@@ -156,3 +157,10 @@ def stacks_of(ranks: Sequence[RankProcess]) -> dict[int, str]:
         time.sleep(0.02)
     time.sleep(0.1)  # a stack is written in many small pieces
     return {rank.rank: f"stacks of rank {rank.rank}:\n{rank.log_from(begin)}" for rank, begin in begins.items()}
+
+
+def end_of(log: Path, begin: int = 0) -> str:
+    """What a process has printed there, from a byte on, of which no more than KEPT_BYTES are read."""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - KEPT_BYTES))
+        return file.read().decode(errors="replace")
