@@ -253,12 +253,41 @@ def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
     tests = [f"cannot{number}" for number in range(2)]
     one, two = (Judgement(rows=decision.rows, holes={}, unmeasured=tests[:number]).unseen() for number in (1, 2))
     assert one == [], "1 of 21"
+    noisy = reading(1, base=(1.0, 1.02, 0.98), kind="noisy")
+    undecided = Decision([*suite(*(reading(test=f"more{n}", base=FRESH[:3]) for n in range(11))), noisy], GPU)
+    beside = [Judgement(rows=undecided.rows, holes={}, unmeasured=tests[:number]).unseen() for number in (0, 1)]
+    assert beside[0] == [], "1 of 20"
+    assert [sentence.split(",")[0] for sentence in beside[1]] == [
+        "1 of 21 tests are undecided",
+        "1 of 21 tests cannot be measured by the candidate",
+    ]
+    nineteen = [row for row in decision.rows if row.test != "same0"]
+    assert Judgement(rows=nineteen, holes={}, unmeasured=tests[:1]).unseen() == [], "1 of 20"
     assert two == ["2 of 22 tests cannot be measured by the candidate, as cannot0; deselect them"]
     controls = [row for row in decision.rows if row.control is not None]
     assert Judgement(rows=controls, holes={}, unmeasured=tests).unseen() == [
         "no test has a metric that can be judged",
         "2 of 2 tests cannot be measured by the candidate, as cannot0; deselect them",
     ]
+
+
+def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> None:
+    """Also where another test could do with fewer."""
+    wild, noisy = (
+        reading(1, name, base=base, kind=name) for name, base in (("wild", (1.0, 1.5, 0.6)), ("noisy", (1.0, 1.01, 0.99)))
+    )
+    decision = Decision(suite(wild, noisy), GPU)
+    assert (row(decision, "wild").sets, row(decision, "noisy").sets) == (None, row(decision, "noisy").sets or -1)
+    _, (reason,) = verdict(decision)
+    assert reason == "2 of 10 tests are undecided, as wild is; no number of sets up to 64 would do"
+
+
+def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
+    bases = (1.0, 1.02, 0.98)
+    one = reading(1, "one", base=bases, kind="noisy")
+    other = replace(one, test="other", candidate=(1.0, 0.981, 1.02))
+    alone, beside = (row(Decision([*suite(), *some], GPU), "one") for some in ([one], [one, other]))
+    assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
 
 
 def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:

@@ -90,6 +90,7 @@ def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_oth
         "the candidate cannot measure it: it maps the memory of all GPUs"
     )
     assert side_reason(spec, options, Machine(device="cuda")) == ""
+    assert side_reason(spec, options, Machine()).startswith("the candidate cannot measure it: comm_hook symmetric_memory maps")
 
 
 def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -26,9 +25,9 @@ def compiler_reason(device: str = "cpu") -> str:
     """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ that Python calls, for
     $CXX, or g++; for GPUs Triton writes C, too, for $CC, which it takes for one word, or gcc, or clang."""
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
-    if not _compiles(lambda: shlex.split(cxx), "tried.cpp"):
+    if not _compiles(cxx, "tried.cpp"):
         return _reason("C++", cxx or "an empty $CXX")
-    if device == "cuda" and not _compiles(lambda: [cc], "tried.c"):
+    if device == "cuda" and not _compiles(cc, "tried.c"):
         return _reason("C", cc or "an empty $CC")
     return ""
 
@@ -38,13 +37,13 @@ def _reason(language: str, found: str) -> str:
     return f"{needs}, and {found} is none; install both, or leave compiled forms out"
 
 
-def _compiles(words: Callable[[], list[str]], name: str) -> bool:
+def _compiles(compiler: str, name: str) -> bool:
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / name, Path(folder) / "tried.so"
         source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * name.endswith(".cpp"))
         arguments = [f"-I{sysconfig.get_path('include')}", "-shared", "-fPIC", str(source), "-o", str(library)]
-        compiler = words()
-        if compiler and subprocess.run([*compiler, *arguments], capture_output=True, timeout=20).returncode == 0:
+        words = shlex.split(compiler) if name.endswith(".cpp") else [compiler]
+        if compiler and subprocess.run([*words, *arguments], capture_output=True, timeout=20).returncode == 0:
             return library.exists()
     return False
 
