@@ -190,7 +190,7 @@ MISTAKES = {
     "--baseline-python ./text": f"--baseline-python {PYTHON} './text', which is not executable; name another",
     "--against ./garbage": "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter",
     "--against /bin/ls": f"--against /bin/ls {NO_PYTHON} 2 (",
-    "--against ./endless": f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGXFSZ}; name a Python interpreter",
+    "--against ./endless": f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter",
     "--against /bin/true": f"--against /bin/true {NO_PYTHON} 0; name a Python interpreter",
     "--baseline-python /bin/echo": f"--baseline-python /bin/echo {NO_PYTHON} 0; name a Python interpreter",
     "--against-root nowhere": f"--against-root {FOLDER} 'nowhere'; name another",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from ddpperf.workers.rank_process import end_of
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-LARGEST_FILE = 2**28  # bytes that the process may write into one
+MOST_PRINTED = 2**26  # bytes, after which the process is killed: it may never stop
+LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class Ended:
 def run_apart(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> Ended:
     """Run `command` with `variables` beside this environment's; raises OSError, and subprocess.TimeoutExpired after `seconds`.
 
-    Temporary files go where they are removed (torch leaves a cache), and whatever the process starts is killed with it.
+    Temporary files go where they are removed (torch leaves a cache), and whatever the process starts is killed with it. It ends
+    with this one, and is killed when it has printed too much.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         environment = os.environ | dict(variables) | {"TMPDIR": folder}
@@ -45,21 +47,24 @@ def run_apart(command: Sequence[str], variables: Mapping[str, str], seconds: flo
                 stderr=err,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_bound,
+                preexec_fn=_end_with_parent,
             )
+        last = time.monotonic() + seconds
         try:
-            status = process.wait(timeout=seconds)
+            while process.poll() is None:
+                if output.stat().st_size + errors.stat().st_size > MOST_PRINTED:
+                    process.kill()
+                elif time.monotonic() > last:
+                    raise subprocess.TimeoutExpired(command, seconds)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            status = process.wait()
         return Ended(status=status, output=end_of(output), errors=end_of(errors))
 
 
-def _bound() -> None:
-    """In the new process, which may be no Python: it ends with this one, and cannot fill the disk."""
+def _end_with_parent() -> None:
+    """In the new process, which may be no Python."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (LARGEST_FILE if soft == resource.RLIM_INFINITY else min(soft, LARGEST_FILE), hard)
-    )
