@@ -8,7 +8,7 @@ import pytest
 
 from ddpperf.plugin.option_parser import read_options
 from ddpperf.plugin.options import Options
-from ddpperf.specs import AllReduceSpec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
 from tests.project import REPOSITORY, Project
 
@@ -62,16 +62,40 @@ def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytes
         assert set(sizes) == {2, 4}
 
 
-def test_on_a_cpu_no_all_reduce_is_selected(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("computes_bf16", [True, False])
+def test_on_a_cpu_no_all_reduce_is_selected(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, computes_bf16: bool
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: computes_bf16)
     selected = gated(options(pytester, gpus=0))
     assert all(isinstance(spec, TrainingSpec) for spec in selected)
-    assert {spec.id for spec in selected} == {
-        "world_size=1-batch=32-resnet18-single-bf16-eager-fixed",
+    bf16 = {"world_size=1-batch=32-resnet18-single-bf16-eager-fixed"} if computes_bf16 else set()
+    assert {spec.id for spec in selected} == bf16 | {
         "world_size=1-batch=32-resnet18-single-fp32-eager-fixed",
         "world_size=2-batch=32-resnet18-ddp-fp32-eager-fixed",
         "world_size=2-batch=32-resnet18-ddp+bf16-fp32-eager-fixed",
         "world_size=2-batch=32-resnet18-zero1-fp32-eager-fixed",
     }
+
+
+@pytest.mark.parametrize(("arguments", "gpus"), [(("--precision", "bf16"), 0), ((), 1)])
+def test_bf16_is_measured_where_it_is_asked_for_and_on_gpus(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], gpus: int
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
+    chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+    cells = list(test_precision.precisions(chosen))
+    assert all(isinstance(cell, TrainingSpec) for cell in cells)
+    assert "bf16" in {cell.precision for cell in cells if isinstance(cell, TrainingSpec)}
+
+
+def test_bf16_that_a_cpu_does_not_compute_stays_in_the_gate_to_say_why(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
+    (left_out,) = (cell for cell in test_precision.precisions(options(pytester, gpus=0)) if not isinstance(cell, Spec))
+    assert left_out.id == "world_size=1-batch=32-resnet18-single-bf16-eager-fixed"
+    assert {mark.name for mark in left_out.marks} == {"skip", "gate"}
 
 
 def test_the_marker_selects_cells_of_an_own_experiment(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ddpperf.plugin import hardware
 from ddpperf.plugin.hardware import (
     Gpu,
     Machine,
+    computes_bf16,
     core_count,
     cpu_model,
     data_rate,
@@ -181,6 +182,32 @@ def test_a_cpu_that_the_kernel_does_not_tell_is_its_machine(system: Path, monkey
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not (system / "cpuinfo").exists()
     assert cpu_model() == "riscv64"
+
+
+@pytest.mark.parametrize(
+    ("flags", "computes"),
+    [
+        ({"flags": "fpu sse avx2 avx512f avx512dq avx512bw avx512vl"}, True),
+        ({"flags": "fpu sse avx2 avx512f avx512dq"}, False),
+        ({"flags": "fpu sse avx2 avx_ne_convert"}, True),
+        ({"flags": "fpu sse avx2 fma"}, False),
+        ({"Features": "fp asimd bf16"}, True),
+        ({"Features": "fp asimd"}, False),
+        ({}, True),
+    ],
+)
+def test_what_a_cpu_computes_bf16_with_is_told_by_the_kernel(system: Path, flags: dict[str, str], computes: bool) -> None:
+    (system / "cpuinfo").write_text(cpuinfo(**CLOUD, **flags))
+    assert computes_bf16() is computes
+
+
+def test_a_cpu_that_tells_nothing_is_taken_to_compute_bf16(system: Path) -> None:
+    assert not (system / "cpuinfo").exists()
+    assert computes_bf16()
+
+
+def test_torch_itself_says_the_same_of_this_cpu() -> None:
+    assert computes_bf16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @pytest.mark.parametrize(

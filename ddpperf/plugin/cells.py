@@ -23,9 +23,9 @@ def without_torchvision(spec: Spec, what: str) -> Cell:
     return spec if found else skipped(spec.id, f"{what} needs torchvision, which is not installed")
 
 
-def skipped(identity: str, reason: str) -> ParameterSet:
-    """A cell that cannot be measured here: its test is collected, and skipped with the reason."""
-    return pytest.param(None, id=identity, marks=pytest.mark.skip(reason=reason))
+def skipped(identity: str, reason: str, *marks: pytest.MarkDecorator) -> ParameterSet:
+    """A cell that cannot be measured here: its test, with these marks, is collected, and skipped with the reason."""
+    return pytest.param(None, id=identity, marks=[pytest.mark.skip(reason=reason), *marks])
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Cell:

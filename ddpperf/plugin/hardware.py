@@ -19,6 +19,8 @@ from ddpperf.plugin.link_options import Links
 from ddpperf.specs import Spec
 
 _T = TypeVar("_T")
+# what a CPU has by which torch computes in bf16: on x86 either of the first two, on Arm the last
+BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py has as a tuple, which it does not take itself
 
 
@@ -185,13 +187,29 @@ def machine_info() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The CPU's name as the kernel gives it; where that has no number, as in many clouds, with the numbers of its design."""
-    with contextlib.suppress(OSError):
-        facts = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    if facts := _cpu_facts():
         name = facts.get("model name", platform.machine()).strip()
         numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
         design = " ".join(facts[number] for number in numbers if number in facts)
         return name if re.search(r"\d{3}", re.sub("@.*", "", name)) else f"{name} {design}"
     return platform.processor() or platform.machine()
+
+
+def computes_bf16() -> bool:
+    """Whether the CPU has what torch computes bf16 with; True where the kernel does not tell.
+
+    Without that a convolution of bf16 is a plain loop, which takes tens of times fp32's.
+    """
+    facts = _cpu_facts()
+    flags = set(facts.get("flags", facts.get("Features", "")).split())
+    return not flags or any(needed <= flags for needed in BF16_FLAGS)
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What the kernel tells of one of the cores; nothing where it does not."""
+    with contextlib.suppress(OSError):
+        return dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    return {}
 
 
 def core_count() -> int:
