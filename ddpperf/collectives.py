@@ -148,7 +148,7 @@ def operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Te
 
 
 class Collective(Repeated):
-    """Another collective of the backend, from a buffer that stays as it is into another one.
+    """Another collective of the backend, from a buffer that stays as it is into another one; broadcast has one buffer.
 
     Element i of rank r's buffer is i % 13 + 1 + r; a whole number, which float32 adds up exactly.
     """

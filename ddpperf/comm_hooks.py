@@ -60,10 +60,10 @@ class OwnAverage:
         self.device = device
         self.world_size = dist.get_world_size()
         self.messages: list[Message] = []
-        self.late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
+        late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
         self.devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.wait = delayed(lambda: None, self.late, device)
+        self.wait = delayed(lambda: None, late, device)
 
     def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         del state

@@ -68,7 +68,7 @@ class Ledger(TorchDispatchMode):
 def _collective(func: Any) -> str:
     """The operator's name without what only says how it is called: allreduce_ and all_reduce are one collective."""
     name = func.__name__.partition(".")[0].strip("_")
-    words = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather", "reduce_scatter_tensor": "reduce_scatter"}
+    words = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather"}
     known = ("allreduce", "allgather", "reduce_scatter", "broadcast", "barrier")
     name = words.get(name, name)
     return next((each for each in known if name.startswith(each)), name)

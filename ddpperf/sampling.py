@@ -17,7 +17,6 @@ class Sampling:
 
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images
-        self.told = spec.set_epoch
         self.device = device
         self.batches = EpochBatches(
             spec.epoch_images,
@@ -25,6 +24,7 @@ class Sampling:
             rank=rank,
             batch_size=spec.shard_images,
             drop_last=spec.drop_last,
+            set_epoch=spec.set_epoch,
         )
         self.epoch = 0
         self.shard: list[list[int]] = []
@@ -37,8 +37,7 @@ class Sampling:
         """Nothing to prepare: each round samples on."""
 
     def step(self) -> None:
-        if self.told:
-            self.batches.set_epoch(self.epoch)
+        self.batches.set_epoch(self.epoch)
         self.shard = list(self.batches)
         self.epoch += 1
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import torch
-from torch.optim import lr_scheduler
-from torch.optim.lr_scheduler import LRScheduler
+from typing import TYPE_CHECKING
 
 from ddpperf.specs import ScheduleName
+
+if TYPE_CHECKING:  # torch is imported where it is used: recipes scale their rates in the controller, which has no use for it
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 LEAST_RATE = 1e-3  # of the peak, where a linear decay ends; of its last rate, where a warm-up begins
 DROP = 0.1  # of step and multistep
 CYCLES = 2  # of cyclic in a run
-
-Optimizer = torch.optim.Optimizer
 
 
 def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int) -> list[float]:
@@ -29,6 +28,8 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
     cosine to 0 (Loshchilov and Hutter 2017). linear: in a straight line to a thousandth. cyclic: two triangles between a tenth
     of the peak and the peak (Smith 2017). Raises ValueError for a warm-up that is longer than the run.
     """
+    from torch.optim import lr_scheduler
+
     if not 0 <= warm_up <= steps:
         raise ValueError(f"a warm-up of {warm_up} steps is longer than the run of {steps}; make it shorter")
     rest = steps - warm_up
@@ -53,6 +54,8 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:
     """What a scheduler gives in each of so many steps."""
+    import torch
+
     if not steps:
         return []
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)

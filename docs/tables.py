@@ -8,14 +8,14 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.decision import Finding
 from ddpperf.report.format import format_seconds, short
-from ddpperf.report.summary import DOUBT, summary_lines
+from ddpperf.report.summary import doubts_of, summary_lines
 from ddpperf.results import Measured
 from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_FORMS
@@ -86,10 +86,6 @@ def recipes_table(run: str) -> str:
 def footnotes(notes: Sequence[str]) -> list[str]:
     """What the marks of a table stand for."""
     return [f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes)]
-
-
-def doubts_of(stored: Mapping[str, Any]) -> list[str]:
-    return [note for note in stored["notes"] if note.startswith(DOUBT)]
 
 
 def work(spec: RunSpec) -> str:

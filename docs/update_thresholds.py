@@ -21,6 +21,7 @@ from typing import Any, get_args
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.analysis.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
 from ddpperf.plugin.storage import Storage
+from ddpperf.report.format import count
 from ddpperf.specs import Spec
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
 
@@ -64,7 +65,7 @@ def made(root: Path) -> str:
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
         runs = [run for path in sorted(folder.glob("*.json")) if (run := read(path, storage)) is not None]
-        basis = f"{_count(len(runs), 'run')} on {_count(machine_count(runs), 'machine')}"
+        basis = f"{count(len(runs), 'run')} on {count(machine_count(runs), 'machine')}"
         if len(runs) < FEWEST_RUNS:
             parts.append(f"# {folder.name}: no thresholds, for {basis} {'is' if len(runs) == 1 else 'are'} too few.\n")
             continue
@@ -193,10 +194,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:_}" if abs(value) >= 10_000 else repr(value)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def by_hand(file: Path) -> str:

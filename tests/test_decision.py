@@ -77,9 +77,8 @@ def test_a_worse_candidate_never_gets_a_better_answer(one: Look, shift: float, g
     classes = ["one"] * len(one.base)
     found = []
     for each in (one, Look(one.base, one.candidate + shift)):
-        found.append(
-            [ORDER.index(every) for every in screen(each, noise(each, class_variances(each, classes, FLOOR)), GPU, gated)]
-        )
+        spread = noise(each, class_variances(each, classes, FLOOR), PRIOR_FREEDOM, 0.0)
+        found.append([ORDER.index(every) for every in screen(each, spread, GPU, gated)])
     unchanged, undecided = ORDER.index(Finding.UNCHANGED), ORDER.index(Finding.UNDECIDED)
     for before, after in zip(*found, strict=True):
         assert after >= before or (before, after) == (undecided, unchanged), "an undecided gain may shrink to no change"
@@ -88,7 +87,7 @@ def test_a_worse_candidate_never_gets_a_better_answer(one: Look, shift: float, g
 @given(looks(), st.integers(1, 500), st.integers(1, 500))
 @BOUNDED
 def test_a_larger_suite_never_finds_more(one: Look, gated: int, more: int) -> None:
-    spread = noise(one, class_variances(one, ["one"] * len(one.base), FLOOR))
+    spread = noise(one, class_variances(one, ["one"] * len(one.base), FLOOR), PRIOR_FREEDOM, 0.0)
     few, many = (confirm(one, spread, GPU, count) for count in (gated, gated + more))
     assert {i for i, found in enumerate(many) if found is Finding.WORSE} <= {
         i for i, found in enumerate(few) if found is Finding.WORSE
@@ -171,7 +170,7 @@ def test_a_class_lends_its_variance_and_an_outlier_keeps_its_own() -> None:
     one = Look(rng.normal(size=(400, 3)) * sigma, rng.normal(size=(400, 3)) * sigma)
     usual = class_variances(one, ["gpu"] * 400, FLOOR)
     assert usual[0] ** 0.5 == pytest.approx(0.003, rel=0.15)
-    spread = noise(one, usual)
+    spread = noise(one, usual, PRIOR_FREEDOM, 0.0)
     noisy = spread.freedom[:20] == 4
     assert noisy.mean() > 0.9
     assert spread.variance[:20][noisy] == pytest.approx(one.variance[:20][noisy])

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from ddpperf.analysis.decision import CPU, GPU, Array, Finding, Look, Settings, class_variances, confirm, noise, screen
+from ddpperf.analysis.decision import (
+    CPU,
+    GPU,
+    PRIOR_FREEDOM,
+    Array,
+    Finding,
+    Look,
+    Settings,
+    class_variances,
+    confirm,
+    noise,
+    screen,
+)
 
 FLOOR = 0.0005**2  # a set's median of seven rounds that spread by 0.1 %
 METRICS = 4  # of a test, that move together
@@ -35,12 +47,12 @@ def suite(
     gated = len(sigmas) * METRICS
     first = look(settings.screen_sets)
     usual = class_variances(first, ["one"] * gated, FLOOR)
-    found = np.array(screen(first, noise(first, usual), settings, gated))
+    found = np.array(screen(first, noise(first, usual, PRIOR_FREEDOM, 0.0), settings, gated))
     suspects = found == Finding.SUSPECT
     if suspects.any():
         again = first if reuse else look(settings.confirm_sets)
         second = Look(again.base[suspects], again.candidate[suspects])
-        found[suspects] = confirm(second, noise(second, usual[suspects]), settings, gated)
+        found[suspects] = confirm(second, noise(second, usual[suspects], PRIOR_FREEDOM, 0.0), settings, gated)
     return list(found)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ddpperf.analysis.statistics import LEAST_DRIFT, drift, mean_interval, spread_over_ranks, welch_interval
 from tests.generated import BOUNDED, seconds
+from tests.project import REPOSITORY
 
 Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
 
@@ -115,6 +116,17 @@ def test_the_unit_does_not_change_the_drift(rounds: list[int], power: int) -> No
     change = drift(rounds)
     assert change is not None
     assert drift([each * 2.0**power for each in rounds]) == pytest.approx(change)
+
+
+def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
+    """Every command would wait for them, the controller needs no torch, and a CUDA context would take memory."""
+    tests = [f"perf.{path.stem}" for path in sorted((REPOSITORY / "perf").glob("test_*.py"))]
+    assert len(tests) > 5
+    script = f"import sys, ddpperf.plugin, {', '.join(tests)}; print(*{{'torch', 'scipy'}} & set(sys.modules))"
+    imported = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert imported.stdout.split() == []
 
 
 def test_scipy_is_loaded_by_the_first_drift_only() -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 PRIOR_FREEDOM = 8  # how many degrees of freedom a noise class' variance counts beside a metric's own
+POWER = 0.95  # with which a detectable change is found
 OUTLIER_P = 0.01  # a metric that is so much noisier than its class stands alone
 UNCHANGED_P = 0.025  # of each of the two one-sided tests
 MOST_SETS = 64  # a side that are measured side by side
@@ -130,7 +131,7 @@ def prior_freedom(look: Look, classes: Sequence[Hashable]) -> Array:
     return freedom
 
 
-def noise(look: Look, usual: Array, prior: Array | float = PRIOR_FREEDOM, floor: float = 0.0) -> Noise:
+def noise(look: Look, usual: Array, prior: Array | float, floor: float) -> Noise:
     """What a look's own variances say together with those that are usual: Smyth's moderated variance, with a guard.
 
     A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, has its own variance alone, and fewer degrees of
@@ -187,29 +188,27 @@ def _named(*answers: tuple[npt.NDArray[np.bool_], Finding]) -> list[Finding]:
     ]
 
 
-def minimum_detectable_effect(
-    noise: Noise, settings: Settings, gated: int, power: float = 0.95, *, screened: bool = True
-) -> Array:
-    """By metric, the least change, as a log ratio, that both looks together call worse with probability of about `power`.
+def minimum_detectable_effect(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
+    """By metric, the least change, as a log ratio, that both looks together call worse with probability of about POWER.
     screened: whether there is a first look at all."""
-    first, second = _reach(noise, settings, gated, power)
+    first, second = _reach(noise, settings, gated)
     confirmed = second * noise.error(settings.confirm_sets)
     effect: Array = np.maximum(first * noise.error(settings.screen_sets), confirmed) if screened else confirmed
     return settings.margin + effect
 
 
-def sets_needed(noise: Noise, settings: Settings, gated: int, power: float = 0.95, *, screened: bool = True) -> Array:
+def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
     """By metric, the fewest sets a side in both looks with which a change of the tolerance would be called worse, 2 or more."""
-    first, second = _reach(noise, settings, gated, power)
+    first, second = _reach(noise, settings, gated)
     reach = np.maximum(first, second) if screened else second
     sets: Array = np.ceil(2 * noise.variance * (reach / (settings.tolerance - settings.margin)) ** 2)
     return np.maximum(sets, 2)
 
 
-def _reach(noise: Noise, settings: Settings, gated: int, power: float) -> tuple[Array, Array]:
+def _reach(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
     """By look and metric, how many standard errors above the margin an effect must be."""
     from scipy.stats import norm
 
     alphas = settings.screen_alpha, settings.confirm_alpha(gated)
-    first, second = (critical(alpha, noise.freedom) + norm.isf(1 - power) for alpha in alphas)
+    first, second = (critical(alpha, noise.freedom) + norm.isf(1 - POWER) for alpha in alphas)
     return first, second

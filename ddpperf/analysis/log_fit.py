@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
 
 CONFIDENCE = 0.95
 MOST_STEPS = 50
@@ -42,9 +41,11 @@ class LogFit:
     def estimates(self, spread: float, freedom: int) -> list[Estimate]:
         """The values with intervals by Student's t. spread: the standard deviation of the logarithms, of so many degrees of
         freedom; infinite for none."""
+        from scipy.stats import t  # here: it takes most of a second, and few commands need it
+
         units = np.abs(self.slopes).max(axis=0)  # bytes and messages differ by many orders of magnitude
         covariance = np.linalg.pinv((self.slopes / units).T @ (self.slopes / units))
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * spread * np.sqrt(np.diag(covariance)) / units
+        half = t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * spread * np.sqrt(np.diag(covariance)) / units
         return [
             Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
             for value, width in zip(self.values, half, strict=True)
@@ -57,14 +58,16 @@ def fit_logarithms(rows: Sequence[Sequence[float]], seconds: Sequence[float]) ->
     Of relative errors the least squares would be too low, for a time of half is off by 0.5 and one of twice by 1. Each step of
     Gauss and Newton is a problem of least squares without negative values, and shortened where it goes too far.
     """
+    from scipy.optimize import nnls
+
     counted, measured = np.array(rows, dtype=float), np.array(seconds, dtype=float)
     units = np.abs(counted).max(axis=0)
     counted = counted / units
-    values, _ = optimize.nnls(counted / measured[:, None], np.ones(len(measured)))
+    values, _ = nnls(counted / measured[:, None], np.ones(len(measured)))
     least = _squares(counted @ values / measured)
     for _ in range(MOST_STEPS):
         predicted = counted @ values
-        aim, _ = optimize.nnls(counted / predicted[:, None], 1 + np.log(measured / predicted))
+        aim, _ = nnls(counted / predicted[:, None], 1 + np.log(measured / predicted))
         tried = [values + part * (aim - values) for part in (1, 0.5, 0.25, 0.125)]
         squares = [_squares(counted @ each / measured) for each in tried]
         if not min(squares) < least * (1 - CONVERGED):

@@ -163,7 +163,7 @@ def _no_baseline(header: dict[str, Any]) -> str:
     if "against" in header:
         return "two sides were measured in turn, and a baseline is of one"
     if header["unfit"]:
-        return f"{header['unfit'][0]}"
+        return str(header["unfit"][0])
     return "not every test of this run was measured, undelayed, and passed"
 
 

@@ -60,7 +60,7 @@ class Sides:
 
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """What the candidate measures where the base measures `spec`, a test's own or a leg; None for the same."""
-        other = changed(spec, self.spec_fields) or spec
+        other = changed(spec, self.spec_fields)
         if own and self.delay_seconds:
             other = dataclasses.replace(other, delay_seconds=self.delay_seconds)
         return other if other != spec else None

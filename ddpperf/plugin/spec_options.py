@@ -139,13 +139,13 @@ def check_candidate(
         raise pytest.UsageError(str(error).replace("--spec", "--against-spec")) from error
 
 
-def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
-    """`spec` with those of the given fields that it has, form among them; None for the same.
+def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
+    """`spec` with those of the given fields that it has, form among them.
 
     Raises ValueError if there is no such training.
     """
     if not (given and isinstance(spec, TrainingSpec)):
-        return None
+        return spec
     fields: dict[str, Any] = {"form": spec.form, "inductor": spec.inductor, **given}
     strategy = fields.get("strategy", spec.strategy) if spec.strategy in GROUPED_STRATEGIES else spec.strategy
     fields = {"inductor": "", **fitting(fields, strategy, fields["form"]), "strategy": strategy}
@@ -154,14 +154,13 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec | None:
         fields = {"comm_hook": "none"} | fields
     if strategy in SHARDED_STRATEGIES:
         fields["memory_format"] = "contiguous"
-    other = dataclasses.replace(spec, **fields)
-    return other if other != spec else None
+    return dataclasses.replace(spec, **fields)
 
 
 def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
     """Why a candidate with the given fields cannot measure its part of `spec`, which the base can; empty if it can."""
     try:
-        candidate = changed(spec, given) or spec
+        candidate = changed(spec, given)
         reason = machine.mapping_reason(candidate)
     except ValueError as error:
         reason = str(error)

@@ -177,7 +177,7 @@ def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
     drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
         doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
-    if getattr(measured.spec, "captured", False) and min(measured.launch_bound().values(), default=1.0) < CHANGED_PACE:
+    if measured.spec.captured and min(measured.launch_bound().values(), default=1.0) < CHANGED_PACE:
         doubts.append(f"doubtful: {whose} steps took less time back to back than one by itself: the GPU changed its pace")
     return doubts
 
