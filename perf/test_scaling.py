@@ -40,13 +40,14 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
                         yield options.step(**beside)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
-        for world_size in options.world_sizes:
+        for world_size in reversed(options.world_sizes):
             yield heavy(options, world_size)
 
 
 def strong_scaling(options: Options) -> Iterator[Cell]:
+    """The most ranks first, as above."""
     for global_batch_size in options.global_batch_sizes:
-        for world_size in options.world_sizes:
+        for world_size in reversed(options.world_sizes):
             identity = f"world_size={world_size}-global_batch={global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
@@ -167,12 +168,14 @@ def law_metrics(
     fit: Callable[[Sequence[int], Sequence[float]], SerialShare],
     law: Callable[[float, int], float],
 ) -> None:
-    """The serial share over the numbers of devices of `cells` and the spec's, with its interval, and beside each speedup what
-    the law makes of it."""
-    seconds = {N: measure.leg(f"world_size={N}", cell).median_step_seconds() for N, cell in cells.items()}
-    seconds[spec.world_size] = measure(spec).median_step_seconds()
+    """The serial share, with its interval, over the spec's number of devices and those of `cells`, which have the most first.
+
+    Beside each speedup stands what the law makes of that share.
+    """
+    seconds = {spec.world_size: measure(spec).median_step_seconds()}
+    seconds |= {N: measure.leg(f"world_size={N}", cell).median_step_seconds() for N, cell in cells.items()}
     t1 = measure.leg("one_device", one_device).slowest_device_seconds(spec.world_size)
-    sizes, sets = list(seconds), list(t1)
+    sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     shares = {name: fit(sizes, speedups[name]).share for name in sets}
     measure.metric("serial_share", "1", shares)

@@ -37,5 +37,6 @@ def measured_apart(kind: type[Kind], options: Options, world_size: int, batch_si
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
-    """The numbers of devices that the run has between one and the spec's."""
-    return [N for N in measure.machine.world_sizes if 1 < N < spec.world_size]
+    """The numbers of devices that the run has between one and the spec's, the most first: after a smaller group had its memory
+    mapped, a larger one needs fresh sets, which a test's own measurements must not be of."""
+    return [N for N in reversed(measure.machine.world_sizes) if 1 < N < spec.world_size]

@@ -128,6 +128,14 @@ def test_a_stored_runs_suspect_is_excused_for_a_faster_one_device_too() -> None:
     assert row(decision, metric="speedup").finding is Finding.UNDECIDED
 
 
+def test_of_a_stored_runs_suspect_a_lower_speedup_counts_where_its_step_is_slower_beyond_chance() -> None:
+    by = 1.003  # as chance makes 22 of 10,000 equal steps, where 50 are allowed: the suite's 1 %, of two metrics
+    settings = replace(GPU, default=replace(GPU.default, margin=0.0), metrics={})
+    readings = [reading(by, base=FRESH), reading(1 / by, metric="speedup", base=FRESH)]
+    decision = Decision(readings, settings, suspects_only=True)
+    assert [each.finding for each in decision.rows] == [Finding.WORSE, Finding.WORSE]
+
+
 @pytest.mark.parametrize("metric", ["communicated_bytes_per_epoch", "gradients_bytes", "buffers_bytes", "metrics_bytes"])
 def test_an_exact_metric_is_worse_by_any_amount(metric: str) -> None:
     for by, status in ((1 + 1e-6, Status.FAIL), (1, Status.PASS), (1 - 1e-6, Status.PASS)):

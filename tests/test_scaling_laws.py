@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import random
 import shutil
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.scaling_laws import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup, over_sets
+from ddpperf.plugin.hardware import Machine
+from ddpperf.results import Measured, Sample
+from ddpperf.specs import Spec, TrainingSpec
+from perf import test_scaling
 from tests.generated import BOUNDED
 from tests.project import REPOSITORY, SUMS_MODEL, Project
 
@@ -93,3 +98,34 @@ def test_the_laws_are_fitted_to_what_was_measured_and_stand_beside_it(project: P
             assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.share, N))
         leg = stored["legs"]["world_size=2"]["spec"]
         assert (leg["world_size"], leg["per_rank_batch_size"]) == (2, 8)
+
+
+class Asked:
+    """A `measure` of eight devices, each step of which takes a second, that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.machine = Machine(world_sizes=SIZES)
+        self.world_sizes: list[int] = []
+        self.metrics: dict[str, Mapping[str, float]] = {}
+
+    def __call__(self, spec: Spec) -> Measured:
+        self.world_sizes.append(spec.world_size)
+        sample = Sample(set="A1", side="A", torch="2", seconds=((1.0,) * max(SIZES),), counters={})
+        return Measured(spec=spec, iterations=1, samples=(sample,))
+
+    def leg(self, name: str, spec: Spec) -> Measured:
+        del name
+        return self(spec)
+
+    def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
+        del unit
+        self.metrics[name] = by_set
+
+
+@pytest.mark.parametrize("test", [test_scaling.test_gustafson, test_scaling.test_amdahl])
+def test_a_law_asks_for_the_most_devices_first_and_tells_the_fewest_first(test: Callable[..., None]) -> None:
+    """After a smaller group had its memory mapped, a larger one would get fresh sets, of which a test's legs must not be."""
+    measure = Asked()
+    test(measure, TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp"))
+    assert measure.world_sizes == [8, 4, 2, 1]
+    assert [name for name in measure.metrics if name.startswith("speedup")] == ["speedup_of_2", "speedup_of_4", "speedup_of_8"]

@@ -74,8 +74,8 @@ class Decision:
         self.screened = not suspects_only
         self.holes = {each.test: each.hole for each in readings if each.hole and each.gated}
         whole = [each for each in readings if not each.hole]
-        gated = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
-        self.gated = math.ceil(gated / settings.default.screen_alpha) if suspects_only else gated
+        self._metrics = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
+        self.gated = math.ceil(self._metrics / settings.default.screen_alpha) if suspects_only else self._metrics
         self._usual: dict[tuple[str, str], tuple[float, float]] = {}  # variance and freedom, by test and metric
         self._slower: dict[str, bool] = {}  # by test, whether its time surely is, by however little
         self.rows: list[Row] = []
@@ -122,7 +122,7 @@ class Decision:
         findings = judge(seen, spread, settings, self.gated)
         untouched = untouched_findings(seen, spread, settings)
         if readings[0].metric == "time":
-            slower = seen.effect > critical(settings.suite_alpha / self.gated, spread.freedom) * spread.error(seen.sets)
+            slower = seen.effect > critical(settings.suite_alpha / self._metrics, spread.freedom) * spread.error(seen.sets)
             self._slower |= {reading.test: bool(slower[place]) for place, reading in enumerate(readings)}
         reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
         detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated, screened=self.screened))
