@@ -73,7 +73,7 @@ def recipes_table(run: str) -> str:
             over = "{:+.1f} ({:+.1f} to {:+.1f})".format(*ends)
         speed = values["images_per_second"]
         doubts = doubts_of(stored)
-        notes += doubts
+        notes += map(of_any_gpu, doubts)
         cells = (
             *(recipe_name(spec), str(spec.world_size), f"{spec.global_batch_size:,}", work(spec), accuracy, over),
             *(f"{speed:,.0f} {DOUBTFUL * bool(doubts)}".rstrip(), format_seconds(spec.images / speed)),
@@ -81,6 +81,11 @@ def recipes_table(run: str) -> str:
         rows.append((-values["test_accuracy"], f"| {' | '.join(cells)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
     return "\n".join([*lines, *footnotes(notes)])
+
+
+def of_any_gpu(doubt: str) -> str:
+    """One sentence for all rows that were throttled, whichever GPU it was."""
+    return re.sub(r"GPU \d+ was (.+) during .*", r"a GPU was \1 in some rounds", doubt)
 
 
 def footnotes(notes: Sequence[str]) -> list[str]:
@@ -130,7 +135,7 @@ def over_runs(pattern: str) -> str:
     notes: list[str] = []
     for name, runs in cells.items():
         doubts = [note for run in runs for note in doubts_of(run)]
-        notes += [re.sub(r"GPU \d+ was (.+) during .*", r"a GPU was \1 in some rounds", note) for note in doubts]
+        notes += map(of_any_gpu, doubts)
         measured = [Measured.from_json(stored) for stored in runs]
         seconds = [median(each.all_step_seconds()) for each in measured]
         spread = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
@@ -199,7 +204,7 @@ def batches_table(run: str) -> str:
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
         rows.append(f"| {size:,} | {format_seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
-    return "\n".join([*rows, "", *(f"{doubt}\n" for doubt in doubts_of(stored))])
+    return "\n".join([*rows, "", *(f"{doubt}\n" for doubt in dict.fromkeys(map(of_any_gpu, doubts_of(stored))))])
 
 
 def trials_table(folder: str) -> str:

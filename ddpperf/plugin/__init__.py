@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     session.reports.collect([item.nodeid for item in items if _measures(item)])
     session.in_gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
     session.arguments = [_relative(argument, config) for argument in config.args]
-    session.command_line = " ".join(str(argument) for argument in config.invocation_params.args)
+    session.command_line = shlex.join(str(argument) for argument in config.invocation_params.args)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

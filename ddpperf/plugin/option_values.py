@@ -144,7 +144,7 @@ def check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: t
 
 
 def check_benchmark_options(config: pytest.Config) -> None:
-    """Refuse those of pytest-benchmark's own options that do nothing here, or would go wrong late."""
+    """Refuse those of pytest-benchmark's own options that would keep runs elsewhere, or go wrong late."""
     if config.getoption("benchmark_storage") != "file://./.benchmarks":
         raise pytest.UsageError(
             "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
