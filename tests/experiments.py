@@ -37,12 +37,18 @@ class Run:
         return found
 
 
-def measure(root: Path) -> None:
-    """Run perf/ in `root`, and leave there what a Run is read from."""
+def project_of_experiments(root: Path) -> Project:
+    """A project whose experiments are this repository's own."""
     project = Project(root)
     project.experiment.unlink()
     for path in (*(REPOSITORY / "perf").glob("*.py"), *(REPOSITORY / "perf").glob("recipes.*")):
         shutil.copy(path, root / "perf")
+    return project
+
+
+def measure(root: Path) -> None:
+    """Run perf/ in `root`, and leave there what a Run is read from."""
+    project = project_of_experiments(root)
     sizes = ["--world-sizes", "1,2", "--batch-sizes", "8", "--global-batch-sizes", "16", "--epoch-images", str(IMAGES)]
     try:
         finished = project.run("perf", *sizes, "--rounds", "1", "--traces", "traces")

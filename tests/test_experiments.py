@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ddpperf.specs import OWN_ALGORITHMS, PARTS
 from ddpperf.trace import read_trace, split_of
 from ddpperf.traced import TRACED_STEPS
 from perf.test_precision import SLOW_BF16
-from tests.experiments import Run, measure, metric, seconds, slowest_device, steps_of
+from tests.experiments import Run, measure, metric, project_of_experiments, seconds, slowest_device, steps_of
 
 PARTED = [f"{part}_seconds" for part in PARTS]
 PARAMETERS = 11_689_512  # of torchvision's ResNet-18
@@ -141,6 +142,21 @@ def test_each_precision_learns(run: Run) -> None:
     losses = {each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in run.of("test_precision")}
     assert set(losses) == ({"fp32", "bf16"} if computes_bf16() else {"fp32"})
     assert losses.get("bf16", losses["fp32"]) == pytest.approx(losses["fp32"], abs=0.1)
+    assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
+
+
+def test_bf16_that_is_asked_for_learns_on_every_cpu(tmp_path: Path) -> None:
+    project = project_of_experiments(tmp_path)
+    asked = ("--precision", "bf16", "--model", "resnet10_cifar", "--batch-sizes", "8", "--rounds", "1")
+    try:
+        finished = project.run("perf/test_precision.py", *asked)
+    finally:
+        project.clean()
+    finished.assert_one_sentence(0, "PASS: 2 tests measured")
+    losses = {each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in project.measured().values()}
+    assert set(losses) == {"fp32", "bf16"}
+    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.1)
+    assert losses["bf16"] != losses["fp32"], "they are not the same computation"
     assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
 
 
