@@ -108,6 +108,7 @@ def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Proje
     assert header["environment"]["threads"] == 1
     assert header["environment"]["torch"] == benchmark["extra_info"]["ddpperf"]["samples"][0]["torch"]
     assert header["options"]["rounds"] == 3
+    assert header["compared_with"] is None
     assert shlex.split(header["options"]["command_line"])[-len(arguments) :] == arguments, "as it can be typed"
     assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"outcome": "passed", "reason": ""}}
     assert header["verdict"]["status"] == "PASS"

@@ -153,6 +153,7 @@ def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(project: 
         run = project.run("perf", *ALONE, "--benchmark-autosave", "--benchmark-compare")
         run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_copy is slower: ", "times its step in 0001_before.json, limit")
         assert len(project.saved_runs()) == runs_kept
+        assert project.saved_runs()[-1]["ddpperf"]["compared_with"] == "0001_before.json"
     assert not (project.root / ".benchmarks").exists()
 
 

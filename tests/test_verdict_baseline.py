@@ -164,10 +164,12 @@ def test_slow_drift_is_told_where_there_are_runs_enough() -> None:
 # --- what is read
 
 
-def run_of(seconds: float, when: str = "", outcome: str = "passed", key: str = "h200x4") -> str:
+def run_of(
+    seconds: float, when: str = "", outcome: str = "passed", key: str = "h200x4", compared_with: str | None = "0001_x.json"
+) -> str:
     benchmark = {"fullname": "t", "extra_info": {"ddpperf": measured(seconds).to_json()}}
     outcomes, verdict = {"t": {"outcome": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
-    header = {"schema": 1, "hardware_key": key, "outcomes": outcomes, "verdict": verdict}
+    header = {"schema": 1, "hardware_key": key, "outcomes": outcomes, "verdict": verdict, "compared_with": compared_with}
     return json.dumps({"machine_info": {}, "benchmarks": [benchmark], "ddpperf": header, "datetime": when})
 
 
@@ -191,6 +193,17 @@ def test_the_history_is_all_promoted_and_all_passed_runs_oldest_first_and_none_t
     history = storage.history(storage.load(storage.find(str(tmp_path / "mine.json"))))
     assert seconds_of(history) == [(1.0, True), (2.0, True), (2.5, False), (3.0, False)]
     assert seconds_of(storage.history(storage.load(storage.find("0002_x")))) == [(1.0, True), (2.0, True), (3.0, False)]
+
+
+def test_a_run_that_was_not_compared_does_not_widen_the_limits_of_the_next(tmp_path: Path) -> None:
+    """It may be of the slower code that is then to be found."""
+    storage = Storage(root=tmp_path, hardware_key="h200x4")
+    keep(storage.baselines, n0001=run_of(1.0, "2026-01", compared_with=None))
+    plain = {f"n000{number}": run_of(2.5, f"2026-0{number}", compared_with=None) for number in (2, 3, 4)}
+    keep(storage.runs, **plain, n0005=run_of(2.6, "2026-05").replace('"compared_with"', '"compared_by_older_code"'))
+    keep(storage.runs, n0006=run_of(1.1, "2026-06"))
+    history = storage.history(storage.load(storage.find(True)))
+    assert seconds_of(history) == [(1.0, True), (1.1, False)]
 
 
 def test_of_many_files_the_first_promoted_and_the_newest_are_read(tmp_path: Path) -> None:

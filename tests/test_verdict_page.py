@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from ddpperf.report.summary import markdown
@@ -81,3 +84,19 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
 def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
     project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert project.saved_runs() == []
+
+
+@pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
+def test_a_json_that_cannot_be_written_is_refused_before_anything_is_measured(project: Project, wrong: str) -> None:
+    os.mkfifo(project.root / "pipe")
+    project.run("perf", f"--benchmark-json={wrong}").assert_one_sentence(4)
+    assert (project.root / "pipe").is_fifo()
+    assert project.saved_runs() == []
+
+
+def test_a_json_goes_to_where_a_link_leads(project: Project) -> None:
+    (project.root / "kept").mkdir()
+    (project.root / "link.json").symlink_to("kept/run.json")
+    project.run("perf", "--benchmark-json", "link.json").assert_one_sentence(0, "PASS: 1 test measured")
+    assert (project.root / "link.json").is_symlink()
+    assert json.loads((project.root / "kept" / "run.json").read_text()) == project.saved_runs()[0]

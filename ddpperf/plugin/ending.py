@@ -14,6 +14,7 @@ import pytest
 
 from ddpperf.analysis.verdict import Answer, Status, Verdict
 from ddpperf.plugin.junit import tell_junit
+from ddpperf.plugin.option_values import file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.storage import SCHEMA, is_baseline, write_atomically
 from ddpperf.report.summary import markdown, summary_lines
@@ -34,7 +35,8 @@ class Ending:
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
-        self._copy_to = _path(config.getoption("benchmark_json"))
+        copy_to = _path(config.getoption("benchmark_json"))
+        self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
         self._verdict_to = verdict_to
         self._interrupted_by = ""  # the signal's name
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
@@ -155,6 +157,7 @@ def header(session: Session, answer: Answer | None, verdict: Verdict) -> dict[st
         },
         "outcomes": {test: asdict(outcome) for test, outcome in session.reports.all().items()},
         "verdict": asdict(verdict),
+        "compared_with": session.comparison and session.comparison.baseline,
         "unfit": answer.unfit() if answer is not None else [],
     }
 

@@ -80,12 +80,18 @@ def verdict_file(text: str | None) -> Path | None:
     """
     if text is None:
         return None
-    path = Path(text).resolve()
-    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
-        raise pytest.UsageError(f"--verdict takes a file in a folder that can be written, got {text!r}; name another")
+    path = file_to_write("--verdict", text)
     if path.exists() and not _is_verdict(path):
         raise pytest.UsageError(f"--verdict writes its file anew, and {text!r} is no verdict of an earlier run; name another")
     path.unlink(missing_ok=True)
+    return path
+
+
+def file_to_write(option: str, text: str) -> Path:
+    """The file that is meant, where links lead; a device or a folder is none. Raises pytest.UsageError."""
+    path = Path(text).resolve()
+    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        raise pytest.UsageError(f"{option} takes a file in a folder that can be written, got {text!r}; name another")
     return path
 
 

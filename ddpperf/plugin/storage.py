@@ -101,8 +101,9 @@ class Storage:
     def history(self, compared: Baseline) -> list[PastRun]:
         """The runs of this hardware that can be read, oldest first and none twice, with the one that is compared with.
 
-        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs, of which only those whose
-        tests all passed count. A baseline is still among the runs, too, and is the same run where it measured the same.
+        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs that were compared and whose
+        tests all passed: of another nobody knows whether its code is slower, which would widen the limit that it is held to. A
+        baseline is still among the runs, too, and is the same run where it measured the same.
         """
         promoted, first = _numbered(self.baselines), DRIFT_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
@@ -110,7 +111,7 @@ class Storage:
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
                 document, promoted_too = _document(path), path.parent == self.baselines
-                if promoted_too or _passed(document):
+                if promoted_too or (_passed(document) and document["ddpperf"].get("compared_with")):
                     found.append((self._baseline(document, path), promoted_too))
         unique: list[tuple[Baseline, bool]] = []
         for run, promoted_too in [*found, (compared, False)]:
@@ -195,10 +196,9 @@ def is_baseline(document: dict[str, Any]) -> bool:
 
 
 def _passed(document: Any) -> bool:
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         return is_baseline(document)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+    return False
 
 
 def _newest_passed(folder: Path) -> Path | None:
