@@ -40,7 +40,7 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
                         yield options.step(**beside)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
-        for world_size in reversed(options.world_sizes):
+        for world_size in options.world_sizes:
             yield heavy(options, world_size)
 
 
