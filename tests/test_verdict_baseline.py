@@ -196,12 +196,12 @@ def test_the_history_is_all_promoted_and_all_passed_runs_oldest_first_and_none_t
 
 
 def test_a_run_that_was_not_compared_does_not_widen_the_limits_of_the_next(tmp_path: Path) -> None:
-    """It may be of the slower code that is then to be found."""
+    """Nor one of which some tests were not: it may be of the slower code that is then to be found."""
     storage = Storage(root=tmp_path, hardware_key="h200x4")
     keep(storage.baselines, n0001=run_of(1.0, "2026-01", compared_with=None))
     plain = {f"n000{number}": run_of(2.5, f"2026-0{number}", compared_with=None) for number in (2, 3, 4)}
     keep(storage.runs, **plain, n0005=run_of(2.6, "2026-05").replace('"compared_with"', '"compared_by_older_code"'))
-    keep(storage.runs, n0006=run_of(1.1, "2026-06"))
+    keep(storage.runs, n0006=run_of(1.1, "2026-06"), n0007=run_of(2.7, "2026-07").replace('"PASS"', '"NO VERDICT"'))
     history = storage.history(storage.load(storage.find(True)))
     assert seconds_of(history) == [(1.0, True), (1.1, False)]
 

@@ -23,7 +23,7 @@ DRIFT_MARGIN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """promoted: whether it is one of perf/baselines/, rather than a run that passed."""
+    """promoted: whether it is one of perf/baselines/, rather than a run that was compared and passed."""
 
     measured: Mapping[str, Measured]
     promoted: bool

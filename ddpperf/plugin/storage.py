@@ -101,9 +101,8 @@ class Storage:
     def history(self, compared: Baseline) -> list[PastRun]:
         """The runs of this hardware that can be read, oldest first and none twice, with the one that is compared with.
 
-        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs that were compared and whose
-        tests all passed: of another nobody knows whether its code is slower, which would widen the limit that it is held to. A
-        baseline is still among the runs, too, and is the same run where it measured the same.
+        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs that were compared whole and
+        passed: of others nobody knows whether their code is slower. A baseline that measured what a run did is that run.
         """
         promoted, first = _numbered(self.baselines), DRIFT_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
@@ -111,7 +110,8 @@ class Storage:
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
                 document, promoted_too = _document(path), path.parent == self.baselines
-                if promoted_too or (_passed(document) and document["ddpperf"].get("compared_with")):
+                passed = _passed(document) and document["ddpperf"]["verdict"]["status"] == Status.PASS
+                if promoted_too or (passed and document["ddpperf"].get("compared_with")):
                     found.append((self._baseline(document, path), promoted_too))
         unique: list[tuple[Baseline, bool]] = []
         for run, promoted_too in [*found, (compared, False)]:
