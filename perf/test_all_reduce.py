@@ -10,20 +10,20 @@ import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import FORMS, ChosenLinks, choose_links
-from ddpperf.analysis.cost_models import Cell as Call
+from ddpperf.analysis.cost_models import Case as Call
 from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
-from ddpperf.plugin.cells import Cell, skipped
+from ddpperf.plugin.cases import Case, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
-from ddpperf.results import BASE, CANDIDATE, Measured
+from ddpperf.plugin.options.options import Options
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
-from perf import gate
-from perf.calls import (
+from perf.common import gate
+from perf.common.calls import (
     backend_sizes,
     captured,
     doubted_unless_told_apart,
     estimated,
-    form,
+    execution,
     largest_of_all,
     own,
     own_sizes,
@@ -43,7 +43,7 @@ def groups(options: Options) -> list[int]:
     return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
 
 
-def calls(options: Options) -> Iterator[Cell]:
+def calls(options: Options) -> Iterator[Case]:
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             yield AllReduceSpec(world_size=N, nbytes=nbytes)
@@ -66,14 +66,14 @@ def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
     yield from (dataclasses.replace(each, in_place=False) for each in calls)
 
 
-def largest(options: Options) -> Iterator[Cell]:
+def largest(options: Options) -> Iterator[Case]:
     """The greatest of the backend's, by number of ranks."""
     sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
             yield skipped(f"world_size={N}", too_few(sizes))
         else:
-            yield AllReduceSpec(world_size=N, nbytes=max(sizes), form=form(options.device))
+            yield AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
 
 
 def contests(options: Options) -> Iterator[AllReduceSpec]:
@@ -81,10 +81,10 @@ def contests(options: Options) -> Iterator[AllReduceSpec]:
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
-                yield AllReduceSpec(world_size=N, nbytes=nbytes, form=form(options.device))
+                yield AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
 
 
-def algorithms(options: Options) -> Iterator[Cell]:
+def algorithms(options: Options) -> Iterator[Case]:
     """Each by its greatest buffer of those that all have."""
     sizes = own_sizes(options.links)
     for N in groups(options):
@@ -94,35 +94,49 @@ def algorithms(options: Options) -> Iterator[Cell]:
             yield from own(N, largest_of_all(options.links))
 
 
-def collectives(options: Options) -> Iterator[Cell]:
+def collectives(options: Options) -> Iterator[Case]:
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
         for kind in KINDS:
-            share = 4 * (1 if kind == "broadcast" else N)  # bytes of an element for each rank, of which all have as many
+            share = 4 * (
+                1 if kind == "broadcast" else N
+            )  # bytes of an element for each rank, of which all have as many
             sizes = options.links.buffer_sizes or usual
             for size in (each for each in sizes if each < share):
-                reason = f"{format_bytes(size)} is less than a float32 for each of {N} ranks; name a larger size"
+                reason = (
+                    f"{format_bytes(size)} is less than a float32 for each of {N} ranks; name a larger size"
+                )
                 yield skipped(f"world_size={N}-{format_bytes(size)}-{kind}", reason)
             for nbytes in dict.fromkeys(size - size % share for size in sizes if size >= share):
-                yield CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, form=form(options.device))
+                yield CollectiveSpec(
+                    world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)
+                )
 
 
-@pytest.mark.specs(cells=calls, gate=gate.large_all_reduce)
+@pytest.mark.specs(cases=calls, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     call = measure(spec)
     seconds = call.median_step_seconds()
-    measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
-    bandwidths(measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()})
+    measure.metric(
+        "algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()}
+    )
+    bandwidths(
+        measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
+    )
     beside_kernels(measure, call)
 
 
-@pytest.mark.specs(cells=collectives)
+@pytest.mark.specs(cases=collectives)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """What FSDP and ZeRO rest on."""
     call = measure(spec)
     seconds = call.median_step_seconds()
-    measure.metric("algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
-    busbw = {name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
+    measure.metric(
+        "algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()}
+    )
+    busbw = {
+        name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()
+    }
     bandwidths(measure, busbw)
     beside_kernels(measure, call)
 
@@ -135,13 +149,15 @@ def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
 
 def beside_kernels(measure: Measure, call: Measured) -> None:
     """What a call costs besides the library's own kernel, on the rank whose kernel waits the least for others."""
-    kernels = {sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples}
+    kernels = {
+        sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
+    }
     if all(kernels.values()):
         beside = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
         measure.metric("framework_seconds", "s", beside)
 
 
-@pytest.mark.specs(cells=contests)
+@pytest.mark.specs(cases=contests)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """Of all algorithms that were measured on so many bytes."""
     N = spec.world_size
@@ -149,7 +165,9 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     possible = [each for each in beside if not measure.machine.mapping_reason(each)]
     if not possible:
         pytest.skip(f"nothing else is measured: {measure.machine.mapping_reason(beside[0])}")
-    calls: dict[str, Measured] = {each.algorithm: measure.leg(each.algorithm, each) for each in possible}
+    calls: dict[str, Measured] = {
+        each.algorithm: measure.reference(each.algorithm, each) for each in possible
+    }
     calls[spec.algorithm] = measure(spec)  # last, for what is mapped may need fresh sets
     by_set = {name: call.median_step_seconds() for name, call in calls.items()}
     others = [name for name in by_set if name != spec.algorithm]
@@ -166,16 +184,21 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
         measure.notes.append(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {told}")
 
 
-@pytest.mark.specs(cells=largest)
+@pytest.mark.specs(cases=largest)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """The backend's seconds over sizes, as lines: their starts, their bandwidths, and how well sizes left out are predicted."""
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
-    legs = {
-        each: measure.leg(format_bytes(each), dataclasses.replace(spec, nbytes=each)) for each in sizes if each < spec.nbytes
+    references = {
+        each: measure.reference(format_bytes(each), dataclasses.replace(spec, nbytes=each))
+        for each in sizes
+        if each < spec.nbytes
     }
-    measured = {nbytes: leg.median_step_seconds() for nbytes, leg in legs.items()}
+    measured = {nbytes: reference.median_step_seconds() for nbytes, reference in references.items()}
     measured[spec.nbytes] = measure(spec).median_step_seconds()
-    chosen = {name: choose_envelope(list(measured), [t[name] for t in measured.values()]) for name in measured[spec.nbytes]}
+    chosen = {
+        name: choose_envelope(list(measured), [t[name] for t in measured.values()])
+        for name in measured[spec.nbytes]
+    }
     estimated(measure, "latency_seconds", "s", {name: each.latency for name, each in chosen.items()})
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
     busbw = {name: each.byte_seconds.inverse(of_a_byte) for name, each in chosen.items()}
@@ -184,11 +207,11 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in chosen.items()})
 
 
-@pytest.mark.specs(cells=algorithms)
+@pytest.mark.specs(cases=algorithms)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     """One latency and one bandwidth for the messages of all algorithms, and what these make of this one's calls."""
     measured = {
-        each: measure.leg(each.id, each).median_step_seconds()
+        each: measure.reference(each.id, each).median_step_seconds()
         for nbytes in own_sizes(measure.machine.links)
         for each in own(spec.world_size, nbytes)
         if each != spec
@@ -217,13 +240,26 @@ def tell_model(
     estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
     links = {name: each.model.bandwidth for name, each in fitted.items()}
     bounded = tell_link(measure, links)
-    adding = {name: each.model.reduce_seconds for name, each in fitted.items() if each.model.reduce_seconds is not None}
+    adding = {
+        name: each.model.reduce_seconds
+        for name, each in fitted.items()
+        if each.model.reduce_seconds is not None
+    }
     if len(adding) == len(fitted):  # told apart from sending in all of them
         estimated(measure, "reduce_byte_seconds", "s/B", adding)
     link = measure.machine.link_bytes_per_second
-    used = {name: each.value for name, each in links.items()} if bounded else dict.fromkeys(links, link) if link else {}
+    used = (
+        {name: each.value for name, each in links.items()}
+        if bounded
+        else dict.fromkeys(links, link)
+        if link
+        else {}
+    )
     for report in FORMS if used else ():
-        written = {name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name] for name, B in used.items()}
+        written = {
+            name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]
+            for name, B in used.items()
+        }
         measure.metric(f"{report.name}_over_measured", "1", written)
         measure.notes.append(f"{report.formula}: {report.describes}")
     for each, t in measured.items():

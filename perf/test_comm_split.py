@@ -9,38 +9,40 @@ import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
-from ddpperf.plugin.cells import Cell, skipped
+from ddpperf.plugin.cases import Case, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
-from ddpperf.results import Measured
+from ddpperf.plugin.options.options import Options
+from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
-from perf.metrics import training_metrics
-from perf.trainings import measured_apart
+from perf.common.metrics import training_metrics
+from perf.common.trainings import measured_apart
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
 
-def splits(options: Options) -> Iterator[Cell]:
+def splits(options: Options) -> Iterator[Case]:
     """DDP's steps, by number of ranks and batch size: in the first form, and eagerly."""
     if max(options.world_sizes) == 1:
         yield skipped("world_size=1", "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
-            for form in dict.fromkeys((options.forms[0], "eager")):
-                yield measured_apart(BucketReplaySpec, options, world_size, batch_size, form)
+            for execution in dict.fromkeys((options.executions[0], "eager")):
+                yield measured_apart(BucketReplaySpec, options, world_size, batch_size, execution)
 
 
-@pytest.mark.specs(cells=splits)
+@pytest.mark.specs(cases=splits)
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """By a difference, by a trace, and by the messages alone; beside them t(N) - t(1), which is often taken for it."""
     step = measure(spec)
-    spec = dataclasses.replace(spec, delay_seconds=0.0)  # what --slow-down puts into the step is none of its parts
-    undelayed = measure.leg("ddp", spec)
-    ddp, no_sync = by_rank(undelayed), by_rank(measure.leg("no_sync", spec.no_sync()))
-    local = by_rank(measure.leg("local", spec.local()))
-    trace = measure.leg("trace", measured_as(TraceSpec, spec))
-    replay = measure.leg("replay", measured_as(BucketReplaySpec, spec))
-    t1 = measure.leg("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
+    spec = dataclasses.replace(
+        spec, delay_seconds=0.0
+    )  # what --slow-down puts into the step is none of its parts
+    undelayed = measure.reference("ddp", spec)
+    ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
+    local = by_rank(measure.reference("local", spec.local()))
+    trace = measure.reference("trace", measured_as(TraceSpec, spec))
+    replay = measure.reference("replay", measured_as(BucketReplaySpec, spec))
+    t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
 
     tN = undelayed.median_step_seconds()
     differences = {name: difference(ddp[name], no_sync[name], local[name]) for name in ddp}
@@ -62,10 +64,14 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         if by_set:
             measure.metric(name, "s", by_set)
     if traces:
-        measure.metric("overlap_fraction", "1", {name: each.overlap_fraction for name, each in traces.items()})
+        measure.metric(
+            "overlap_fraction", "1", {name: each.overlap_fraction for name, each in traces.items()}
+        )
         compared(measure, tN, trace, differences, traces)
     else:
-        measure.notes.append("no trace: the profiler gave none in which anything communicates (--worker-logs tells why)")
+        measure.notes.append(
+            "no trace: the profiler gave none in which anything communicates (--worker-logs tells why)"
+        )
     late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
     measure.notes += sorted(late - {""})
     bandwidths(measure, replay, trace, traces)
@@ -106,11 +112,15 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
     """The gradients' bus bandwidth while training, and its share of the link's: from the time in which all_reduces run, on the
     rank that waits the least, and from what of all communication is exposed."""
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
-    sending = {each.set: min(each.counters["all_reduce_seconds"][:N]) for each in trace.samples if each.set in traces}
+    sending = {
+        each.set: min(each.counters["all_reduce_seconds"][:N]) for each in trace.samples if each.set in traces
+    }
     exposed = {name: each.exposed for name, each in traces.items()}
     for what, seconds in (("", sending), ("exposed_", exposed)):
         if seconds and all(seconds.values()):
             busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
             measure.metric(f"gradient_busbw_{what}bytes_per_second", "B/s", busbw)
             if link := measure.machine.link_bytes_per_second:
-                measure.metric(f"{what}link_utilization", "1", {name: each / link for name, each in busbw.items()})
+                measure.metric(
+                    f"{what}link_utilization", "1", {name: each / link for name, each in busbw.items()}
+                )

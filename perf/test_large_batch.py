@@ -10,13 +10,13 @@ from statistics import mean, stdev
 import pytest
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
-from ddpperf.plugin.cells import Cell, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
-from ddpperf.results import Measured, Sample
-from ddpperf.schedules import linearly_scaled
-from ddpperf.specs import RunSpec, is_own_model
-from perf.recipes import Recipe, read_recipes, seeds_of
+from ddpperf.plugin.options.options import Options
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import RunSpec, is_custom_model
+from ddpperf.training.schedules import linearly_scaled
+from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95
 # After five epochs on CIFAR-10, of a small batch and of a large one: from two course reports that such runs were taken from.
@@ -24,18 +24,18 @@ REPORTED = ((0.8490, 0.7390), (0.8222, 0.6337))
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
-def recipes(options: Options) -> Iterator[Cell]:
-    if is_own_model(options.model):
+def recipes(options: Options) -> Iterator[Case]:
+    if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches, which nothing is tested on")
         return
     seen: dict[object, str] = {}
     for recipe in read_recipes(options.device):
-        cell = if_valid(recipe.name, partial(recipe.spec, options))
-        if cell.id in seen:  # the rate of another may be the one that was found best
-            yield skipped(recipe.name, f"it is trained as {seen[cell.id]!r} is")
+        case = if_valid(recipe.name, partial(recipe.spec, options))
+        if case.id in seen:  # the rate of another may be the one that was found best
+            yield skipped(recipe.name, f"it is trained as {seen[case.id]!r} is")
         else:
-            yield cell
-        seen.setdefault(cell.id, recipe.name)
+            yield case
+        seen.setdefault(case.id, recipe.name)
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -44,45 +44,56 @@ def largest_tuned(device: str) -> Recipe:
     return max(candidates, key=lambda each: each.global_batch_size)
 
 
-def on_all_devices(options: Options) -> Iterator[Cell]:
+def on_all_devices(options: Options) -> Iterator[Case]:
     if max(options.world_sizes) == 1:
         yield skipped("world_size=1", "one device has no others to agree with; pass --world-sizes 1,2")
-    elif not is_own_model(options.model):
+    elif not is_custom_model(options.model):
         yield if_valid("world_size", partial(largest_tuned(options.device).spec, options))
 
 
-def long_runs(options: Options) -> Iterator[Cell]:
+def long_runs(options: Options) -> Iterator[Case]:
     """On one device, and on all, in the fastest form."""
     if options.device == "cpu":
         yield skipped("long", "50 epochs take a CPU hours; run them on GPUs")
-    if options.device == "cpu" or is_own_model(options.model):
+    if options.device == "cpu" or is_custom_model(options.model):
         return
     for recipe in read_recipes(options.device, "long"):
         for devices in sorted({1, max(options.world_sizes)}):
-            spec = partial(dataclasses.replace(recipe, devices=devices).spec, options, form=options.fastest_form)
+            spec = partial(
+                dataclasses.replace(recipe, devices=devices).spec, options, execution=options.fastest_form
+            )
             yield if_valid(f"world_size={devices}", spec)
 
 
-@pytest.mark.specs(cells=recipes)
+@pytest.mark.specs(cases=recipes)
 def test_large_batch(measure: Measure, spec: RunSpec) -> None:
     """Loss and accuracy after the last epoch, means over seeds, beside the small batch's, and how fast that was reached."""
     device = measure.machine.device
     runs = by_seed(measure, spec)
     baseline, *_ = read_recipes(device)
     small = baseline.like(spec)
-    beside = runs if spec == small else [measure.leg(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs]
+    beside = (
+        runs
+        if spec == small
+        else [measure.reference(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs]
+    )
     learned(measure, runs)
     if spec != small:
         compared(measure, "accuracy_over_baseline", runs, beside)
-    by_epoch = {name: zip(*(figures(run, run.samples[0], name) for run in runs), strict=True) for name in FIGURES}
+    by_epoch = {
+        name: zip(*(figures(run, run.samples[0], name) for run in runs), strict=True) for name in FIGURES
+    }
     told = [
-        f"{name.replace('_', ' ')} {', '.join(f'{mean(each):.4g}' for each in epochs)}" for name, epochs in by_epoch.items()
+        f"{name.replace('_', ' ')} {', '.join(f'{mean(each):.4g}' for each in epochs)}"
+        for name, epochs in by_epoch.items()
     ]
     measure.notes.append(f"by epoch: {'; '.join(told)}")
     if spec.global_batch_size > small.global_batch_size and spec.epochs == 5 and spec.data != "synthetic":
         reported = " and ".join(f"{of_small:.2%} against {of_large:.2%}" for of_small, of_large in REPORTED)
         here = " against ".join(f"{mean(last(each, runs[0].samples[0].set)):.2%}" for each in (beside, runs))
-        measure.notes.append(f"course reports have, of small and large batches after 5 epochs, {reported}; here {here}")
+        measure.notes.append(
+            f"course reports have, of small and large batches after 5 epochs, {reported}; here {here}"
+        )
 
 
 def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
@@ -92,7 +103,10 @@ def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
 def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measured]:
     first = measure(spec)
     seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device, kind))
-    return [first, *(measure.leg(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds)]
+    return [
+        first,
+        *(measure.reference(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds),
+    ]
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
@@ -103,21 +117,30 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     if len(runs) > 1:
         ends = {of_set: mean_interval(last(runs, of_set), CONFIDENCE) for of_set in sets}
         measure.metric("test_accuracy_low", "1", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
-        measure.metric("test_accuracy_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
-    best = {of_set: mean(max(figures(run, run.of_set(of_set), "test_accuracy")) for run in runs) for of_set in sets}
+        measure.metric(
+            "test_accuracy_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()}
+        )
+    best = {
+        of_set: mean(max(figures(run, run.of_set(of_set), "test_accuracy")) for run in runs)
+        for of_set in sets
+    }
     measure.metric("best_test_accuracy", "1", best)
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
     seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
-    measure.metric("images_per_second", "1/s", {of_set: spec.images / each for of_set, each in seconds.items()})
+    measure.metric(
+        "images_per_second", "1/s", {of_set: spec.images / each for of_set, each in seconds.items()}
+    )
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
-        measure.doubt("it went on from a checkpoint")
+        measure.warn("it went on from a checkpoint")
 
 
 def compared(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
     """Tell the difference of mean accuracies, with Welch's interval where seeds differ; gives whether 0 is in it."""
     sets = [sample.set for sample in runs[0].samples]
-    measure.metric(name, "1", {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
+    measure.metric(
+        name, "1", {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets}
+    )
     if len(runs) < 2:
         return True  # one seed says nothing of the others
     ends = {}
@@ -150,22 +173,25 @@ def slowest(run: Measured, sample: Sample) -> list[float]:
     return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
 
 
-@pytest.mark.specs(cells=on_all_devices)
+@pytest.mark.specs(cases=on_all_devices)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     """The accuracy on all devices less that on one with the same global batch, which is doubtful if seeds do not explain it;
     and what leaving set_epoch out does, or the rate that a device's own batch would have."""
     runs = by_seed(measure, spec)
     learned(measure, runs)
     alone = dataclasses.replace(largest_tuned(measure.machine.device), devices=1).like(spec)
-    ones = [measure.leg(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
+    ones = [measure.reference(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
     if not compared(measure, "accuracy_over_one_device", runs, ones):
-        measure.doubt("more devices give another accuracy than one, by more than seeds explain")
+        measure.warn("more devices give another accuracy than one, by more than seeds explain")
     unscaled = linearly_scaled(spec.rate, spec.per_rank_batch_size, spec.global_batch_size)
     for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
-        others = [measure.leg(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed)) for run in runs]
+        others = [
+            measure.reference(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed))
+            for run in runs
+        ]
         compared(measure, f"accuracy_{name}", others, runs)
 
 
-@pytest.mark.specs(cells=long_runs)
+@pytest.mark.specs(cases=long_runs)
 def test_long_run(measure: Measure, spec: RunSpec) -> None:
     learned(measure, by_seed(measure, spec, "long_seeds"))

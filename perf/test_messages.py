@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
+from ddpperf.plugin.options.options import Options
 from ddpperf.report.format import format_bytes
 from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as
 
@@ -26,7 +26,7 @@ KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
 STARTS = ("initial state", "control", "other")
 
 
-def strategies(options: Options) -> Iterator[Cell]:
+def strategies(options: Options) -> Iterator[Case]:
     """On all devices, eagerly, of the smallest batch: what is sent depends on neither. By --spec what that asks for."""
     world_size = max(options.world_sizes)
     if world_size == 1:
@@ -37,7 +37,7 @@ def strategies(options: Options) -> Iterator[Cell]:
             "world_size": world_size,
             "per_rank_batch_size": min(options.batch_sizes),
             "input": options.input,
-            "form": "eager",
+            "execution": "eager",
         }
         named = "+".join(str(value) for value in fields.values())
         yield if_valid(f"world_size={world_size}-{named}", partial(counted, options, **work | fields))
@@ -47,7 +47,7 @@ def counted(options: Options, **fields: Any) -> TrainingSpec:
     return measured_as(MessagesSpec, options.step(**fields))
 
 
-@pytest.mark.specs(cells=strategies)
+@pytest.mark.specs(cases=strategies)
 def test_messages(measure: Measure, spec: MessagesSpec) -> None:
     """By kind, the messages and bytes of a step, and of the start. DDP's gradients are exactly the parameters' bytes."""
     ledger = measure(spec)
@@ -55,7 +55,9 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
         for kind in kinds:
             nbytes, messages = (ledger.counter(f"{prefix}{kind}: {what}") for what in ("bytes", "messages"))
             if nbytes:
-                none = dict.fromkeys((sample.set for sample in ledger.samples), 0.0)  # of a side that sends nothing of it
+                none = dict.fromkeys(
+                    (sample.set for sample in ledger.samples), 0.0
+                )  # of a side that sends nothing of it
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", "B", none | nbytes)
                 measure.metric(f"{name}_messages", "1", none | messages)
@@ -65,7 +67,10 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
     sent = ledger.counter("gradients: bytes")
     for name, due in ledger.counter("gradient_bytes").items():
         if sent.get(name) != due:
-            pytest.fail(f"set {name} sent {sent.get(name, 0):.0f} bytes as gradients, which have {due:.0f}", pytrace=False)
+            pytest.fail(
+                f"set {name} sent {sent.get(name, 0):.0f} bytes as gradients, which have {due:.0f}",
+                pytrace=False,
+            )
 
 
 def said(counters: Mapping[str, tuple[float, ...]]) -> str:
@@ -76,7 +81,11 @@ def said(counters: Mapping[str, tuple[float, ...]]) -> str:
             kind, collective = match.groups()
             messages = counters[f"{kind} by {collective}: messages"][0]
             buckets = [each for bucket, (each, *_) in counters.items() if bucket.startswith("bucket")]
-            single = f" ({', '.join(map(format_bytes, buckets))})" if kind == "gradients" and len(buckets) > 1 else ""
+            single = (
+                f" ({', '.join(map(format_bytes, buckets))})"
+                if kind == "gradients" and len(buckets) > 1
+                else ""
+            )
             whose = "a mean loss, which is ours, " if kind == "metrics" else f"{kind} "
             parts.append(f"{whose}{format_bytes(nbytes)} by {messages:.0f} {collective}{single}")
     return f"each step sends {'; '.join(parts)}"

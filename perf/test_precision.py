@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, skipped
-from ddpperf.plugin.hardware import computes_bf16
+from ddpperf.machine.hardware import computes_bf16
+from ddpperf.plugin.cases import Case, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
+from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, TrainingSpec
-from perf import gate
-from perf.metrics import training_metrics
+from perf.common import gate
+from perf.common.metrics import training_metrics
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 SLOW_BF16 = "this CPU does not compute in bf16: a step takes tens of times fp32's; --precision bf16 measures it all the same"
 
 
-def precisions(options: Options) -> Iterator[Cell]:
+def precisions(options: Options) -> Iterator[Case]:
     emulated = {"bf16"} - {options.precision} if options.device == "cpu" and not computes_bf16() else set()
     for precision in GPU_PRECISIONS if options.device == "cuda" else CPU_PRECISIONS:
         for batch_size in options.batch_sizes:
@@ -27,7 +27,7 @@ def precisions(options: Options) -> Iterator[Cell]:
             yield skipped(spec.id, SLOW_BF16, pytest.mark.gate) if precision in emulated else spec
 
 
-@pytest.mark.specs(cells=precisions, gate=gate.reduced_precision)
+@pytest.mark.specs(cases=precisions, gate=gate.reduced_precision)
 def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     training_metrics(measure, step)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
+from ddpperf.plugin.options.options import Options
 from ddpperf.specs import SamplerSpec
 
 
@@ -19,7 +19,9 @@ def images(options: Options, world_size: int) -> int:
 def told(options: Options) -> Iterator[SamplerSpec]:
     for world_size in options.world_sizes:
         for drop_last in (False, True):
-            yield SamplerSpec(world_size=world_size, epoch_images=images(options, world_size), drop_last=drop_last)
+            yield SamplerSpec(
+                world_size=world_size, epoch_images=images(options, world_size), drop_last=drop_last
+            )
 
 
 def untold(options: Options) -> Iterator[SamplerSpec]:
@@ -27,17 +29,19 @@ def untold(options: Options) -> Iterator[SamplerSpec]:
         yield SamplerSpec(world_size=world_size, epoch_images=images(options, world_size), set_epoch=False)
 
 
-@pytest.mark.specs(cells=told)
+@pytest.mark.specs(cases=told)
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
     """Only what does not divide over the ranks is padded with images that another shard has, or is left out."""
     missing, repeated, same = sampled(measure, spec)
     rest = spec.epoch_images % spec.world_size
     assert missing == (rest if spec.drop_last else 0)
     assert repeated == (0 if spec.drop_last or not rest else spec.world_size - rest)
-    assert same < 0.5, f"{same:.0%} of a shard's places have the same image in the next epoch, which is not shuffled anew"
+    assert same < 0.5, (
+        f"{same:.0%} of a shard's places have the same image in the next epoch, which is not shuffled anew"
+    )
 
 
-@pytest.mark.specs(cells=untold)
+@pytest.mark.specs(cases=untold)
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
     """Why an epoch must be told its number: left out, every epoch has the same order."""
     _, _, same = sampled(measure, spec)

@@ -11,30 +11,37 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
-from ddpperf.analysis.scaling_laws import SerialShare, amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup, over_sets
-from ddpperf.plugin.cells import Cell, if_valid, skipped, without_torchvision
+from ddpperf.analysis.scaling_laws import (
+    SerialShare,
+    amdahl_speedup,
+    fit_amdahl,
+    fit_gustafson,
+    gustafson_speedup,
+    over_sets,
+)
+from ddpperf.plugin.cases import Case, if_valid, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
-from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_own_model
-from ddpperf.specs.strategy import CAPTURED_FORMS, COMPILED_FORMS, DDP_OPTIONS
-from perf import gate
-from perf.metrics import training_metrics
-from perf.trainings import OWN_DDP, fewer, step, training
+from ddpperf.plugin.options.options import Options
+from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
+from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
+from perf.common import gate
+from perf.common.metrics import training_metrics
+from perf.common.trainings import OWN_DDP, fewer, step, training
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
 
 
-def weak_scaling(options: Options) -> Iterator[Cell]:
+def weak_scaling(options: Options) -> Iterator[Case]:
     """In every form; what must be compiled for each batch size and world size, for the largest batch only.
 
     The most ranks first: after a smaller group had its memory mapped, a larger one needs fresh sets.
     """
     for world_size in reversed(options.world_sizes):
         for batch_size in options.batch_sizes:
-            for form in options.forms:
-                compiled = form in COMPILED_FORMS and form != options.forms[0]
+            for execution in options.executions:
+                compiled = execution in COMPILED_EXECUTIONS and execution != options.executions[0]
                 if not compiled or batch_size == max(options.batch_sizes):
-                    fields = training(options, world_size, batch_size, form)
+                    fields = training(options, world_size, batch_size, execution)
                     yield options.step(**fields)
                     for beside in own_ddp(options, fields):
                         yield options.step(**beside)
@@ -44,42 +51,50 @@ def weak_scaling(options: Options) -> Iterator[Cell]:
             yield heavy(options, world_size)
 
 
-def strong_scaling(options: Options) -> Iterator[Cell]:
+def strong_scaling(options: Options) -> Iterator[Case]:
     """The most ranks first, as above."""
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
             identity = f"world_size={world_size}-global_batch={global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
-                yield if_valid(identity, partial(step, options, world_size, batch_size, options.forms[0]))
+                yield if_valid(
+                    identity, partial(step, options, world_size, batch_size, options.executions[0])
+                )
                 yield from one_process(options, world_size, batch_size)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
                 yield skipped(identity, reason)
 
 
-def weak_laws(options: Options) -> Iterator[Cell]:
+def weak_laws(options: Options) -> Iterator[Case]:
     """On all devices, in the first form; with two numbers of devices beyond one, or more, else there is nothing to fit."""
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) > 1:
         for batch_size in options.batch_sizes:
             identity = f"world_size={most}-batch={batch_size}"
-            yield if_valid(identity, partial(step, options, most, batch_size, options.forms[0]))
+            yield if_valid(identity, partial(step, options, most, batch_size, options.executions[0]))
 
 
-def strong_laws(options: Options) -> Iterator[Cell]:
+def strong_laws(options: Options) -> Iterator[Case]:
     for images in options.global_batch_sizes:
-        sizes = [world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0]
+        sizes = [
+            world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
+        ]
         if len(sizes) > 1:
             identity = f"world_size={max(sizes)}-global_batch={images}"
-            yield if_valid(identity, partial(step, options, max(sizes), images // max(sizes), options.forms[0]))
+            yield if_valid(
+                identity, partial(step, options, max(sizes), images // max(sizes), options.executions[0])
+            )
 
 
-def epochs(options: Options) -> Iterator[Cell]:
+def epochs(options: Options) -> Iterator[Case]:
     """Of the largest batch, in the fastest form; the most ranks first, as above."""
-    if not is_own_model(options.model):
+    if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
-            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form) | {"input": "device"}
+            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form) | {
+                "input": "device"
+            }
             yield options.epoch(**fields)
             for beside in own_ddp(options, fields):
                 yield options.epoch(**beside)
@@ -87,82 +102,89 @@ def epochs(options: Options) -> Iterator[Cell]:
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The fields of the same captured training by our DDP, unless --spec says by what, or with which options."""
-    if fields["world_size"] > 1 and fields["form"] in CAPTURED_FORMS and not options.spec_fields:
+    if fields["world_size"] > 1 and fields["execution"] in CAPTURED_EXECUTIONS and not options.spec_fields:
         yield fields | DDP_OPTIONS | OWN_DDP
 
 
-def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Cell]:
+def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Case]:
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"world_size={world_size}-batch={batch_size}-data_parallel"
         yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))
 
 
-def heavy(options: Options, world_size: int) -> Cell:
-    fields = training(options, world_size, 128, options.forms[0])
-    cell = if_valid(f"world_size={world_size}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY}))
-    if not isinstance(cell, TrainingSpec):
-        return cell
+def heavy(options: Options, world_size: int) -> Case:
+    fields = training(options, world_size, 128, options.executions[0])
+    case = if_valid(f"world_size={world_size}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY}))
+    if not isinstance(case, TrainingSpec):
+        return case
     if options.data.image_size != (32, 32):
-        return skipped(cell.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller")
-    return without_torchvision(cell, f"model {HEAVY}")
+        return skipped(
+            case.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller"
+        )
+    return without_torchvision(case, f"model {HEAVY}")
 
 
-@pytest.mark.specs(cells=weak_scaling, gate=gate.scaling)
+@pytest.mark.specs(cases=weak_scaling, gate=gate.scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The batch a rank stays the same: N devices do N times the work in a step."""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
-@pytest.mark.specs(cells=strong_scaling, gate=gate.strong_scaling)
+@pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """The global batch stays the same: N devices share the work of one step."""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
 
 
-@pytest.mark.specs(cells=epochs)
+@pytest.mark.specs(cases=epochs)
 def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
     """The same images, shared by N devices: T(1) / T(N) by image, since a little more is dropped at the end of N shards."""
     one_device = spec.one_device()
     images = spec.images_per_epoch / one_device.images_per_epoch
-    scaling_metrics(measure, spec, one_device, lambda t1, tN, world_size: strong_speedup(t1 * images, tN, world_size))
+    scaling_metrics(
+        measure, spec, one_device, lambda t1, tN, world_size: strong_speedup(t1 * images, tN, world_size)
+    )
 
 
 def scaling_metrics(
-    measure: Measure, spec: TrainingSpec, one_device: TrainingSpec, speedup_of: Callable[[float, float, int], float]
+    measure: Measure,
+    spec: TrainingSpec,
+    one_device: TrainingSpec,
+    speedup_of: Callable[[float, float, int], float],
 ) -> None:
     step = measure(spec)
     if spec.world_size > 1:
         tN = step.median_step_seconds()
-        t1 = measure.leg("one_device", one_device).slowest_device_seconds(spec.world_size)
+        t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
         speedup = {name: speedup_of(t1[name], tN[name], spec.world_size) for name in tN}
         measure.metric("speedup", "1", speedup)
         measure.metric("efficiency", "1", {name: efficiency(speedup[name], spec.world_size) for name in tN})
     training_metrics(measure, step)
 
 
-@pytest.mark.specs(cells=weak_laws)
+@pytest.mark.specs(cases=weak_laws)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
     """Which share of a step do N devices not share, if the batch a device stays the same?"""
-    cells = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
-    law_metrics(measure, spec, cells, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
+    cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
+    law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
 
 
-@pytest.mark.specs(cells=strong_laws)
+@pytest.mark.specs(cases=strong_laws)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     """Which share of a step do N devices not share, if the global batch stays the same?"""
     images = spec.global_batch_size
     sizes = [N for N in fewer(measure, spec) if images % N == 0]
-    cells = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
+    cases = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=images)
-    law_metrics(measure, spec, cells, one_device, strong_speedup, fit_amdahl, amdahl_speedup)
+    law_metrics(measure, spec, cases, one_device, strong_speedup, fit_amdahl, amdahl_speedup)
 
 
 def law_metrics(
     measure: Measure,
     spec: TrainingSpec,
-    cells: Mapping[int, TrainingSpec],
+    cases: Mapping[int, TrainingSpec],
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
     fit: Callable[[Sequence[int], Sequence[float]], SerialShare],
@@ -173,8 +195,10 @@ def law_metrics(
     Beside each speedup stands what the law makes of that share.
     """
     seconds = {spec.world_size: measure(spec).median_step_seconds()}
-    seconds |= {N: measure.leg(f"world_size={N}", cell).median_step_seconds() for N, cell in cells.items()}
-    t1 = measure.leg("one_device", one_device).slowest_device_seconds(spec.world_size)
+    seconds |= {
+        N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()
+    }
+    t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
     sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     shares = {name: fit(sizes, speedups[name]).share for name in sets}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cells import Cell, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, skipped
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options
+from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
-from perf import gate
-from perf.metrics import speedup_over, training_metrics
+from perf.common import gate
+from perf.common.metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (
     {},
@@ -40,21 +40,31 @@ GPU_VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def variants(options: Options) -> Iterator[Cell]:
+def variants(options: Options) -> Iterator[Case]:
     """At the most ranks and a middling batch; what cannot be captured is run eagerly."""
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size > 1 and options.spec_fields:
-        yield skipped("chosen", f"--spec has chosen {', '.join(options.spec_fields)}; leave it out to compare strategies")
+        yield skipped(
+            "chosen",
+            f"--spec has chosen {', '.join(options.spec_fields)}; leave it out to compare strategies",
+        )
     elif world_size > 1:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
-            form = "eager" if NOT_CAPTURED.keys() & fields.values() else options.forms[0]
-            cell = {"world_size": world_size, "per_rank_batch_size": batch_size, "form": form, "input": options.input}
+            execution = "eager" if NOT_CAPTURED.keys() & fields.values() else options.executions[0]
+            case = {
+                "world_size": world_size,
+                "per_rank_batch_size": batch_size,
+                "execution": execution,
+                "input": options.input,
+            }
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
-            yield if_valid(f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **cell | fields))
+            yield if_valid(
+                f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **case | fields)
+            )
 
 
-@pytest.mark.specs(cells=variants, gate=gate.strategies)
+@pytest.mark.specs(cases=variants, gate=gate.strategies)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     ddp = spec.ddp()

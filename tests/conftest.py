@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.plugin.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_reason
 from tests.project import Marked, Project
 
 BUSY_SECONDS = 20
@@ -76,7 +76,9 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, Callable[[], float]
             if len(tries) >= 3:
                 time.sleep(BUSY_SECONDS)
             tries.append(measure())
-        lines.append(f"{what}: {', '.join(f'{value:.3g}' for value in tries)} {unit} (at most {at_most:g} {unit})")
+        lines.append(
+            f"{what}: {', '.join(f'{value:.3g}' for value in tries)} {unit} (at most {at_most:g} {unit})"
+        )
         assert min(tries) <= at_most, lines[-1]
 
     return report

@@ -49,7 +49,16 @@ def project_of_experiments(root: Path) -> Project:
 def measure(root: Path) -> None:
     """Run perf/ in `root`, and leave there what a Run is read from."""
     project = project_of_experiments(root)
-    sizes = ["--world-sizes", "1,2", "--batch-sizes", "8", "--global-batch-sizes", "16", "--epoch-images", str(IMAGES)]
+    sizes = [
+        "--world-sizes",
+        "1,2",
+        "--batch-sizes",
+        "8",
+        "--global-batch-sizes",
+        "16",
+        "--epoch-images",
+        str(IMAGES),
+    ]
     try:
         finished = project.run("perf", *sizes, "--rounds", "1", "--traces", "traces")
         (root / "finished.json").write_text(json.dumps([finished.status, finished.output]))
@@ -66,7 +75,9 @@ def seconds(stored: Stored) -> float:
 def slowest_device(stored: Stored, devices: int) -> float:
     """The greatest of the devices' own medians, of ranks that worked in turn."""
     rounds = stored["samples"][0]["seconds"]
-    return max(float(median(ranks[device] for ranks in rounds)) for device in range(devices)) / int(stored["iterations"])
+    return max(float(median(ranks[device] for ranks in rounds)) for device in range(devices)) / int(
+        stored["iterations"]
+    )
 
 
 def metric(stored: Stored, name: str) -> float:

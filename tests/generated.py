@@ -7,16 +7,16 @@ from typing import Any, get_args
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ddpperf.results import Measured, Sample
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import (
     FLOAT32_BYTES,
     AllReduceSpec,
     CommHook,
     EpochSpec,
+    Execution,
     Fault,
     FaultCommand,
     FaultKind,
-    Form,
     Input,
     MemoryFormat,
     Model,
@@ -25,7 +25,7 @@ from ddpperf.specs import (
     Spec,
     Strategy,
     TrainingSpec,
-    is_own_model,
+    is_custom_model,
 )
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import (
@@ -65,17 +65,25 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
     by_ddp, accumulation = strategy in DDP_STRATEGIES, draw(st.integers(1, 4))
     hooks = OWN_DDP_HOOKS if strategy == "own_ddp" else get_args(CommHook)
     hook: CommHook = draw(st.sampled_from(hooks)) if "comm_hook" in options_of(strategy) else "none"
-    forms = [form for form in get_args(Form) if "graph" not in form or not {strategy, hook} & NOT_CAPTURED.keys()]
-    form: Form = "eager" if strategy in ("data_parallel", "fsdp") else draw(st.sampled_from(forms))
-    unscaled = strategy == "fsdp" or (strategy == "zero1" and "graph" in form)
+    executions = [
+        execution
+        for execution in get_args(Execution)
+        if "graph" not in execution or not {strategy, hook} & NOT_CAPTURED.keys()
+    ]
+    execution: Execution = (
+        "eager" if strategy in ("data_parallel", "fsdp") else draw(st.sampled_from(executions))
+    )
+    unscaled = strategy == "fsdp" or (strategy == "zero1" and "graph" in execution)
     precisions = [each for each in get_args(Precision) if not (unscaled and each == "fp16")]
     return {
         "strategy": strategy,
         "precision": draw(st.sampled_from(precisions)),
-        "form": form,
-        "inductor": draw(inductors) if "compile" in form else "",
+        "execution": execution,
+        "inductor": draw(inductors) if "compile" in execution else "",
         "comm_hook": hook,
-        "bucket_cap_mb": draw(st.integers(0, MOST_BUCKET_CAP_MB)) if "bucket_cap_mb" in options_of(strategy) else 0,
+        "bucket_cap_mb": draw(st.integers(0, MOST_BUCKET_CAP_MB))
+        if "bucket_cap_mb" in options_of(strategy)
+        else 0,
         "gradient_as_bucket_view": by_ddp and draw(st.booleans()),
         "static_graph": by_ddp and accumulation == 1 and draw(st.booleans()),
         "buffer_sync": not by_ddp or draw(st.booleans()),
@@ -88,17 +96,26 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
 def training_fields(draw: st.DrawFn, kinds: tuple[Input, ...]) -> dict[str, Any]:
     """A training's fields, of which any may differ from its default, with an input of one of these kinds."""
     by = draw(strategy_fields())
-    strategy, parts, model, drop_last = by["strategy"], by["accumulation_steps"], draw(models), draw(st.booleans())
-    world_size = 1 if strategy == "single" else draw(st.integers(2 if strategy == "data_parallel" else 1, 1024))
+    strategy, parts, model, drop_last = (
+        by["strategy"],
+        by["accumulation_steps"],
+        draw(models),
+        draw(st.booleans()),
+    )
+    world_size = (
+        1 if strategy == "single" else draw(st.integers(2 if strategy == "data_parallel" else 1, 1024))
+    )
     batch = parts * draw(st.integers(2, 1024))
     if drop_last:
         unit = 1
-    elif model == "resnet18" or "graph" in by["form"]:
-        unit = world_size * batch  # an epoch's last batch is whole: one of a single image, or of another size, is refused
+    elif model == "resnet18" or "graph" in by["execution"]:
+        unit = (
+            world_size * batch
+        )  # an epoch's last batch is whole: one of a single image, or of another size, is refused
     else:
         unit = world_size * parts if parts > 1 else 1
-    kind = "fixed" if is_own_model(model) else draw(st.sampled_from(kinds))
-    any_format = not is_own_model(model) and strategy not in SHARDED_STRATEGIES
+    kind = "fixed" if is_custom_model(model) else draw(st.sampled_from(kinds))
+    any_format = not is_custom_model(model) and strategy not in SHARDED_STRATEGIES
     return by | {
         "model": model,
         "world_size": world_size,

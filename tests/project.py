@@ -21,7 +21,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 HANG_SECONDS = 900  # what nothing here takes, however busy the machine: a guard against a hang
-UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")  # variables of whoever runs the tests; torch sets the last
+UNWANTED = (
+    "PYTEST_",
+    "GITHUB_",
+    "CUDA_VISIBLE",
+    "TORCHINDUCTOR_",
+)  # variables of whoever runs the tests; torch sets the last
 
 # A small experiment: one all_reduce of 1 KiB on two ranks.
 ALL_REDUCE = """
@@ -78,8 +83,12 @@ class Marked:
     """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="t"))  # short: a Unix socket's path has at most 107 characters
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)} | {
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="t")
+        )  # short: a Unix socket's path has at most 107 characters
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)
+        } | {
             "TMPDIR": str(self.folder),
             "PYTHONPATH": str(REPOSITORY),
             "DDPPERF_LOCK_SCOPE": uuid.uuid4().hex,
@@ -99,7 +108,9 @@ class Marked:
         return found
 
     def ranks(self) -> list[int]:
-        return [process for process, command in self.processes().items() if "ddpperf.workers.worker" in command]
+        return [
+            process for process, command in self.processes().items() if "ddpperf.workers.worker" in command
+        ]
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
         """No process of this test lives, so none of its ports is open, and its temporary folder is empty."""
@@ -113,8 +124,8 @@ class Marked:
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
+    """A script of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -141,7 +152,9 @@ def wait_until(condition: Callable[[], object], seconds: float, otherwise: Calla
         time.sleep(0.02)
 
 
-def wait_while_it_runs(process: subprocess.Popen[str], condition: Callable[[], object], otherwise: str) -> None:
+def wait_while_it_runs(
+    process: subprocess.Popen[str], condition: Callable[[], object], otherwise: str
+) -> None:
     """As long as the process, which is to bring it about, may still do so."""
 
     def met() -> object:
@@ -165,7 +178,17 @@ class Project(Marked):
 
     def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start pytest. output: the file descriptor that it prints to."""
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--device",
+            "cpu",
+            "--world-sizes",
+            "2",
+        ]
         return subprocess.Popen(
             [*command, "--rounds", "3", *arguments],
             cwd=self.root,

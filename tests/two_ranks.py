@@ -14,11 +14,12 @@ import torch._dynamo.utils as dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf import task, training
-from ddpperf.parallel import synchronization
-from ddpperf.plugin.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import TrainingSpec
-from ddpperf.training import TrainingStep
+from ddpperf.training import step as training
+from ddpperf.training import task
+from ddpperf.training.step import TrainingStep
+from ddpperf.training.strategies import synchronization
 from tests.project import HANG_SECONDS
 
 RANKS = 2
@@ -33,7 +34,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp+static": {"static_graph": True},
     "ddp+bucket=1": {"bucket_cap_mb": 1},
     "ddp+accumulate=2": {"accumulation_steps": 2},
-    "ddp+bucket=1+view+accumulate=2": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "accumulation_steps": 2},
+    "ddp+bucket=1+view+accumulate=2": {
+        "bucket_cap_mb": 1,
+        "gradient_as_bucket_view": True,
+        "accumulation_steps": 2,
+    },
     "own_ddp": {"strategy": "own_ddp"},
     "own_ddp+bucket=1+accumulate=2": {"strategy": "own_ddp", "bucket_cap_mb": 1, "accumulation_steps": 2},
     "zero1": {"strategy": "zero1"},
@@ -46,8 +51,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 if not compiler_reason():
     VARIANTS |= {
-        "ddp-fp32-compile": {"form": "compile"},
-        "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "form": "compile"},
+        "ddp-fp32-compile": {"execution": "compile"},
+        "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "execution": "compile"},
     }
 NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -59,12 +64,16 @@ NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
 def normalized_by_group(_: str) -> nn.Module:
     """Each image by itself; of 5 MB, which are several buckets where they are of 1 MiB."""
     layers = nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(1800, 320), nn.ReLU(), nn.Linear(320, 2000), nn.ReLU(), nn.Linear(2000, 10))
+    return nn.Sequential(
+        *layers, nn.Linear(1800, 320), nn.ReLU(), nn.Linear(320, 2000), nn.ReLU(), nn.Linear(2000, 10)
+    )
 
 
 def normalized_by_batch(_: str) -> nn.Module:
     """By the mean and the variance of a rank's own batch."""
-    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
+    )
 
 
 def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Trained:
@@ -75,7 +84,12 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
     gradient_storages: how many pieces of memory hold the gradients. compiled_calls, compiled_parts: operations of the forward
     pass that were compiled, and in how many parts.
     """
-    values: dict[str, Any] = {"world_size": RANKS, "per_rank_batch_size": 4, "strategy": "ddp", "epoch_images": 32} | fields
+    values: dict[str, Any] = {
+        "world_size": RANKS,
+        "per_rank_batch_size": 4,
+        "strategy": "ddp",
+        "epoch_images": 32,
+    } | fields
     spec = TrainingSpec(**values)
     buffers: list[Tensor] = []
     gradients: list[Tensor | None] = []
@@ -92,7 +106,9 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         step = TrainingStep(spec, rank=rank, device=torch.device("cpu"))
         for module in step.model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.register_forward_pre_hook(lambda module, _: buffers.append(module.running_mean.clone()))
+                module.register_forward_pre_hook(
+                    lambda module, _: buffers.append(module.running_mean.clone())
+                )
         parameters = list(step.model.parameters())
         before = list(map(whole, parameters))
         step.start_round()
@@ -134,9 +150,13 @@ def train_as_rank(rank: int, folder: Path) -> None:
     """Train all of them in a group whose other ranks do the same, and write down what came of it."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=HANG_SECONDS))
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=HANG_SECONDS)
+    )
     by_group = {name: train(normalized_by_group, rank, **fields) for name, fields in VARIANTS.items()}
-    by_batch = {name: train(normalized_by_batch, rank, **fields) for name, fields in NORMALIZED_BY_BATCH.items()}
+    by_batch = {
+        name: train(normalized_by_batch, rank, **fields) for name, fields in NORMALIZED_BY_BATCH.items()
+    }
     torch.save((by_group, by_batch), folder / str(rank))
     dist.barrier()
     dist.destroy_process_group()

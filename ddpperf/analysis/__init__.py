@@ -1,1 +1,1 @@
-"""Pure arithmetic over measured seconds: no torch, no processes, no pytest."""
+"""Arithmetic on seconds and bytes: scaling, bandwidth, cost models, statistics."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_PROFILING = 0.1  # of a step: what the profiler may add to it before its trace says little of the step without
+MOST_PROFILING = (
+    0.1  # of a step: what the profiler may add to it before its trace says little of the step without
+)
 AGREEMENT = 0.05  # of a step: how far two methods may be apart without a word
 
 
@@ -99,7 +101,9 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
         f"difference and trace disagree by {share:+.1%} of the step: {bookkeeping:+.1%} is DDP's bookkeeping, which sends "
         f"nothing, {share - bookkeeping:+.1%} is not explained; the profiler makes the step {longer:+.1%} longer"
     )
-    return Disagreement(share=share, reason=reason + ", so that the trace is of another one" * (longer > MOST_PROFILING))
+    return Disagreement(
+        share=share, reason=reason + ", so that the trace is of another one" * (longer > MOST_PROFILING)
+    )
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:

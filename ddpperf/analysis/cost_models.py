@@ -42,11 +42,19 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     share = 1 - 2.0**-levels
     known = {
         "gather_broadcast": Counts(latency=2, volume=2 * (N - 1), reduced=N - 1),
-        "ring": Counts(latency=2 * (N - 1) * ring_pieces(nbytes, N), volume=2 * (N - 1) / N, reduced=(N - 1) / N),
-        "recursive_doubling": Counts(latency=levels + 2 * helps, volume=levels + 2 * helps, reduced=levels + helps),
-        "halving_doubling": Counts(latency=2 * levels + 2 * helps, volume=2 * share + 2 * helps, reduced=share + helps),
+        "ring": Counts(
+            latency=2 * (N - 1) * ring_pieces(nbytes, N), volume=2 * (N - 1) / N, reduced=(N - 1) / N
+        ),
+        "recursive_doubling": Counts(
+            latency=levels + 2 * helps, volume=levels + 2 * helps, reduced=levels + helps
+        ),
+        "halving_doubling": Counts(
+            latency=2 * levels + 2 * helps, volume=2 * share + 2 * helps, reduced=share + helps
+        ),
         "tree": Counts(
-            latency=2 * math.ceil(math.log2(N)), volume=2 * math.ceil(math.log2(N)), reduced=math.ceil(math.log2(N))
+            latency=2 * math.ceil(math.log2(N)),
+            volume=2 * math.ceil(math.log2(N)),
+            reduced=math.ceil(math.log2(N)),
         ),
     }
     if algorithm not in known:
@@ -55,7 +63,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Case:
     """A measured call: the seconds of `nbytes` bytes a rank."""
 
     algorithm: str
@@ -81,23 +89,25 @@ class LinkModel:
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
         each = counts(algorithm, N, nbytes)
         reduce = self.reduce_seconds.value if self.reduce_seconds is not None else 0.0
-        return each.latency * self.latency.value + nbytes * (each.volume * self.byte_seconds.value + each.reduced * reduce)
+        return each.latency * self.latency.value + nbytes * (
+            each.volume * self.byte_seconds.value + each.reduced * reduce
+        )
 
 
 class NotToldApart(ValueError):
     """Every split between two of a model's values fits as well."""
 
 
-def fit_links(cells: Sequence[Cell], *, reduction: bool) -> LinkModel:
+def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
     """The model whose logarithms are off by the least in square, over all cells at once; none of its values is negative.
 
     Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
     that leave open what a message's start, sending and adding up take.
     """
-    if len({cell.nbytes for cell in cells}) < 2:
+    if len({case.nbytes for case in cases}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
-    rows = np.array([_row(cell, reduction=reduction) for cell in cells])
-    seconds = [cell.seconds for cell in cells]
+    rows = np.array([_row(case, reduction=reduction) for case in cases])
+    seconds = [case.seconds for case in cases]
     scaled = rows / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
         raise NotToldApart(
@@ -117,45 +127,45 @@ class ChosenLinks:
     held_out_error: float
 
 
-def choose_links(cells: Sequence[Cell]) -> ChosenLinks:
+def choose_links(cases: Sequence[Case]) -> ChosenLinks:
     """By leaving out all cells of one size, for each but the least and the greatest in turn.
 
     Raises ValueError for fewer than four sizes, and NotToldApart.
     """
-    require_sizes(len({cell.nbytes for cell in cells}))
-    return ChosenLinks(model=_best_links(cells), held_out_error=_held_out(cells, _best_links))
+    require_sizes(len({case.nbytes for case in cases}))
+    return ChosenLinks(model=_best_links(cases), held_out_error=_held_out(cases, _best_links))
 
 
-def _best_links(cells: Sequence[Cell]) -> LinkModel:
-    errors = {False: _held_out(cells, partial(fit_links, reduction=False))}
+def _best_links(cases: Sequence[Case]) -> LinkModel:
+    errors = {False: _held_out(cases, partial(fit_links, reduction=False))}
     with contextlib.suppress(NotToldApart):
-        errors[True] = _held_out(cells, partial(fit_links, reduction=True))
-    return fit_links(cells, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
+        errors[True] = _held_out(cases, partial(fit_links, reduction=True))
+    return fit_links(cases, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 
-def _held_out(cells: Sequence[Cell], fit: Callable[[Sequence[Cell]], LinkModel]) -> float:
+def _held_out(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkModel]) -> float:
     """The median error on the cells of each size but the ends, of what the others are fitted by."""
     errors = []
-    for left_out in sorted({cell.nbytes for cell in cells})[1:-1]:
-        model = fit([cell for cell in cells if cell.nbytes != left_out])
+    for left_out in sorted({case.nbytes for case in cases})[1:-1]:
+        model = fit([case for case in cases if case.nbytes != left_out])
         errors += [
-            abs(model.seconds(cell.algorithm, cell.N, cell.nbytes) / cell.seconds - 1)
-            for cell in cells
-            if cell.nbytes == left_out
+            abs(model.seconds(case.algorithm, case.N, case.nbytes) / case.seconds - 1)
+            for case in cases
+            if case.nbytes == left_out
         ]
     return median(errors)
 
 
-def _row(cell: Cell, *, reduction: bool) -> list[float]:
-    each = counts(cell.algorithm, cell.N, cell.nbytes)
-    return [each.latency, each.volume * cell.nbytes, *([each.reduced * cell.nbytes] if reduction else [])]
+def _row(case: Case, *, reduction: bool) -> list[float]:
+    each = counts(case.algorithm, case.N, case.nbytes)
+    return [each.latency, each.volume * case.nbytes, *([each.reduced * case.nbytes] if reduction else [])]
 
 
 # --- what reports of such measurements write, and what it describes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class Execution:
     """formula: as it is written, of N ranks, S bytes a rank, B bytes per second. describes: what its value is, and is not.
     is_time: whether that is seconds, or bytes."""
 
@@ -171,14 +181,14 @@ class Form:
 
 
 FORMS = (
-    Form(
+    Execution(
         name="ring_bytes",
         formula="2 (N-1) S / N",
         value=lambda N, S, B: 2 * (N - 1) * S / N,
         describes="the bytes that each rank sends in a ring, the least that the busiest rank can do with where only ranks add "
         "up; no time; from S on two ranks to below 2 S on many",
     ),
-    Form(
+    Execution(
         name="doubling_seconds",
         formula="(S / B) log2 N",
         value=lambda N, S, B: S / B * math.log2(N),
@@ -186,7 +196,7 @@ FORMS = (
         describes="the seconds of recursive doubling without latency, where N is a power of two; not what a ring takes, nor a "
         "tree, which takes twice as long",
     ),
-    Form(
+    Execution(
         name="aggregate_bytes",
         formula="2 (N-1) S",
         value=lambda N, S, B: 2 * (N - 1) * S,

@@ -13,7 +13,9 @@ def loading_share(with_loading: float, without: float) -> float:
     Below 0 where noise exceeds what loading costs.
     """
     if not (with_loading > 0 and without > 0):
-        raise ValueError(f"a share of loading needs positive times, got {with_loading} s with and {without} s without it")
+        raise ValueError(
+            f"a share of loading needs positive times, got {with_loading} s with and {without} s without it"
+        )
     return 1 - without / with_loading
 
 

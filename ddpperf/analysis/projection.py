@@ -19,7 +19,9 @@ from ddpperf.analysis.log_fit import CONFIDENCE
 from ddpperf.analysis.protocols import Envelope
 
 DRAWS = 1000
-DOUBLING_ERROR = 0.15  # relative, of all_reduces of twice as many devices as were measured: seen between 2, 4 and 8 H200s
+DOUBLING_ERROR = (
+    0.15  # relative, of all_reduces of twice as many devices as were measured: seen between 2, 4 and 8 H200s
+)
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
@@ -78,11 +80,15 @@ def sending_seconds(
     Raises ValueError for no bytes at all, for more devices than a node's without a network, or for part of a node.
     """
     if not sum(buckets) > 0:
-        raise ValueError(f"a projection is of a step that sends gradients, got buckets of {list(buckets)} bytes")
+        raise ValueError(
+            f"a projection is of a step that sends gradients, got buckets of {list(buckets)} bytes"
+        )
     if node >= N:
         return Sending(within=sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets))
     if network is None:
-        raise ValueError(f"{N} devices are more than a node's {node}; give the latency and bandwidth between nodes")
+        raise ValueError(
+            f"{N} devices are more than a node's {node}; give the latency and bandwidth between nodes"
+        )
     nodes, rest = divmod(N, node)
     if rest:
         raise ValueError(f"{N} devices are no whole number of nodes of {node}; use a multiple")
@@ -158,7 +164,9 @@ def project(
         def off(each: Excess) -> float:
             return each.seconds + drawn.gauss(0, each.error) - one_device * each.one_device_error
 
-        return projected({N: off(each) for N, each in excess.items()}, off(bookkeeping), drawn.lognormvariate(0, error))
+        return projected(
+            {N: off(each) for N, each in excess.items()}, off(bookkeeping), drawn.lognormvariate(0, error)
+        )
 
     draws = sorted(draw() for _ in range(DRAWS))
     tail = int(DRAWS * (1 - CONFIDENCE) / 2)

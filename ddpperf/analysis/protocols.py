@@ -94,7 +94,9 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """
     require_sizes(len(set(sizes)))
     order = sorted(zip(sizes, seconds, strict=True))
-    most = min(MOST_LINES, (len(order) - 2) // 2)  # that can be fitted where two sizes are left out, of fit and choice
+    most = min(
+        MOST_LINES, (len(order) - 2) // 2
+    )  # that can be fitted where two sizes are left out, of fit and choice
     fits = _fits(order, _best_lines(order, most))
     left = spread_of(np.concatenate([fit.logarithms for fit in fits]), 2 * len(fits))
     starts, slopes = zip(*(fit.estimates(*left) for fit in fits), strict=True)

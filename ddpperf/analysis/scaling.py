@@ -23,4 +23,6 @@ def efficiency(speedup: float, N: int) -> float:
 
 def _require_positive(first: float, second: float, N: int) -> None:
     if not (first > 0 and second > 0 and N >= 1):
-        raise ValueError(f"a speedup needs positive times and a world size of at least 1, got {first}, {second}, {N}")
+        raise ValueError(
+            f"a speedup needs positive times and a world size of at least 1, got {first}, {second}, {N}"
+        )

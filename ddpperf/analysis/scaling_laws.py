@@ -55,7 +55,9 @@ def over_sets(shares: Sequence[float]) -> SerialShare:
     return SerialShare(share=mean(shares), low=low, high=high)
 
 
-def _fit(world_sizes: Sequence[int], speedups: Sequence[float], weight: Callable[[int, float], float]) -> SerialShare:
+def _fit(
+    world_sizes: Sequence[int], speedups: Sequence[float], weight: Callable[[int, float], float]
+) -> SerialShare:
     """Least squares of 1 - S/N = s * weight over the measurements beyond one device, which say nothing of it."""
     from scipy.stats import t  # here: it takes most of a second, and few commands need it
 

@@ -9,7 +9,9 @@ from statistics import mean, median, quantiles, stdev
 
 FEWEST_ROUNDS = 4  # for a spread
 DRIFT_P = 0.001  # two-sided: with 60 steady tests, at most one run in 17 reports a drift that is none
-LEAST_DRIFT = 0.02  # moves the median by 1 %: GPU-bound steps differ that much between runs that nothing disturbed
+LEAST_DRIFT = (
+    0.02  # moves the median by 1 %: GPU-bound steps differ that much between runs that nothing disturbed
+)
 
 
 def relative_iqr(values: Sequence[float]) -> float:
@@ -56,7 +58,10 @@ def drift(seconds: Sequence[float]) -> float | None:
     """
     if 2 / math.factorial(min(len(seconds), 20)) >= DRIFT_P:  # the p of rounds that are all in order
         return None
-    from scipy.stats import kendalltau, theilslopes  # here: it takes most of a second, and few commands need it
+    from scipy.stats import (
+        kendalltau,
+        theilslopes,
+    )  # here: it takes most of a second, and few commands need it
 
     rounds = range(len(seconds))
     if not kendalltau(rounds, seconds).pvalue < DRIFT_P:  # of a constant it is NaN

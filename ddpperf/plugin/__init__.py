@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ddpperf.analysis.verdict import Status
-from ddpperf.plugin import hardware
-from ddpperf.plugin.cells import Cell, possible, skipped
+from ddpperf.machine import hardware
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.cases import Case, possible, skipped
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
-from ddpperf.plugin.hardware import Machine
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure import CLOCK, Measure
-from ddpperf.plugin.option_parser import add_options, read_options
-from ddpperf.plugin.option_values import verdict_file
-from ddpperf.plugin.options import Options, is_experiment
+from ddpperf.plugin.options.options import Options, is_experiment
+from ddpperf.plugin.options.parser import add_options, read_options
+from ddpperf.plugin.options.spec_fields import change_reason
+from ddpperf.plugin.options.values import verdict_file
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.spec_options import change_reason
 from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.verdict.verdict import Status
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -41,20 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and take saving and comparing over before pytest-benchmark reads what was asked for."""
     config.addinivalue_line(
         "markers",
-        "specs(cells=f, gate=g): f takes the Options and yields the specs to measure, a test for each; g takes the Options and "
+        "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; g takes the Options and "
         "a spec, and says whether -m gate selects it",
     )
     config.addinivalue_line("markers", "gate: worth its time before every merge; set by the specs marker")
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError("ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out")
+        raise pytest.UsageError(
+            "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
+        )
     verdict_to = verdict_file(config.getoption("verdict"))
     gpus = hardware.visible_gpus()
     try:
         with terminated_as_interrupted():
             options = read_options(config, len(gpus))
     except KeyboardInterrupt:
-        pytest.exit("NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT])
+        pytest.exit(
+            "NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT]
+        )
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
     session.find_baseline()
     session.read_thresholds()
@@ -66,7 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
     config.option.benchmark_compare_fail = None
-    config.option.benchmark_quiet = True  # one table at the end; --benchmark-verbose brings pytest-benchmark's own back
+    config.option.benchmark_quiet = (
+        True  # one table at the end; --benchmark-verbose brings pytest-benchmark's own back
+    )
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
@@ -82,26 +88,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is not None:
         session = metafunc.config.stash[SESSION]
         gate = marker.kwargs.get("gate", lambda options, spec: False)
-        cells = [_parameters(cell, session, gate) for cell in _cells(marker, metafunc.function.__name__, session)]
-        if len({cell.id for cell in cells}) < len(cells):
+        cases = [
+            _parameters(case, session, gate) for case in _cases(marker, metafunc.function.__name__, session)
+        ]
+        if len({case.id for case in cases}) < len(cases):
             session.refusals.append(
                 f"{metafunc.function.__name__} has two cells of one id, which is a stored key; measure each once"
             )
-        metafunc.parametrize("spec", cells)
+        metafunc.parametrize("spec", cases)
 
 
-def _parameters(cell: Cell, session: Session, gate: Callable[[Options, Any], bool]) -> ParameterSet:
+def _parameters(case: Case, session: Session, gate: Callable[[Options, Any], bool]) -> ParameterSet:
     """The cell as pytest takes it, slowed down if that was asked for; one that cannot be measured here is a skipped one."""
-    spec = cell if isinstance(cell, Spec) else cell.values[0]
+    spec = case if isinstance(case, Spec) else case.values[0]
     marks = [pytest.mark.gate] if isinstance(spec, Spec) and gate(session.options, spec) else []
     if isinstance(spec, Spec):
         if session.options.sides is None:
             spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
         if reason := side_reason(spec, session.options, session.machine):
-            cell, spec = skipped(str(cell.id), reason), None
-    if isinstance(cell, Spec):
-        return pytest.param(spec, id=cell.id, marks=marks)
-    return cell._replace(values=(spec,), marks=[*cell.marks, *marks])
+            case, spec = skipped(str(case.id), reason), None
+    if isinstance(case, Spec):
+        return pytest.param(spec, id=case.id, marks=marks)
+    return case._replace(values=(spec,), marks=[*case.marks, *marks])
 
 
 def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
@@ -113,23 +121,25 @@ def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
     return change_reason(spec, options.sides.spec_fields, machine)
 
 
-def _cells(marker: pytest.Mark, test: str, session: Session) -> list[Cell]:
+def _cases(marker: pytest.Mark, test: str, session: Session) -> list[Case]:
     """The specs that a test measures; none if they are wrong, which then ends the run."""
-    make = marker.kwargs.get("cells")
+    make = marker.kwargs.get("cases")
     if make is None:
-        session.refusals.append(f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cells=function)")
+        session.refusals.append(
+            f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cases=function)"
+        )
         return []
     try:
-        cells = list(make(session.options) or ())
+        cases = list(make(session.options) or ())
     except (ValueError, TypeError, KeyError) as error:
         session.refusals.append(f"{test} cannot measure that: {error}")
         return []
-    if wrong := [cell for cell in cells if not isinstance(cell, Cell)]:
+    if wrong := [case for case in cases if not isinstance(case, Case)]:
         session.refusals.append(
             f"{test} has cells that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
         )
         return []
-    return [possible(cell, session.machine) if isinstance(cell, Spec) else cell for cell in cells]
+    return [possible(case, session.machine) if isinstance(case, Spec) else case for case in cases]
 
 
 @pytest.hookimpl(trylast=True)
@@ -137,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     session = config.stash[SESSION]
     if session.refusals:
         raise pytest.UsageError(session.refusals[0])
-    empty = [item for item in items if _has_no_cells(item)]
+    empty = [item for item in items if _has_no_cases(item)]
     items[:] = [item for item in items if item not in empty]
     session.reports.collect([item.nodeid for item in items if _measures(item)])
     session.in_gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
@@ -150,7 +160,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         item.config.stash[SESSION].reports.deselected.add(item.nodeid)
 
 
-def _has_no_cells(item: pytest.Item) -> bool:
+def _has_no_cases(item: pytest.Item) -> bool:
     """Whether a test has nothing to measure with these options, such as an all_reduce on one device."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
@@ -175,7 +185,9 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
         pytest.exit(_NO_XDIST, returncode=4)
 
 
-_NO_XDIST = "perf/ measures time and cannot share the machine with itself, but -n was given; run it without -n"
+_NO_XDIST = (
+    "perf/ measures time and cannot share the machine with itself, but -n was given; run it without -n"
+)
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
@@ -186,7 +198,11 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Take the devices before the first test, where a second run on them is refused; after the last one judge two sides."""
     ours = session.config.stash[SESSION]
-    measuring = ours.reports.outcomes and not session.config.option.collectonly and not _is_xdist_worker(session.config)
+    measuring = (
+        ours.reports.outcomes
+        and not session.config.option.collectonly
+        and not _is_xdist_worker(session.config)
+    )
     if measuring:
         interrupt_once(session.config)
         ours.start()
@@ -214,7 +230,7 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    fixture = Measure(benchmark, session.pool, session.doubts, machine=session.machine, sides=session.sides)
+    fixture = Measure(benchmark, session.pool, session.warnings, machine=session.machine, sides=session.sides)
     session.measures[request.node.nodeid] = fixture
     return fixture
 

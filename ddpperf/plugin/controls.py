@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
-from ddpperf.analysis.change import Change, Controls
-from ddpperf.analysis.compare import Comparison
-from ddpperf.results import Measured
+from ddpperf.results.samples import Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.base import MOST_DELAY_SECONDS
+from ddpperf.verdict.change import Change, Controls
+from ddpperf.verdict.stored_run import Comparison
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -56,19 +56,29 @@ class StoredControls:
 
     def slow_down(self, comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> None:
         """Measure the shortest of the training steps that were compared by their times, slowed down to beyond its limit."""
-        timed = {test: each.now_seconds for test, each in comparison.changes.items() if each.quantity == "step"}
+        timed = {
+            test: each.now_seconds for test, each in comparison.changes.items() if each.quantity == "step"
+        }
         if (test := shortest(timed, measured)) is None:
             if comparison.changes:  # of which no control shows that what is slower would be seen
-                self._positive = Controls(holes=["the positive control was not measured: no step was compared by its time"])
+                self._positive = Controls(
+                    missing=["the positive control was not measured: no step was compared by its time"]
+                )
             return
         change, spec = comparison.changes[test], measured[test].spec
         excess = change.limit * (1 + SLOW_DOWN[self._device]) - 1
         try:
             seconds = median(pool.measure(slowed(spec, excess * change.now_seconds)).all_step_seconds())
-            self._positive = Controls(positive=Change(then_seconds=change.now_seconds, now_seconds=seconds, limit=change.limit))
+            self._positive = Controls(
+                positive=Change(then_seconds=change.now_seconds, now_seconds=seconds, limit=change.limit)
+            )
         except (SetFailure, ValueError, OSError) as error:
-            self._positive = Controls(holes=[f"the positive control could not be measured: {str(error).splitlines()[0]}"])
+            self._positive = Controls(
+                missing=[f"the positive control could not be measured: {str(error).splitlines()[0]}"]
+            )
 
     def beside(self, negative: Controls) -> Controls:
         """All of them."""
-        return replace(self._positive, negative=negative.negative, holes=[*negative.holes, *self._positive.holes])
+        return replace(
+            self._positive, negative=negative.negative, missing=[*negative.missing, *self._positive.missing]
+        )

@@ -12,12 +12,12 @@ from typing import IO, Any
 
 import pytest
 
-from ddpperf.analysis.verdict import Answer, Status, Verdict
 from ddpperf.plugin.junit import tell_junit
-from ddpperf.plugin.option_values import file_to_write
+from ddpperf.plugin.options.values import file_to_write
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.storage import SCHEMA, is_baseline, write_atomically
 from ddpperf.report.summary import markdown, summary_lines
+from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
+from ddpperf.verdict.verdict import Answer, Status, Verdict
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
 
@@ -42,7 +42,9 @@ class Ending:
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if excinfo.type is KeyboardInterrupt:  # pytest asks at its own exits, too, whose texts are other sentences
+        if (
+            excinfo.type is KeyboardInterrupt
+        ):  # pytest asks at its own exits, too, whose texts are other sentences
             self._interrupted_by = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
@@ -67,7 +69,11 @@ class Ending:
         verdict = self.decided[1]
         self.lines = summary_lines(document, self._session.comparison)
         page = markdown(document, self.lines)
-        saved = self._save(document) if self._session.reports.outcomes or self._session.reports.uncollected else True
+        saved = (
+            self._save(document)
+            if self._session.reports.outcomes or self._session.reports.uncollected
+            else True
+        )
         saved = self._publish(page) and saved
         session.exitstatus = EXIT_STATUS[verdict.status]
         if not saved and verdict.status is not Status.FAIL:
@@ -82,7 +88,9 @@ class Ending:
             written.append(self._try("the JSON", copy_to, lambda: write_atomically(copy_to, document)))
         if name := self._promote_as:
             if is_baseline(document):
-                written.append(self._try("the baseline", storage.baselines, lambda: storage.promote(document, name)))
+                written.append(
+                    self._try("the baseline", storage.baselines, lambda: storage.promote(document, name))
+                )
             else:
                 self.lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         return all(written)
@@ -93,14 +101,18 @@ class Ending:
         if verdict_to := self._verdict_to:
             written.append(self._try("the verdict", verdict_to, lambda: write_atomically(verdict_to, page)))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            written.append(self._try("the step's summary", Path(step_summary), lambda: _append(Path(step_summary), page)))
+            written.append(
+                self._try("the step's summary", Path(step_summary), lambda: _append(Path(step_summary), page))
+            )
         return all(written)
 
     def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:
         try:
             path = write()
         except OSError as error:
-            self.lines.append(f"{what} was not saved: {where} cannot be written ({error.strerror}); make it writable")
+            self.lines.append(
+                f"{what} was not saved: {where} cannot be written ({error.strerror}); make it writable"
+            )
             return False
         self.lines.append(f"saved {what}: {os.path.relpath(path)}")
         return True
@@ -108,7 +120,9 @@ class Ending:
     def _document(self, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
         """The run as pytest-benchmark's own hooks make it, with a part of ours beside."""
         hook = self._config.hook
-        benchmarks = [measure.stats for measure in self._session.measures.values() if measure.stats is not None]
+        benchmarks = [
+            measure.stats for measure in self._session.measures.values() if measure.stats is not None
+        ]
         document: dict[str, Any] = hook.pytest_benchmark_generate_json(
             config=self._config,
             benchmarks=benchmarks,
@@ -141,7 +155,11 @@ def header(session: Session, answer: Answer | None, verdict: Verdict) -> dict[st
             **{name: value for name, value in asdict(session.options).items() if name != "sides"},
             "data": {"name": session.options.data.name, "digest": session.options.data.digest},
         },
-        **({session.gate.name: session.gate.to_json()} if session.gate is not None and session.gate.active else {}),
+        **(
+            {session.gate.name: session.gate.to_json()}
+            if session.gate is not None and session.gate.active
+            else {}
+        ),
         "copied": session.controls.copied and session.controls.copied.to_json(),
         "thresholds": session.thresholds.counts(),
         "gate": session.in_gate,

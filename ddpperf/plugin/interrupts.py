@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-_USUAL: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_USUAL: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 _ours: set[signal.Signals] = set()  # those that are handled here until they are as before
 
 
@@ -29,7 +32,10 @@ def interrupt_once(config: pytest.Config) -> None:
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Within, SIGTERM raises KeyboardInterrupt, too, so that what was begun is undone."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
     if ours:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

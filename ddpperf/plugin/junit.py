@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from _pytest.junitxml import LogXML, xml_key
 
-from ddpperf.analysis.verdict import Status, Verdict
+from ddpperf.verdict.verdict import Status, Verdict
 
 VERDICT = "ddpperf::verdict"  # the name of the case that stands for the whole run
 
@@ -32,10 +32,12 @@ def tell_junit(config: pytest.Config, failures: Mapping[str, str], verdict: Verd
         _add(xml, VERDICT, "setup", "failed", f"NO VERDICT: {reasons}")  # JUnit's word for that is an error
 
 
-def _add(xml: LogXML, test: str, when: Literal["setup", "call"], outcome: Literal["passed", "failed"], text: str) -> None:
+def _add(
+    xml: LogXML, test: str, when: Literal["setup", "call"], outcome: Literal["passed", "failed"], text: str
+) -> None:
     """A case of its own, even beside one of the same test that had passed."""
     location = (test.partition("::")[0], None, test.partition("::")[2])
     for phase, ended, why in ((when, outcome, text or None), ("teardown", "passed", None)):
         xml.pytest_runtest_logreport(
-            pytest.TestReport(nodeid=test, location=location, keywords={}, outcome=ended, longrepr=why, when=phase)  # type: ignore[arg-type]
+            pytest.TestReport(test, location, {}, ended, why, phase)  # type: ignore[arg-type]
         )

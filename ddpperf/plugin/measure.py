@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ddpperf.analysis.verdict import CANDIDATE_CANNOT
-from ddpperf.plugin.hardware import Machine
-from ddpperf.plugin.sides import Sides
-from ddpperf.plugin.storage import SCHEMA
-from ddpperf.results import BASE, CANDIDATE, Measured
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.options.sides import Sides
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import Spec
+from ddpperf.verdict.verdict import CANDIDATE_CANNOT
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -61,7 +61,7 @@ class Measure:
         self,
         benchmark: BenchmarkFixture,
         pool: Callable[[], Pool],
-        doubts: Callable[[Measured, bool], list[str]],
+        warnings: Callable[[Measured, bool], list[str]],
         *,
         machine: Machine | None = None,
         sides: Sides | None = None,
@@ -76,10 +76,10 @@ class Measure:
         self.stats: Any = None
         self._benchmark = benchmark
         self._pool = pool
-        self._doubts = doubts
+        self._warnings = warnings
         self._sides = sides
         self._here = sides.here if sides is not None else BASE
-        self._legs: dict[str, Any] = {}
+        self._references: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure `spec` and give pytest-benchmark the seconds of a step in each round; fails the test if a rank fails.
@@ -87,14 +87,17 @@ class Measure:
         A spec is measured once by the same sets, for all tests that have it as their own or as a leg.
         """
         if self.measured is not None:
-            pytest.fail("a test measures one spec as its own, this is its second; make it a cell, or a leg", pytrace=False)
+            pytest.fail(
+                "a test measures one spec as its own, this is its second; make it a cell, or a leg",
+                pytrace=False,
+            )
         self.measured = measured = self._measure(spec, own=True)
-        for name, leg in self._legs.items():
-            self._require_same_sets(name, {sample["set"] for sample in leg["samples"]})
+        for name, reference in self._references.items():
+            self._require_same_sets(name, {sample["set"] for sample in reference["samples"]})
         self._benchmark.extra_info["ddpperf"] = self.stored = {
             "schema": SCHEMA,
             **measured.to_json(),
-            "legs": self._legs,
+            "references": self._references,
             "metrics": self.metrics,
             "notes": self.notes,
         }
@@ -106,11 +109,11 @@ class Measure:
         self.stats = self._benchmark.stats
         return measured
 
-    def leg(self, name: str, spec: Spec) -> Measured:
+    def reference(self, name: str, spec: Spec) -> Measured:
         """Measure `spec` on the same sets, or take what they measured of it before, and keep it in the JSON as `name`."""
         measured = self._measure(spec, own=False)
         self._require_same_sets(name, {sample.set for sample in measured.samples})
-        self._legs[name] = measured.to_json()
+        self._references[name] = measured.to_json()
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
@@ -125,18 +128,25 @@ class Measure:
                 return sentence.splitlines()[0]
         pytest.fail(sentence, pytrace=False)
 
-    def _require_same_sets(self, leg: str, sets: set[str]) -> None:
+    def _require_same_sets(self, reference: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
             pytest.fail(
-                f"a process set was replaced between the leg {leg} and the test's own spec; run it again", pytrace=False
+                f"a process set was replaced between the leg {reference} and the test's own spec; run it again",
+                pytrace=False,
             )
 
     def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
         """Keep a derived metric: its median over the sets of the side that is here, and each set's value; fails the test if one
         is no finite number."""
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
-            pytest.fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False)
-        here = {sample.set for sample in self.measured.of(self._here).samples} if self.measured is not None else set()
+            pytest.fail(
+                f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False
+            )
+        here = (
+            {sample.set for sample in self.measured.of(self._here).samples}
+            if self.measured is not None
+            else set()
+        )
         values = [value for each, value in by_set.items() if each in here] or list(by_set.values())
         self.metrics[name] = {"value": median(values), "unit": unit, "by_set": dict(by_set)}
 
@@ -151,11 +161,12 @@ class Measure:
             return {name: metric["value"] for name, metric in self.metrics.items()}
         sets = {sample.set for sample in self.measured.of(self.judged).samples}
         by_name = {
-            name: [value for each, value in metric["by_set"].items() if each in sets] for name, metric in self.metrics.items()
+            name: [value for each, value in metric["by_set"].items() if each in sets]
+            for name, metric in self.metrics.items()
         }
         return {name: median(values) for name, values in by_name.items() if values}
 
-    def doubt(self, reason: str) -> None:
+    def warn(self, reason: str) -> None:
         """Mark the test's figures as doubtful, with the reason; it still passes."""
         if (note := f"doubtful: {reason}") not in self.notes:
             self.notes.append(note)
@@ -195,5 +206,7 @@ class Measure:
         measured = measured_by(pool)
         spent = pool.counted_seconds - before
         self.counted_seconds += spent
-        self.notes += [doubt for doubt in self._doubts(measured, spent > 0) if doubt not in self.notes]
+        self.notes += [
+            warning for warning in self._warnings(measured, spent > 0) if warning not in self.notes
+        ]
         return measured

@@ -13,27 +13,27 @@ from typing import Any, Literal
 import pytest
 from _pytest.runner import runtestprotocol
 
-from ddpperf.analysis.compare import Comparison, compare, copies
-from ddpperf.analysis.history import PastRun
-from ddpperf.analysis.verdict import BASE_FAILED, CANDIDATE_CANNOT, Answer, Verdict, decide
-from ddpperf.kernels import other_kernels
-from ddpperf.plugin import hardware
-from ddpperf.plugin.commits import require_stored_code
+from ddpperf.instruments.kernels import other_kernels
+from ddpperf.machine import hardware
+from ddpperf.machine.cores import Pinning
+from ddpperf.machine.device_lock import DeviceLock
+from ddpperf.machine.gpu_watch import GpuWatch
+from ddpperf.plugin.ab_run import Gate
 from ddpperf.plugin.controls import StoredControls
-from ddpperf.plugin.cores import Pinning
-from ddpperf.plugin.device_lock import DeviceLock
-from ddpperf.plugin.gate import Gate
-from ddpperf.plugin.gpu_watch import GpuWatch
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options import Options, is_experiment
+from ddpperf.plugin.options.options import Options, is_experiment
+from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.outcomes import Reports
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.reports import Reports
-from ddpperf.plugin.sides import Sides
-from ddpperf.plugin.storage import Baseline, NoBaseline, Storage
-from ddpperf.plugin.threshold_file import HardwareThresholds, read_threshold_file
-from ddpperf.results import Measured
+from ddpperf.plugin.stored_code import require_stored_code
+from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
+from ddpperf.verdict.run_history import PastRun
+from ddpperf.verdict.stored_run import Comparison, compare, copies
+from ddpperf.verdict.threshold_file import HardwareThresholds, read_threshold_file
+from ddpperf.verdict.verdict import BASE_FAILED, CANDIDATE_CANNOT, Answer, Verdict, decide
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_process import Side
 
@@ -42,7 +42,11 @@ class Session:
     """The state of a run. It is one of the suite's as soon as a test that measures was collected, or deselected."""
 
     def __init__(
-        self, options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | Literal[True] | None
+        self,
+        options: Options,
+        gpus: Sequence[hardware.Gpu],
+        root: Path,
+        compare_with: str | Literal[True] | None,
     ) -> None:
         self.options = options
         self.gpus = gpus
@@ -68,7 +72,7 @@ class Session:
         self.counted_seconds = 0.0  # spent in rounds that count, by all sets
         self._pinning = Pinning()
         self._watch: GpuWatch | None = None
-        self._doubts: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
+        self._warnings: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
         self._pool: Pool | None = None
         self._sets_made = 0  # by earlier pools: a set's name, and its files, are its own
 
@@ -76,7 +80,10 @@ class Session:
     def active(self) -> bool:
         asked = self.compare_with or self.gate is not None  # for an answer, whatever was found to measure
         return bool(
-            asked or self.reports.outcomes or self.reports.deselected or any(map(is_experiment, self.reports.uncollected))
+            asked
+            or self.reports.outcomes
+            or self.reports.deselected
+            or any(map(is_experiment, self.reports.uncollected))
         )
 
     def find_baseline(self) -> None:
@@ -98,7 +105,9 @@ class Session:
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         if self.options.sides is not None:
             replicates = None if (confirms := bool(self.compare_with)) else self.options.replicates
-            self.gate = Gate(self.options.sides, self.settings, self.options.device, replicates, confirms=confirms)
+            self.gate = Gate(
+                self.options.sides, self.settings, self.options.device, replicates, confirms=confirms
+            )
 
     @property
     def sides(self) -> Sides | None:
@@ -110,7 +119,9 @@ class Session:
         measure = self.measures.get(test)
         if measure is None or measure.measured is None:
             return []
-        return self.thresholds.violations(function, measure.measured.spec_of(measure.judged), measure.values())
+        return self.thresholds.violations(
+            function, measure.measured.spec_of(measure.judged), measure.values()
+        )
 
     def start(self) -> None:
         """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""
@@ -122,7 +133,9 @@ class Session:
     def pool(self) -> Pool:
         """The process sets, made at the first measurement."""
         if self._pool is None:
-            self._pinning.plan(max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ())
+            self._pinning.plan(
+                max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ()
+            )
             sides, replicates = [Side()], self.options.replicates or 1
             if self.gate is not None and self.gate.active:
                 sides, replicates = self.gate.sides_in_any_order(), self.gate.replicates
@@ -134,7 +147,9 @@ class Session:
                 sets_made=self._sets_made,
                 deadline_seconds=self.options.deadline_seconds,
                 log_folder=self.options.worker_logs,
-                sides=[replace(side, environment=self._variables() | dict(side.environment)) for side in sides],
+                sides=[
+                    replace(side, environment=self._variables() | dict(side.environment)) for side in sides
+                ],
                 cores=self._pinning.ranks,
                 progress=self.progress,
                 look=self._look,
@@ -147,7 +162,7 @@ class Session:
         if not measured:
             return
         if self.gate is not None and self.gate.active:
-            suspects = self.gate.first_look(self.measures, self.pool())
+            suspects = self.gate.screening(self.measures, self.pool())
         else:
             self.controls.copy(self.pool())
             comparison = self._comparison()
@@ -178,16 +193,24 @@ class Session:
     def _variables(self) -> dict[str, str]:
         """For the ranks' environment: what the names of data set and model mean here, and where traces stay."""
         options = self.options
-        paths = {DATA_VARIABLE: options.data.path, TRACES_VARIABLE: options.traces, CHECKPOINTS_VARIABLE: options.checkpoints}
-        return {MODEL_VARIABLE: options.model} | {name: str(path) for name, path in paths.items() if path is not None}
+        paths = {
+            DATA_VARIABLE: options.data.path,
+            TRACES_VARIABLE: options.traces,
+            CHECKPOINTS_VARIABLE: options.checkpoints,
+        }
+        return {MODEL_VARIABLE: options.model} | {
+            name: str(path) for name, path in paths.items() if path is not None
+        }
 
-    def doubts(self, measured: Measured, fresh: bool) -> list[str]:
+    def warnings(self, measured: Measured, fresh: bool) -> list[str]:
         """What made a measurement doubtful, seen from outside, and what is told of it besides; of one that was not taken now,
         what did then."""
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
-            self._doubts[key] = self._pinning.doubts(measured.spec) + (self._watch.doubts() if self._watch is not None else [])
-        return self._doubts.get(key, []) + other_kernels(measured)
+            self._warnings[key] = self._pinning.warnings(measured.spec) + (
+                self._watch.warnings() if self._watch is not None else []
+            )
+        return self._warnings.get(key, []) + other_kernels(measured)
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
@@ -227,15 +250,21 @@ class Session:
     def decide(self) -> tuple[Answer | None, Verdict]:
         """What the comparison says, if there is one, and the verdict, when all tests have ended."""
         self.comparison = comparison = self._comparison()
-        skipped = {test: each.reason for test, each in self.reports.outcomes.items() if each.outcome == "skipped"}
+        skipped = {
+            test: each.reason for test, each in self.reports.outcomes.items() if each.outcome == "skipped"
+        }
         unmeasured = [test for test, reason in skipped.items() if reason.startswith(CANDIDATE_CANNOT)]
-        answer: Answer | None = self.gate.answer(comparison, unmeasured) if self.gate is not None else comparison
+        answer: Answer | None = (
+            self.gate.answer(comparison, unmeasured) if self.gate is not None else comparison
+        )
         problems = list(self.problems)
         if self.reports.deselected and not self.reports.outcomes:
             problems.append(f"all {len(self.reports.deselected)} tests were deselected on the command line")
         failed = self.base_failed | {test for test, each in self.measures.items() if each.base_failed}
         outcomes = self.reports.all()
-        outcomes |= {test: replace(each, outcome=BASE_FAILED) for test, each in outcomes.items() if test in failed}
+        outcomes |= {
+            test: replace(each, outcome=BASE_FAILED) for test, each in outcomes.items() if test in failed
+        }
         return answer, decide(outcomes, measured=self._measured(), answer=answer, problems=problems)
 
     def _expected(self, baseline: Baseline) -> set[str]:

@@ -1,1 +1,1 @@
-"""A run's JSON turned into what a person reads."""
+"""A stored run becomes text, Markdown and pictures."""

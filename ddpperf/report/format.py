@@ -56,7 +56,9 @@ METRIC_FORMATS = {
     "saved_seconds_per_epoch": lambda value: f"saves {format_seconds(value)}",
     "extra_device_seconds_per_epoch": lambda value: f"for {format_seconds(value)} of devices more",
     "framework_seconds": lambda value: f"{format_seconds(value)} besides its kernel",
-    "speedup_of_the_fastest": lambda value: f"the fastest is {value:.2f}x as fast as the backend",  # of earlier runs
+    "speedup_of_the_fastest": lambda value: (
+        f"the fastest is {value:.2f}x as fast as the backend"
+    ),  # of earlier runs
     "speedup_of_the_best_other": lambda value: f"the best other is {value:.2f}x as fast as the backend",
     "latency_seconds": lambda value: f"latency {format_seconds(value)}",
     "latency_seconds_low": lambda value: f"at least {format_seconds(value)}",
@@ -120,10 +122,18 @@ def format_metric(name: str, value: float, unit: str = "") -> str:
             return f"in {count(round(value), 'message')}"
         return f"{'at the start ' if match[1] else ''}{match[2].replace('_', ' ')} {format_bytes(value)}"
     if match := re.fullmatch(r"accuracy_(\w+?)(_low|_high)?", name):
-        said = f"accuracy {match[1].replace('_', ' ')} " if not match[2] else f"at {'least' if match[2] == '_low' else 'most'} "
+        said = (
+            f"accuracy {match[1].replace('_', ' ')} "
+            if not match[2]
+            else f"at {'least' if match[2] == '_low' else 'most'} "
+        )
         return f"{said}{value:+.1%}"
     if match := re.fullmatch(r"(step_seconds|images_per_second|peak_memory_bytes)_at_(\d+)", name):
-        said = {"s": format_seconds(value), "1/s": f"{value:,.0f} images/s", "B": f"peak {value / 1e9:.3g} GB"}[unit]
+        said = {
+            "s": format_seconds(value),
+            "1/s": f"{value:,.0f} images/s",
+            "B": f"peak {value / 1e9:.3g} GB",
+        }[unit]
         return f"{match[2]} images: {said}" if unit == "s" else said
     if match := re.fullmatch(r"predicted_over_measured_(\w+)", name):
         return f"{match[1]} predicted {value:.2f}x its time"
@@ -144,8 +154,8 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.rjust(width) if column in figures else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            case.rjust(width) if column in figures else case.ljust(width)
+            for column, (case, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
@@ -153,7 +163,10 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
 
 def format_bytes(nbytes: float) -> str:
     """As nccl-tests counts them, by powers of ten: 46.76 MB, 38.56 KB, 4 B."""
-    unit, scale = next(((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if nbytes >= scale), ("B", 1))
+    unit, scale = next(
+        ((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if nbytes >= scale),
+        ("B", 1),
+    )
     return f"{nbytes / scale:.4g} {unit}"
 
 

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpperf.analysis.change import Change
-from ddpperf.analysis.compare import Comparison
-from ddpperf.analysis.history import DRIFT_RUNS
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
-from ddpperf.report.against import against_lines, every_metric, two_sides
+from ddpperf.report.ab import against_lines, every_metric, two_sides
 from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
-from ddpperf.results import Measured
+from ddpperf.results.samples import Measured
+from ddpperf.verdict.change import Change
+from ddpperf.verdict.run_history import DRIFT_RUNS
+from ddpperf.verdict.stored_run import Comparison
 
 PAGE_BEGINS = "## ddpperf: "
-DOUBT = "doubtful: "
-DOUBTFUL_IQR = 0.25
+WARNING = "doubtful: "
+NOISY_IQR = 0.25
 NAMED = 3  # of several tests
-SPREAD = f"spread by more than {DOUBTFUL_IQR:.0%} (IQR)"
+SPREAD = f"spread by more than {NOISY_IQR:.0%} (IQR)"
 SLOWEST_COUNTS = "one_device"  # the leg that is the slowest device's time
 DOUBTFUL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1 %
 CHANGED_PACE = 0.985  # of a captured step's time by itself: back to back it takes no less, within 0.5 %
@@ -29,16 +29,23 @@ CHANGED_PACE = 0.985  # of a captured step's time by itself: back to back it tak
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
     """The table and the verdict of a stored run, as lines without markup."""
     header = document["ddpperf"]
-    stored = {benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
-    doubts = {test: doubts_of(each) for test, each in stored.items()}
+    stored = {
+        benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]
+    }
+    warnings = {test: warnings_of(each) for test, each in stored.items()}
     lines = [_title(header, stored), ""]
     if comparison is not None or two_sides(header) is None:
-        rows = _table(header, stored, doubts, comparison)
+        rows = _table(header, stored, warnings, comparison)
         lines += [*aligned(rows, range(1, len(rows[0]) - 2)), ""]
     lines += _compared(comparison) if comparison is not None else []
-    lines += against_lines(header, doubts, only_judged=comparison is not None)
-    lines += _by_reason({test: reasons for test, reasons in doubts.items() if reasons})
-    lines += _by_reason({test: [note for note in each["notes"] if not note.startswith(DOUBT)] for test, each in stored.items()})
+    lines += against_lines(header, warnings, only_judged=comparison is not None)
+    lines += _by_reason({test: reasons for test, reasons in warnings.items() if reasons})
+    lines += _by_reason(
+        {
+            test: [note for note in each["notes"] if not note.startswith(WARNING)]
+            for test, each in stored.items()
+        }
+    )
     skipped = {
         test: [f"skipped: {outcome['reason']}"]
         for test, outcome in header["outcomes"].items()
@@ -72,18 +79,23 @@ def _fenced(lines: Sequence[str]) -> list[str]:
 
 
 def _table(
-    header: Mapping[str, Any], stored: Mapping[str, Any], doubts: Mapping[str, list[str]], comparison: Comparison | None
+    header: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    warnings: Mapping[str, list[str]],
+    comparison: Comparison | None,
 ) -> list[tuple[str, ...]]:
     """The rows, the column names first; what is compared is left out where nothing is."""
     compared = ("ratio", "limit") if comparison is not None else ()
     sets = ("sets",) if _most_sets(stored) > 1 else ()
-    rows: list[tuple[str, ...]] = [("test", "time", "IQR", "ranks", *sets, *compared, "overhead", "outcome", "metrics")]
+    rows: list[tuple[str, ...]] = [
+        ("test", "time", "IQR", "ranks", *sets, *compared, "overhead", "outcome", "metrics")
+    ]
     overhead = header.get("timing", {}).get("overhead_seconds", {})
     for test, outcome in header["outcomes"].items():
         change = comparison.changes.get(test) if comparison is not None else None
         ratio = _ratio(change) if change is not None else ("-",) * len(compared)
         cost = f"{overhead[test]:.1f} s" if test in overhead else "-"
-        ended = f"{outcome['outcome']}, doubtful" if doubts.get(test) else outcome["outcome"]
+        ended = f"{outcome['outcome']}, doubtful" if warnings.get(test) else outcome["outcome"]
         metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
         between = (_spread_over_sets(stored.get(test)),) * len(sets)
         rows.append((short(test), *_time(stored.get(test)), *between, *ratio, cost, ended, metrics))
@@ -100,13 +112,17 @@ def _compared(comparison: Comparison) -> list[str]:
     """What the ratios are, and what all of them say together."""
     lines = [f"ratio: step time over that in {comparison.baseline}; above its limit it is slower"]
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
-        lines.append(f"ratio with cpu: CPU seconds over those in {comparison.baseline}, for launches bound the step's time")
+        lines.append(
+            f"ratio with cpu: CPU seconds over those in {comparison.baseline}, for launches bound the step's time"
+        )
     if (shift := comparison.median_shift()) is not None:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines.append(f"median shift of {count(timed, 'time')}: {by} than in {comparison.baseline}")
     if comparison.controls is not None and (controls := comparison.controls.found()):
-        ratios = ", ".join(f"{what} {change.ratio:.3f} (limit {change.limit:.4g})" for what, change in controls.items())
+        ratios = ", ".join(
+            f"{what} {change.ratio:.3f} (limit {change.limit:.4g})" for what, change in controls.items()
+        )
         lines.append(f"controls: {ratios}")
     if suspects := comparison.suspects:
         named = _most({test: change.ratio - 1 for test, change in suspects.items()})
@@ -115,7 +131,9 @@ def _compared(comparison: Comparison) -> list[str]:
     if drifts := comparison.drifts:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
         found = f"{count(len(slower), 'test')} slower, as {_most(slower)}" if slower else "no test slower"
-        lines.append(f"slow drift, last {DRIFT_RUNS} runs against first {DRIFT_RUNS} promoted: {found}, of {len(drifts)}")
+        lines.append(
+            f"slow drift, last {DRIFT_RUNS} runs against first {DRIFT_RUNS} promoted: {found}, of {len(drifts)}"
+        )
     return lines
 
 
@@ -146,40 +164,51 @@ def _most_sets(stored: Mapping[str, Any]) -> int:
     return max((len(each["samples"]) for each in stored.values()), default=0)
 
 
-def doubts_of(stored: dict[str, Any]) -> list[str]:
+def warnings_of(stored: dict[str, Any]) -> list[str]:
     """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds and its legs' show."""
-    doubts = [note for note in stored["notes"] if note.startswith(DOUBT)]
-    doubts += _doubts_of_rounds(Measured.from_json(stored), "the")
+    warnings = [note for note in stored["notes"] if note.startswith(WARNING)]
+    warnings += _warnings_of_rounds(Measured.from_json(stored), "the")
     spread = 0
-    for name, leg in stored["legs"].items():
-        measured = Measured.from_json(leg)
-        of_leg = _doubts_of_rounds(measured, f"{name}'s")
-        spread += any(SPREAD in doubt for doubt in of_leg)
-        doubts += of_leg
+    for name, reference in stored["references"].items():
+        measured = Measured.from_json(reference)
+        of_reference = _warnings_of_rounds(measured, f"{name}'s")
+        spread += any(SPREAD in warning for warning in of_reference)
+        warnings += of_reference
         ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
         if name == SLOWEST_COUNTS and max(ranks) > DOUBTFUL_DEVICES:
-            doubts.append(f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts")
+            warnings.append(
+                f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts"
+            )
     if spread > NAMED:
-        named = f"{DOUBT}the rounds of several that it rests on {SPREAD}"
-        doubts = [named if SPREAD in doubt and f"{DOUBT}the rounds" not in doubt else doubt for doubt in doubts]
-    return list(dict.fromkeys(doubts))
+        named = f"{WARNING}the rounds of several that it rests on {SPREAD}"
+        warnings = [
+            named if SPREAD in warning and f"{WARNING}the rounds" not in warning else warning
+            for warning in warnings
+        ]
+    return list(dict.fromkeys(warnings))
 
 
-def _doubts_of_rounds(measured: Measured, whose: str) -> list[str]:
+def _warnings_of_rounds(measured: Measured, whose: str) -> list[str]:
     rounds = [measured.step_seconds(sample) for sample in measured.samples]
     if measured.spec.counts:  # one round says all
         return []
     if min(map(len, rounds)) < FEWEST_ROUNDS:
-        return [f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"]
-    doubts = []
-    if median(map(relative_iqr, rounds)) > DOUBTFUL_IQR:
-        doubts.append(f"doubtful: {whose} rounds {SPREAD}")
+        return [
+            f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"
+        ]
+    warnings = []
+    if median(map(relative_iqr, rounds)) > NOISY_IQR:
+        warnings.append(f"doubtful: {whose} rounds {SPREAD}")
     drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
-        doubts.append(f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
+        warnings.append(
+            f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last"
+        )
     if measured.spec.captured and min(measured.launch_bound().values(), default=1.0) < CHANGED_PACE:
-        doubts.append(f"doubtful: {whose} steps took less time back to back than one by itself: the GPU changed its pace")
-    return doubts
+        warnings.append(
+            f"doubtful: {whose} steps took less time back to back than one by itself: the GPU changed its pace"
+        )
+    return warnings
 
 
 def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[str]:
@@ -188,7 +217,10 @@ def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     for test, each in reasons.items():
         for reason in each:
             tests.setdefault(reason, []).append(short(test))
-    return [f"{reason}: {named[0] if len(named) == 1 else f'{len(named)} tests'}" for reason, named in sorted(tests.items())]
+    return [
+        f"{reason}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
+        for reason, named in sorted(tests.items())
+    ]
 
 
 def _thresholds(header: Mapping[str, Any]) -> list[str]:
@@ -196,7 +228,9 @@ def _thresholds(header: Mapping[str, Any]) -> list[str]:
     thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:
         return [f"thresholds: none for {header['hardware_key']}"]
-    return [f"thresholds: {thresholds['applied']} of the {thresholds['known']} for {header['hardware_key']} were applied"]
+    return [
+        f"thresholds: {thresholds['applied']} of the {thresholds['known']} for {header['hardware_key']} were applied"
+    ]
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
@@ -205,7 +239,9 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]
     overhead = median(timing["overhead_seconds"].values())
-    return [f"took {total:.0f} s, {counted / total:.0%} of it in rounds that count; overhead {overhead:.1f} s a test (median)"]
+    return [
+        f"took {total:.0f} s, {counted / total:.0%} of it in rounds that count; overhead {overhead:.1f} s a test (median)"
+    ]
 
 
 def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
@@ -215,7 +251,9 @@ def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
     measured = Measured.from_json(stored)
     rounds = [measured.step_seconds(sample) for sample in measured.samples]
     iqr = f"{median(map(relative_iqr, rounds)):.1%}" if min(map(len, rounds)) >= FEWEST_ROUNDS else "-"
-    together = [[ranks[: measured.spec.world_size] for ranks in sample.seconds] for sample in measured.samples]
+    together = [
+        [ranks[: measured.spec.world_size] for ranks in sample.seconds] for sample in measured.samples
+    ]
     spreads = [spread for rounds in together if (spread := spread_over_ranks(rounds)) is not None]
     seconds = median(measured.median_step_seconds().values())
     return format_seconds(seconds), iqr, f"{median(spreads):.1%}" if spreads else "-"

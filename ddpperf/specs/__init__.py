@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
-from ddpperf.specs.apart import PARTS, TRACES_VARIABLE, BucketReplaySpec, MessagesSpec, PartsSpec, TraceSpec, measured_as
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
@@ -20,16 +19,32 @@ from ddpperf.specs.collective import (
     SYMMETRIC,
     Algorithm,
     AllReduceSpec,
-    CallForm,
+    CallExecution,
     CollectiveKind,
     CollectiveSpec,
     format_bytes,
 )
-from ddpperf.specs.copying import CopySpec
-from ddpperf.specs.model import MODEL_VARIABLE, Model, is_own_model, require_model
+from ddpperf.specs.instruments import (
+    PARTS,
+    TRACES_VARIABLE,
+    BucketReplaySpec,
+    MessagesSpec,
+    PartsSpec,
+    TraceSpec,
+    measured_as,
+)
+from ddpperf.specs.memory_copy import CopySpec
+from ddpperf.specs.model import MODEL_VARIABLE, Model, is_custom_model, require_model
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec
-from ddpperf.specs.strategy import DEFAULT_BUCKET_CAP_MB, CommHook, Form, Strategy, gpu_reason, options_of
+from ddpperf.specs.strategy import (
+    DEFAULT_BUCKET_CAP_MB,
+    CommHook,
+    Execution,
+    Strategy,
+    gpu_reason,
+    options_of,
+)
 from ddpperf.specs.training import (
     DATA_VARIABLE,
     EpochSpec,
@@ -55,16 +70,16 @@ __all__ = [
     "Algorithm",
     "AllReduceSpec",
     "BucketReplaySpec",
-    "CallForm",
+    "CallExecution",
     "CollectiveKind",
     "CollectiveSpec",
     "CommHook",
     "CopySpec",
     "EpochSpec",
+    "Execution",
     "Fault",
     "FaultCommand",
     "FaultKind",
-    "Form",
     "Input",
     "MemoryFormat",
     "MessagesSpec",
@@ -82,7 +97,7 @@ __all__ = [
     "format_bytes",
     "from_json",
     "gpu_reason",
-    "is_own_model",
+    "is_custom_model",
     "measured_as",
     "require_model",
     "to_json",
@@ -119,7 +134,9 @@ def from_json(fields: dict[str, Any]) -> Spec:
     name = values.pop("measurement", None)
     require_one_of("measurement", name, tuple(_SPECS))
     if values.get("strategy") in NOT_DDP and values.get("bucket_cap_mb") == OLD_BUCKET_CAP_MB:
-        values["bucket_cap_mb"] = DEFAULT_BUCKET_CAP_MB  # as runs have it that were stored when 25 was the default
+        values["bucket_cap_mb"] = (
+            DEFAULT_BUCKET_CAP_MB  # as runs have it that were stored when 25 was the default
+        )
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])

@@ -38,7 +38,9 @@ class Work:
     measurement: ClassVar[str]
     repeats: ClassVar[bool] = True  # whether a round is many steps after an untimed one, or one long whole
     counts: ClassVar[bool] = False  # whether one round says all
-    compared_parts: ClassVar[int] = 1  # of a round, each on all sets in turn where two sides are compared: a burst meets both
+    compared_parts: ClassVar[int] = (
+        1  # of a round, each on all sets in turn where two sides are compared: a burst meets both
+    )
     seed: ClassVar[int] = 0  # of what is drawn
     set_epoch: ClassVar[bool] = True  # whether each epoch has an order of its own
 

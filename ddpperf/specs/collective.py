@@ -8,14 +8,20 @@ from typing import ClassVar, Literal, get_args
 from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
-SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency"]  # in memory that all GPUs have mapped
+SymmetricAlgorithm = Literal[
+    "one_shot", "two_shot", "copy_engine", "low_latency"
+]  # in memory that all GPUs have mapped
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
-CallForm = Literal["eager", "graph"]
+CallExecution = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
-ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # those that are one kernel of a library's
+ONE_KERNEL: tuple[Algorithm, ...] = (
+    "backend",
+    "one_shot",
+    "two_shot",
+)  # those that are one kernel of a library's
 GRAPH_CALLS = 20  # in one graph, as nccl-tests' -G 20 has
 FLOAT32_BYTES = 4
 LOW_LATENCY_BYTES = 2**22  # the most of low_latency's buffer: all of it goes to every rank
@@ -29,19 +35,21 @@ class Call(Work):
     graph; seconds are one call's."""
 
     nbytes: int
-    form: CallForm = "eager"
+    execution: CallExecution = "eager"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("world_size", self.world_size, 2)
         require_at_least("nbytes", self.nbytes, FLOAT32_BYTES)
-        require_one_of("form", self.form, get_args(CallForm))
+        require_one_of("execution", self.execution, get_args(CallExecution))
         if self.nbytes % FLOAT32_BYTES:
-            raise ValueError(f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}")
+            raise ValueError(
+                f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
+            )
 
     @property
     def captured(self) -> bool:
-        return self.form == "graph"
+        return self.execution == "graph"
 
     @property
     def calls(self) -> int:
@@ -66,7 +74,9 @@ class AllReduceSpec(Call):
         require_one_of("algorithm", self.algorithm, get_args(Algorithm))
         require_bool("in_place", self.in_place)
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
-            raise ValueError(f"form graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager")
+            raise ValueError(
+                f"form graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager"
+            )
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             raise ValueError(
                 f"algorithm low_latency sums up to {format_bytes(LOW_LATENCY_BYTES)}, got {self.nbytes} bytes; use two_shot"
@@ -79,7 +89,7 @@ class AllReduceSpec(Call):
     @property
     def id(self) -> str:
         place = "" if self.in_place else "-out_of_place"
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.algorithm}-{self.form}{place}"
+        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.algorithm}-{self.execution}{place}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +109,13 @@ class CollectiveSpec(Call):
         require_one_of("kind", self.kind, get_args(CollectiveKind))
         share = self.world_size * FLOAT32_BYTES
         if self.kind != "broadcast" and self.nbytes % share:
-            raise ValueError(f"nbytes must be a multiple of {share}, a float32 for each rank, got {self.nbytes}")
+            raise ValueError(
+                f"nbytes must be a multiple of {share}, a float32 for each rank, got {self.nbytes}"
+            )
 
     @property
     def id(self) -> str:
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.kind}-{self.form}"
+        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.kind}-{self.execution}"
 
 
 def ring_pieces(nbytes: float, N: int) -> int:

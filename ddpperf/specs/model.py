@@ -10,7 +10,7 @@ Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"
 MODEL_VARIABLE = "DDPPERF_MODEL"
 
 
-def is_own_model(model: str) -> bool:
+def is_custom_model(model: str) -> bool:
     """Whether a model is the user's own, `package.module:function`."""
     return ":" in model and not model.startswith("torchvision:")
 
@@ -19,6 +19,10 @@ def require_model(model: str) -> None:
     """Raise ValueError unless `model` is one of ours, or spelled as another can be named."""
     if model in get_args(Model):
         return
-    if not isinstance(model, str) or not re.fullmatch(r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", model):
+    if not isinstance(model, str) or not re.fullmatch(
+        r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", model
+    ):
         known = ", ".join(get_args(Model))
-        raise ValueError(f"model must be one of {known}, torchvision:NAME or package.module:function, got {model!r}")
+        raise ValueError(
+            f"model must be one of {known}, torchvision:NAME or package.module:function, got {model!r}"
+        )

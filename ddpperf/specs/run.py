@@ -13,7 +13,9 @@ from ddpperf.specs.training import TrainingSpec
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic"]
 MOST = {"rate": 1e3, "momentum": 1.0, "weight_decay": 1.0, "label_smoothing": 1.0, "clip_norm": 1e6}
-CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # of a rank's environment: the folder in which a run keeps where it is
+CHECKPOINTS_VARIABLE = (
+    "DDPPERF_CHECKPOINTS"  # of a rank's environment: the folder in which a run keeps where it is
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +68,38 @@ class RunSpec(TrainingSpec):
 
     def _require_run(self) -> None:
         if self.strategy not in self.strategies:
-            raise ValueError(f"a run is trained by {' or '.join(self.strategies)}, got strategy {self.strategy}; use ddp")
+            raise ValueError(
+                f"a run is trained by {' or '.join(self.strategies)}, got strategy {self.strategy}; use ddp"
+            )
         if self.input != "device":
-            raise ValueError(f"a run takes its images from the device, got input {self.input}; use input device")
+            raise ValueError(
+                f"a run takes its images from the device, got input {self.input}; use input device"
+            )
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"a warm-up of {self.warmup_epochs} epochs is longer than the run of {self.epochs}; shorten it")
+            raise ValueError(
+                f"a warm-up of {self.warmup_epochs} epochs is longer than the run of {self.epochs}; shorten it"
+            )
         if self.grow_from > self.per_rank_batch_size:
-            raise ValueError(f"grow_from={self.grow_from} is more than a batch of {self.per_rank_batch_size}; use less")
+            raise ValueError(
+                f"grow_from={self.grow_from} is more than a batch of {self.per_rank_batch_size}; use less"
+            )
         if self.per_rank_batch_size > self._shard_images:
             raise ValueError(
                 f"a batch of {self.per_rank_batch_size} images a rank is more than its {self._shard_images} of the data set; "
                 "use a smaller one"
             )
         if self.precision == "fp16":
-            raise ValueError("a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16")
+            raise ValueError(
+                "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16"
+            )
         if self.comm_hook == "powersgd":
-            raise ValueError("a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16")
+            raise ValueError(
+                "a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16"
+            )
         if self.grow_from and self.compiled:
-            raise ValueError(f"form {self.form} compiles one size of batch, got grow_from={self.grow_from}; use eager or graph")
+            raise ValueError(
+                f"form {self.execution} compiles one size of batch, got grow_from={self.grow_from}; use eager or graph"
+            )
         if not self.drop_last:
             raise ValueError("a run's epochs have batches of one size; use drop_last")
         if not self.rate:
@@ -101,7 +117,9 @@ class RunSpec(TrainingSpec):
     def batch_sizes(self) -> tuple[int, ...]:
         """A rank's batch in each epoch."""
         first = self.grow_from or self.per_rank_batch_size
-        return tuple(min(self.per_rank_batch_size, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs))
+        return tuple(
+            min(self.per_rank_batch_size, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs)
+        )
 
     def of_batches(self, batch_size: int) -> RunSpec:
         """The same run with a constant batch of that size."""
@@ -115,9 +133,9 @@ class RunSpec(TrainingSpec):
     @property
     def id(self) -> str:
         recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule]
-        recipe += [f"warmup={self.warmup_epochs}"] * bool(self.warmup_epochs) + [f"grow={self.grow_from}"] * bool(
-            self.grow_from
-        )
+        recipe += [f"warmup={self.warmup_epochs}"] * bool(self.warmup_epochs) + [
+            f"grow={self.grow_from}"
+        ] * bool(self.grow_from)
         recipe += [f"smooth={self.label_smoothing:g}"] * bool(self.label_smoothing)
         recipe += [f"cutout={self.cutout}"] * bool(self.cutout)
         for name, short in (("momentum", "momentum"), ("weight_decay", "decay")):

@@ -30,7 +30,11 @@ class SamplerSpec(Work):
     @property
     def shard_images(self) -> int:
         """The images of one rank: as many on each, the rest left out, or filled up with images that another has."""
-        return self.epoch_images // self.world_size if self.drop_last else -(-self.epoch_images // self.world_size)
+        return (
+            self.epoch_images // self.world_size
+            if self.drop_last
+            else -(-self.epoch_images // self.world_size)
+        )
 
     @property
     def id(self) -> str:

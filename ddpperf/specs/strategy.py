@@ -11,17 +11,25 @@ if TYPE_CHECKING:
     from ddpperf.specs.training import TrainingSpec
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
-Form = Literal["eager", "compile", "graph", "compile-graph"]
+Execution = Literal["eager", "compile", "graph", "compile+graph"]
 Communication = Literal["on", "local", "no_sync"]
 CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
 
-COMPILED_FORMS = ("compile", "compile-graph")
-CAPTURED_FORMS = ("graph", "compile-graph")
-DEFAULT_BUCKET_CAP_MB = 0  # torch's own: a first bucket of 1 MiB, then of 25; any number is that of the first one, too
+COMPILED_EXECUTIONS = ("compile", "compile+graph")
+CAPTURED_EXECUTIONS = ("graph", "compile+graph")
+DEFAULT_BUCKET_CAP_MB = (
+    0  # torch's own: a first bucket of 1 MiB, then of 25; any number is that of the first one, too
+)
 MOST_BUCKET_CAP_MB = 2**20
 DDP_STRATEGIES = ("ddp", "zero1")  # those whose gradients DistributedDataParallel synchronizes
-SHARDED_STRATEGIES = ("zero1", "fsdp")  # those that keep tensors in flat buffers, whose memory format is lost there
-EQUAL_STRATEGIES = (*DDP_STRATEGIES, "own_ddp")  # those whose ranks keep equal parameters, for all_reduces add gradients up
+SHARDED_STRATEGIES = (
+    "zero1",
+    "fsdp",
+)  # those that keep tensors in flat buffers, whose memory format is lost there
+EQUAL_STRATEGIES = (
+    *DDP_STRATEGIES,
+    "own_ddp",
+)  # those whose ranks keep equal parameters, for all_reduces add gradients up
 GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
 # What a graph cannot hold, and why.
 NOT_CAPTURED = {
@@ -38,7 +46,10 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
     "buffer_sync": True,
 }
 OWN_DDP_OPTIONS = ("comm_hook", "bucket_cap_mb")
-OWN_DDP_HOOKS = ("none", "symmetric_memory")  # the backend's all_reduce, or those in memory that all GPUs have mapped
+OWN_DDP_HOOKS = (
+    "none",
+    "symmetric_memory",
+)  # the backend's all_reduce, or those in memory that all GPUs have mapped
 # What takes a DDP step's communication apart: no options of a training that is to learn.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
 
@@ -55,7 +66,7 @@ def options_of(strategy: str) -> tuple[str, ...]:
 def require_strategy(spec: TrainingSpec) -> None:
     """Raise ValueError unless strategy, options and form are known and go together."""
     require_one_of("strategy", spec.strategy, get_args(Strategy))
-    require_one_of("form", spec.form, get_args(Form))
+    require_one_of("execution", spec.execution, get_args(Execution))
     require_one_of("comm_hook", spec.comm_hook, get_args(CommHook))
     require_at_least("bucket_cap_mb", spec.bucket_cap_mb, 0)
     require_at_least("accumulation_steps", spec.accumulation_steps, 1)
@@ -65,9 +76,11 @@ def require_strategy(spec: TrainingSpec) -> None:
     for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
         require_bool(name, getattr(spec, name))
     if not (isinstance(spec.inductor, str) and re.fullmatch(rf"({_OPTION}(\+{_OPTION})*)?", spec.inductor)):
-        raise ValueError(f"inductor must be names of torch's inductor options joined by +, got {spec.inductor!r}")
+        raise ValueError(
+            f"inductor must be names of torch's inductor options joined by +, got {spec.inductor!r}"
+        )
     _require_options(spec)
-    _require_form(spec)
+    _require_execution(spec)
 
 
 def _require_options(spec: TrainingSpec) -> None:
@@ -77,17 +90,25 @@ def _require_options(spec: TrainingSpec) -> None:
                 f"{name}={value} is an option of DDP, got strategy {spec.strategy}; use ddp or zero1, or leave it out"
             )
     if spec.strategy == "own_ddp" and spec.comm_hook not in OWN_DDP_HOOKS:
-        raise ValueError(f"comm_hook={spec.comm_hook} is DDP's, got strategy own_ddp; use none or symmetric_memory")
+        raise ValueError(
+            f"comm_hook={spec.comm_hook} is DDP's, got strategy own_ddp; use none or symmetric_memory"
+        )
     if spec.sync_batch_norm and spec.strategy not in GROUPED_STRATEGIES:
         raise ValueError(
             f"sync_batch_norm needs a process group, got strategy {spec.strategy}; use ddp, own_ddp, zero1 or fsdp"
         )
     if spec.strategy == "fsdp" and spec.precision == "fp16":
-        raise ValueError("fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision bf16")
+        raise ValueError(
+            "fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision bf16"
+        )
     if spec.strategy in SHARDED_STRATEGIES and spec.memory_format != "contiguous":
-        raise ValueError(f"{spec.strategy} lays parameters one after the other, got {spec.memory_format}; use contiguous")
+        raise ValueError(
+            f"{spec.strategy} lays parameters one after the other, got {spec.memory_format}; use contiguous"
+        )
     if spec.static_graph and spec.accumulation_steps > 1:
-        raise ValueError("static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out")
+        raise ValueError(
+            "static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out"
+        )
 
 
 def _require_apart(spec: TrainingSpec) -> None:
@@ -96,28 +117,40 @@ def _require_apart(spec: TrainingSpec) -> None:
     require_delay("comm_delay_seconds", spec.comm_delay_seconds)
     for name, default in APART.items():
         if (value := getattr(spec, name)) != default and spec.strategy != "ddp":
-            raise ValueError(f"{name}={value} takes DDP's communication apart, got strategy {spec.strategy}; use ddp")
+            raise ValueError(
+                f"{name}={value} takes DDP's communication apart, got strategy {spec.strategy}; use ddp"
+            )
     if spec.comm_delay_rank >= spec.world_size:
-        raise ValueError(f"comm_delay_rank={spec.comm_delay_rank} is none of {spec.world_size} ranks; name one of them")
+        raise ValueError(
+            f"comm_delay_rank={spec.comm_delay_rank} is none of {spec.world_size} ranks; name one of them"
+        )
     for name, needed in (
         ("communication", spec.communication == "local"),
         ("comm_delay_seconds", bool(spec.comm_delay_seconds)),
     ):
         if needed and spec.comm_hook not in DELAYED_HOOKS:
-            raise ValueError(f"{name}={getattr(spec, name)} cannot be told to hook {spec.comm_hook}; use none, avg or bf16")
+            raise ValueError(
+                f"{name}={getattr(spec, name)} cannot be told to hook {spec.comm_hook}; use none, avg or bf16"
+            )
 
 
-def _require_form(spec: TrainingSpec) -> None:
+def _require_execution(spec: TrainingSpec) -> None:
     if spec.captured:
         for part in (spec.strategy, spec.comm_hook):
             if part in NOT_CAPTURED:
-                raise ValueError(f"form {spec.form} cannot capture {part}, {NOT_CAPTURED[part]}; use form eager")
+                raise ValueError(
+                    f"form {spec.execution} cannot capture {part}, {NOT_CAPTURED[part]}; use form eager"
+                )
         if spec.strategy == "zero1" and spec.precision == "fp16":
-            raise ValueError(f"form {spec.form} cannot capture fp16's scaler beside zero1, which waits for it; use bf16")
+            raise ValueError(
+                f"form {spec.execution} cannot capture fp16's scaler beside zero1, which waits for it; use bf16"
+            )
     if spec.compiled and spec.strategy in ("data_parallel", "fsdp"):
-        raise ValueError(f"form {spec.form} cannot compile strategy {spec.strategy}; use form eager")
+        raise ValueError(f"form {spec.execution} cannot compile strategy {spec.strategy}; use form eager")
     if spec.inductor and not spec.compiled:
-        raise ValueError(f"inductor={spec.inductor} needs form compile or compile-graph, got {spec.form}")
+        raise ValueError(
+            f"inductor={spec.inductor} needs form compile or compile+graph, got {spec.execution}"
+        )
 
 
 def gpu_reason(spec: TrainingSpec, device: str) -> str:
@@ -125,7 +158,7 @@ def gpu_reason(spec: TrainingSpec, device: str) -> str:
     if device != "cpu":
         return ""
     for needed, what in (
-        (spec.captured, f"form {spec.form} is captured by a GPU's driver"),
+        (spec.captured, f"form {spec.execution} is captured by a GPU's driver"),
         (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),
         (spec.comm_hook in ("avg", "powersgd"), f"comm_hook {spec.comm_hook} needs NCCL"),
         (spec.comm_hook == "symmetric_memory", "comm_hook symmetric_memory maps the memory of GPUs"),
@@ -152,5 +185,5 @@ def strategy_id(spec: TrainingSpec) -> str:
     return "+".join([spec.strategy, *(name for name, is_set in named if is_set)])
 
 
-def form_id(spec: TrainingSpec) -> str:
-    return "+".join(part for part in (spec.form, spec.inductor) if part)
+def execution_id(spec: TrainingSpec) -> str:
+    return "+".join(part for part in (spec.execution, spec.inductor) if part)

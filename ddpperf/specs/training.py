@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from ddpperf.specs.base import Work, require_at_least, require_one_of
-from ddpperf.specs.model import is_own_model, require_model
+from ddpperf.specs.model import is_custom_model, require_model
 from ddpperf.specs.strategy import (
     APART,
-    CAPTURED_FORMS,
-    COMPILED_FORMS,
+    CAPTURED_EXECUTIONS,
+    COMPILED_EXECUTIONS,
     DDP_OPTIONS,
     DEFAULT_BUCKET_CAP_MB,
     GROUPED_STRATEGIES,
     CommHook,
     Communication,
-    Form,
+    Execution,
     Strategy,
-    form_id,
+    execution_id,
     require_strategy,
     strategy_id,
 )
@@ -60,7 +60,7 @@ class TrainingSpec(Work):
     strategy: Strategy
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
-    form: Form = "eager"
+    execution: Execution = "eager"
     inductor: str = ""
     comm_hook: CommHook = "none"
     bucket_cap_mb: int = DEFAULT_BUCKET_CAP_MB
@@ -89,7 +89,9 @@ class TrainingSpec(Work):
         require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
         require_at_least("loader_workers", self.loader_workers, 0)
         require_at_least("epoch_images", self.epoch_images, self.world_size)
-        if not (isinstance(self.data, str) and isinstance(self.digest, str) and isinstance(self.drop_last, bool)):
+        if not (
+            isinstance(self.data, str) and isinstance(self.digest, str) and isinstance(self.drop_last, bool)
+        ):
             raise ValueError(
                 f"data and digest must be words and drop_last a bool, got {self.data!r}, {self.digest!r}, {self.drop_last!r}"
             )
@@ -98,7 +100,9 @@ class TrainingSpec(Work):
 
     def _require_consistent(self) -> None:
         if self.strategy == "single" and self.world_size != 1:
-            raise ValueError(f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp")
+            raise ValueError(
+                f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp"
+            )
         for size in {self.process_batch_size, self._last_batch_size}:
             if size % self.accumulation_steps:
                 raise ValueError(
@@ -111,15 +115,21 @@ class TrainingSpec(Work):
                 f"use batches of at least {least}"
             )
         if self.captured and self._last_batch_size != self.process_batch_size:
-            raise ValueError(f"form {self.form} repeats one batch size, an epoch ends with a smaller one; use drop_last")
-        if is_own_model(self.model) and self.memory_format != "contiguous":
-            raise ValueError(f"{self.model} has its own memory format, got {self.memory_format}; use contiguous")
-        if is_own_model(self.model) and self.input != "fixed":
+            raise ValueError(
+                f"form {self.execution} repeats one batch size, an epoch ends with a smaller one; use drop_last"
+            )
+        if is_custom_model(self.model) and self.memory_format != "contiguous":
+            raise ValueError(
+                f"{self.model} has its own memory format, got {self.memory_format}; use contiguous"
+            )
+        if is_custom_model(self.model) and self.input != "fixed":
             raise ValueError(f"{self.model} makes its own batches, got input {self.input}; use input fixed")
         if self.loader_workers and self.input != "dataloader":
             raise ValueError(f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}")
         if self.input == "dataloader" and self.repeats:
-            raise ValueError("a dataloader runs ahead between the rounds of a step; measure an epoch of it (EpochSpec)")
+            raise ValueError(
+                "a dataloader runs ahead between the rounds of a step; measure an epoch of it (EpochSpec)"
+            )
 
     @property
     def grouped(self) -> bool:
@@ -127,11 +137,11 @@ class TrainingSpec(Work):
 
     @property
     def compiled(self) -> bool:
-        return self.form in COMPILED_FORMS
+        return self.execution in COMPILED_EXECUTIONS
 
     @property
     def captured(self) -> bool:
-        return self.form in CAPTURED_FORMS
+        return self.execution in CAPTURED_EXECUTIONS
 
     def turns(self, size: int) -> list[list[int]]:
         if self.strategy == "single":
@@ -160,13 +170,20 @@ class TrainingSpec(Work):
     @property
     def _shard_images(self) -> int:
         """An epoch's images for one process, as DistributedSampler splits them."""
-        return self.epoch_images // self.processes if self.drop_last else -(-self.epoch_images // self.processes)
+        return (
+            self.epoch_images // self.processes if self.drop_last else -(-self.epoch_images // self.processes)
+        )
 
     @property
     def _last_batch_size(self) -> int:
         """Of one process' last step of an epoch; a batch beyond the data set wraps around, and is whole."""
         rest = self._shard_images % self.process_batch_size
-        smaller = rest and self._shard_images > self.process_batch_size and not self.drop_last and self.input != "fixed"
+        smaller = (
+            rest
+            and self._shard_images > self.process_batch_size
+            and not self.drop_last
+            and self.input != "fixed"
+        )
         return rest if smaller else self.process_batch_size
 
     @property
@@ -190,7 +207,7 @@ class TrainingSpec(Work):
         """The cell's part of a test id, which is a stored key: every part, always in this order."""
         work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
         workers = self.loader_workers if self.input == "dataloader" else ""
-        return f"{work}-{strategy_id(self)}-{self.precision}-{form_id(self)}-{self.input}{workers}"
+        return f"{work}-{strategy_id(self)}-{self.precision}-{execution_id(self)}-{self.input}{workers}"
 
     @property
     def needs_torchvision(self) -> bool:
@@ -199,7 +216,8 @@ class TrainingSpec(Work):
 
     def ddp(self) -> TrainingSpec:
         """The same step by DDP as it is without any option."""
-        return dataclasses.replace(self, **DDP_OPTIONS, **APART, strategy="ddp", sync_batch_norm=False, accumulation_steps=1)  # type: ignore[arg-type]
+        plain: dict[str, Any] = {**DDP_OPTIONS, **APART, "sync_batch_norm": False, "accumulation_steps": 1}
+        return dataclasses.replace(self, strategy="ddp", **plain)
 
     @property
     def maps_memory(self) -> bool:
@@ -220,7 +238,7 @@ class TrainingSpec(Work):
 
     def eager(self) -> TrainingSpec:
         """The same step, operation by operation."""
-        return dataclasses.replace(self, form="eager", inductor="")
+        return dataclasses.replace(self, execution="eager", inductor="")
 
 
 @dataclass(frozen=True, kw_only=True)

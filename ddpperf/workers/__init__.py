@@ -1,1 +1,1 @@
-"""Process sets: how they start, what they are told, and what becomes of them."""
+"""Process sets: start their ranks, send them commands, collect samples, end them."""

@@ -30,7 +30,9 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         if len(os.fsencode(path)) > LONGEST_PATH:
-            raise ValueError(f"a socket's path has at most {LONGEST_PATH} bytes, got {path}; set TMPDIR to a shorter folder")
+            raise ValueError(
+                f"a socket's path has at most {LONGEST_PATH} bytes, got {path}; set TMPDIR to a shorter folder"
+            )
         self.path = path
         self.key = secrets.token_bytes(32)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,15 +47,3 @@ class SetFailure(Exception):
         super().__init__("\n".join(line.rstrip() for line in lines if line.strip()))
         self.set_name = set_name
         self.failures = (first, *others)
-
-
-def describe_exit(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, waited for a moment: an interpreter closes its connection before its status is there."""
-    try:
-        status = process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return "closed its connection before it answered, but runs on"
-    if status < 0:
-        known = {each.value: each.name for each in signal.Signals}
-        return f"was killed by {known.get(-status, f'signal {-status}')}"
-    return f"exited with status {status} before it answered"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ddpperf.collectives import AllReduce, Collective
-from ddpperf.copying import Copy
-from ddpperf.epoch import TrainingEpoch
-from ddpperf.ledger import CountedTraining
-from ddpperf.parts import PartedTraining
-from ddpperf.replay import BucketReplay
-from ddpperf.run import TrainingRun
-from ddpperf.sampling import Sampling
+from ddpperf.collectives.calls import AllReduce, Collective
+from ddpperf.data.sampling import Sampling
+from ddpperf.instruments.bucket_replay import BucketReplay
+from ddpperf.instruments.memory_copy import Copy
+from ddpperf.instruments.message_ledger import CountedTraining
+from ddpperf.instruments.step_parts import PartedTraining
+from ddpperf.instruments.traced import TracedTraining
 from ddpperf.specs import (
     AllReduceSpec,
     BucketReplaySpec,
@@ -26,8 +25,9 @@ from ddpperf.specs import (
     TraceSpec,
     TrainingSpec,
 )
-from ddpperf.traced import TracedTraining
-from ddpperf.training import TrainingStep
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.run import TrainingRun
+from ddpperf.training.step import TrainingStep
 
 
 class Measurement(Protocol):

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from ddpperf import specs
-from ddpperf.kernels import digest_of_ranks
-from ddpperf.results import CANDIDATE, Measured, Sample
+from ddpperf.instruments.kernels import digest_of_ranks
+from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
@@ -21,7 +21,9 @@ from ddpperf.workers.process_set import ProcessSet
 from ddpperf.workers.rank_process import Side
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
-WHOLE_SECONDS = 3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
+WHOLE_SECONDS = (
+    3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
+)
 
 
 class Pool:
@@ -54,7 +56,9 @@ class Pool:
         self.device = device
         self.rounds = rounds
         self.deadline_seconds = deadline_seconds
-        self._slots: list[Side] = [side for pair in range(replicates) for side in (sides if pair % 2 == 0 else sides[::-1])]
+        self._slots: list[Side] = [
+            side for pair in range(replicates) for side in (sides if pair % 2 == 0 else sides[::-1])
+        ]
         self._sets: list[ProcessSet | None] = [None] * len(self._slots)
         self.sets_made = sets_made
         self._folder: Path | None = None
@@ -68,7 +72,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def live_sets(self, most: int | None = None) -> list[ProcessSet]:
@@ -118,7 +124,9 @@ class Pool:
             )
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
             self._replace_those_that_cannot_map(spec.world_size)
-        jobs = [(live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()]
+        jobs = [
+            (live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()
+        ]
         return self._measured(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
@@ -169,13 +177,19 @@ class Pool:
         key = spec, candidate, tuple(live.name for live in self.live_sets())
         if key not in self._remembered:
             measured = self.measure(spec, candidate)
-            key = spec, candidate, tuple(live.name for live in self.live_sets())  # they may be others than before
+            key = (
+                spec,
+                candidate,
+                tuple(live.name for live in self.live_sets()),
+            )  # they may be others than before
             self._remembered[key] = measured
         return self._remembered[key]
 
     def environment(self) -> dict[str, object]:
         """What the first set computes with; empty if none has started."""
-        return next((dict(each.environment) for each in self._sets if each is not None and each.environment), {})
+        return next(
+            (dict(each.environment) for each in self._sets if each is not None and each.environment), {}
+        )
 
     def close(self) -> None:
         """End all sets, side by side, and remove the private folder; harmless when repeated."""
@@ -199,7 +213,9 @@ def _open(jobs: list[Job]) -> list[int]:
     All sets do so at the same time, for nothing is timed yet; but of what is compiled kernels are chosen by their times.
     """
     for process_set, spec in jobs:
-        process_set.leave(unless=spec.world_size if spec.grouped else 0)  # all, before any is asked: one may fail
+        process_set.leave(
+            unless=spec.world_size if spec.grouped else 0
+        )  # all, before any is asked: one may fail
     _wait([process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)])
     answers = []
     alone = any(spec.compiled for _, spec in jobs)
@@ -231,7 +247,11 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
     ours = process_set.side.package == Side().package  # another ddpperf's ranks may not know what is asked
     asked: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=ranks, **asked)
-    names = [name for name in answers[ranks[0]]["counters"] if all(name in each["counters"] for each in answers.values())]
+    names = [
+        name
+        for name in answers[ranks[0]]["counters"]
+        if all(name in each["counters"] for each in answers.values())
+    ]
     return Sample(
         set=process_set.name,
         side=process_set.side.name,

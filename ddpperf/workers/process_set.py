@@ -17,7 +17,9 @@ from ddpperf.workers.rank_process import EXIT_SECONDS, RankProcess, Side, stacks
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # after a first failure, for the failures that came before it or follow from it
-GROUP_GRACE_SECONDS = 300  # a group outlives every deadline, so that the controller is the first to find a hang
+GROUP_GRACE_SECONDS = (
+    300  # a group outlives every deadline, so that the controller is the first to find a hang
+)
 
 
 class ProcessSet:
@@ -52,7 +54,9 @@ class ProcessSet:
         self.fewest_mapped = size  # ranks that had their memory mapped together
         self.alive = True
         self.ranks: list[RankProcess] = []
-        self._folder = folder / name  # of its own, so that a set that dies leaves no half of a compiled kernel to others
+        self._folder = (
+            folder / name
+        )  # of its own, so that a set that dies leaves no half of a compiled kernel to others
         self._log_folder = log_folder
         self._listener = channel.Listener(folder / f"{name}.socket")
         self._store_port = 0
@@ -75,7 +79,9 @@ class ProcessSet:
 
     def _started(self, rank: int) -> RankProcess:
         log = self._log_folder / f"{self.name}-rank{rank}.log"
-        return RankProcess(rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._folder)
+        return RankProcess(
+            rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._folder
+        )
 
     def connect(self) -> None:
         with self._killed_if_it_fails():
@@ -102,7 +108,12 @@ class ProcessSet:
     # --- commands
 
     def request(
-        self, command: str, *, ranks: Iterable[int] | None = None, deadline_seconds: float | None = None, **arguments: object
+        self,
+        command: str,
+        *,
+        ranks: Iterable[int] | None = None,
+        deadline_seconds: float | None = None,
+        **arguments: object,
     ) -> dict[int, Message]:
         """Send one command to `ranks` (default: all) and return their answers; raises SetFailure, the set then dead."""
         self.ask(command, ranks=ranks, **arguments)
@@ -157,7 +168,9 @@ class ProcessSet:
         if dead or raised:
             raise self._failure(command, [*(rank.death() for rank in dead), *raised])
         if waiting:
-            raise self._failure(command, self._hangs([rank.rank for rank in waiting.values()], deadline_seconds))
+            raise self._failure(
+                command, self._hangs([rank.rank for rank in waiting.values()], deadline_seconds)
+            )
         return answers
 
     def dead_ranks(self) -> list[RankProcess]:
@@ -236,15 +249,22 @@ class ProcessSet:
 
     def _hangs(self, ranks: list[int], deadline_seconds: float) -> list[RankFailure]:
         """The failures of ranks that did not answer; the first one has the stacks of every rank of the set."""
-        detail = "\n".join([*stacks_of(self.ranks).values(), "if it is only slow, as compiling can be: a longer --deadline"])
+        detail = "\n".join(
+            [*stacks_of(self.ranks).values(), "if it is only slow, as compiling can be: a longer --deadline"]
+        )
         what = f"did not answer within {deadline_seconds:g} s"
         return [
-            RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=detail if rank == min(ranks) else "") for rank in ranks
+            RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=detail if rank == min(ranks) else "")
+            for rank in ranks
         ]
 
 
 def _raised(rank: int, error: Message) -> RankFailure:
     cause = Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED
     return RankFailure(
-        rank=rank, cause=cause, what=f"raised {error['summary']}", detail=error["traceback"], limit=error.get("limit", False)
+        rank=rank,
+        cause=cause,
+        what=f"raised {error['summary']}",
+        detail=error["traceback"],
+        limit=error.get("limit", False),
     )

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.epoch import TrainingEpoch
-from ddpperf.forms import forbid_compiling, forget_compiled, require_none_new
-from ddpperf.kernels import digest, kernel_names
-from ddpperf.timing import delayed, seconds_of, synchronize
-from ddpperf.training import TrainingStep
+from ddpperf.execution import forbid_compiling, forget_compiled, require_none_new
+from ddpperf.instruments.kernels import digest, kernel_names
+from ddpperf.instruments.timing import delayed, seconds_of, synchronize
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.step import TrainingStep
 from ddpperf.workers.channel import Message
 from ddpperf.workers.faults import inject
 from ddpperf.workers.measurements import MEASUREMENTS, Measurement
@@ -54,7 +54,9 @@ class Rank:
     def setup(self, device: str, cores: list[list[int]] | None) -> Message:
         """Take the device, and the own ones of all ranks' cores; rank 0 also starts the store at which groups meet."""
         if cores is not None:
-            os.sched_setaffinity(0, cores[self.rank])  # first of all: only threads that start later inherit it
+            os.sched_setaffinity(
+                0, cores[self.rank]
+            )  # first of all: only threads that start later inherit it
         torch.set_num_threads(1)  # the same at every world size, or scaling would measure the thread pool
         self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
@@ -68,7 +70,9 @@ class Rank:
         listener.bind(("127.0.0.1", 0))  # an own socket: no race for the port, and loopback only
         listener.listen(128)
         port: int = listener.getsockname()[1]
-        self.store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self.store = dist.TCPStore(
+            "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         return port
 
     def ping(self) -> Message:
@@ -135,7 +139,12 @@ class Rank:
         seconds = seconds_of(self.step, iterations, self.device) / self.spec.calls
         require_none_new(self.compiled_graphs)
         self.measurement.end_round(self.spec.repeats + iterations)
-        record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
+        record = {
+            "spec": self.spec.id,
+            "iterations": iterations,
+            "seconds": seconds,
+            "ended": time.monotonic(),
+        }
         print(json.dumps(record))  # the rank's own account of it, in its own file
         return {"seconds": seconds}
 
@@ -147,7 +156,9 @@ class Rank:
         counters = self.measurement.finish()
         if self.spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        ran = self._kernels(self.measurement) if kernels and isinstance(self.measurement, TrainingStep) else ""
+        ran = (
+            self._kernels(self.measurement) if kernels and isinstance(self.measurement, TrainingStep) else ""
+        )
         self._drop_measurement()
         return {"counters": counters, "kernels": ran}
 
@@ -166,7 +177,9 @@ class Rank:
         if self.measurement is None:
             return
         self.step = lambda: None
-        vars(self.measurement).clear()  # it holds its own methods: left to the collector, a loader waits in vain
+        vars(
+            self.measurement
+        ).clear()  # it holds its own methods: left to the collector, a loader waits in vain
         self.spec = self.measurement = None
         forget_compiled()
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it

@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import ddpperf
+from ddpperf.machine.child_process import describe_exit, end_of
 from ddpperf.workers.channel import Listener
-from ddpperf.workers.failures import Cause, RankFailure, describe_exit
+from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.worker import STACKS_SIGNAL
 
 STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
-KEPT_BYTES = 2**20  # of what a process prints: it may never stop
 
 # Runs the worker from this very package without putting its parent folder on the path of another interpreter, where
 # it could hide that interpreter's own torch.
@@ -87,7 +87,9 @@ class RankProcess:
     log: the file for all that it prints. folder: where its temporary files go. connection: None until it is accepted.
     """
 
-    def __init__(self, rank: int, *, device: str, side: Side, listener: Listener, log: Path, folder: Path) -> None:
+    def __init__(
+        self, rank: int, *, device: str, side: Side, listener: Listener, log: Path, folder: Path
+    ) -> None:
         self.rank = rank
         self.connection: Connection | None = None
         self._log = log
@@ -156,11 +158,6 @@ def stacks_of(ranks: Sequence[RankProcess]) -> dict[int, str]:
     while time.monotonic() < end and not all(rank.log_from(begin) for rank, begin in begins.items()):
         time.sleep(0.02)
     time.sleep(0.1)  # a stack is written in many small pieces
-    return {rank.rank: f"stacks of rank {rank.rank}:\n{rank.log_from(begin)}" for rank, begin in begins.items()}
-
-
-def end_of(log: Path, begin: int = 0) -> str:
-    """What a process has printed there, from a byte on, of which no more than KEPT_BYTES are read."""
-    with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - KEPT_BYTES))
-        return file.read().decode(errors="replace")
+    return {
+        rank.rank: f"stacks of rank {rank.rank}:\n{rank.log_from(begin)}" for rank, begin in begins.items()
+    }

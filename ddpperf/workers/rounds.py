@@ -61,7 +61,9 @@ def sample_rounds(
     while len(kept) < rounds and kept_seconds < enough_seconds:
         index = len(kept)
         taken: dict[str, Seconds] = {}
-        for process_set, spec in jobs if index % 2 == 0 else reversed(jobs):  # A B B A: drift meets both sides alike
+        for process_set, spec in (
+            jobs if index % 2 == 0 else reversed(jobs)
+        ):  # A B B A: drift meets both sides alike
             process_set.progress = partial(tell, index)
             taken[process_set.name] = sample(process_set, spec, iterations)
         lasted = sum(map(max, taken.values()))

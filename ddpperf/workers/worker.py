@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpperf.refusal import CannotTrain
+from ddpperf.errors import CannotTrain
 from ddpperf.workers import channel
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 STACKS_SIGNAL = signal.SIGUSR1
 EXPLAINED = (CannotTrain, FloatingPointError)  # what these say is all there is to say
-LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised by libraries for more than memory or their indices hold
+LIMITS = (
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+)  # raised by libraries for more than memory or their indices hold
 
 
 def main(path: str, rank: int) -> None:
@@ -45,7 +49,9 @@ def main(path: str, rank: int) -> None:
 
 
 def _serve(connection: Connection, rank: int) -> None:
-    from ddpperf.workers.rank import Rank  # only now: it imports torch, and the controller waits for the hello
+    from ddpperf.workers.rank import (
+        Rank,
+    )  # only now: it imports torch, and the controller waits for the hello
 
     state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
     while True:
@@ -65,7 +71,9 @@ def describe(error: Exception) -> channel.Message:
     import torch.distributed as dist
 
     text = str(error)
-    cause = error.__cause__ if isinstance(error, CannotTrain) else error  # a capture tells what it was stopped by
+    cause = (
+        error.__cause__ if isinstance(error, CannotTrain) else error
+    )  # a capture tells what it was stopped by
     distributed = isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower()
     return {
         "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),

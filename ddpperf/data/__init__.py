@@ -1,0 +1,1 @@
+"""Images: read, cached, split between ranks, and fed to a training."""

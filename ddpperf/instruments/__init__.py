@@ -1,0 +1,1 @@
+"""Clocks, traces and counters that look at a step and change nothing."""

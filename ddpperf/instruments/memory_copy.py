@@ -1,0 +1,53 @@
+"""A copy in the device's own memory: by the driver on a GPU, by the C library on the CPU, by nothing of torch's own."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from ddpperf.specs import CopySpec
+
+
+class Copy:
+    """`step` copies a buffer of `spec.nbytes` bytes, 0 to 255 again and again, onto another."""
+
+    max_iterations = 10000
+
+    def __init__(self, spec: CopySpec, *, rank: int, device: torch.device) -> None:
+        del rank
+        begin = -(-spec.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE // 2
+        memory = torch.zeros(begin + spec.nbytes, dtype=torch.uint8, device=device)
+        self.host: tuple[memoryview, memoryview] | None = None
+        if device.type == "cpu":
+            # how the two lie within their pages decides a tenth of the seconds, and else depends on paths and variables
+            mapped = mmap.mmap(-1, begin + spec.nbytes)
+            memory = torch.frombuffer(mapped, dtype=torch.uint8)
+            whole = memoryview(mapped)
+            self.host = whole[begin:], whole[: spec.nbytes]
+        self.source, self.target = memory[: spec.nbytes], memory[begin:]
+        self.source.copy_(torch.arange(256, dtype=torch.uint8).repeat(-(-spec.nbytes // 256))[: spec.nbytes])
+
+    def warm_up(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def start_round(self) -> None:
+        self.target.zero_()
+
+    def step(self) -> None:
+        if self.host is None:
+            self.target.copy_(self.source)
+        else:
+            target, source = self.host
+            target[:] = source
+
+    def end_round(self, steps: int) -> None:
+        """Raise ArithmeticError unless all bytes are there."""
+        if not torch.equal(self.target, self.source):
+            raise ArithmeticError(
+                f"a copy of {len(self.target)} bytes is not what was copied, after {steps} steps"
+            )
+
+    def finish(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,23 @@
+"""Which code a tree holds, by git."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+NO_COMMIT = "nogit"
+
+
+def commit(root: Path) -> str:
+    """The short commit of the tree at `root`, with "+" if it has changes or files beside it; NO_COMMIT where there is none."""
+    try:
+        name = git(root, "rev-parse", "--short=9", "HEAD")
+        return f"{name}+" if git(root, "status", "--porcelain") else name
+    except (OSError, subprocess.SubprocessError):
+        return NO_COMMIT
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Return what a git command prints; raises OSError or subprocess.SubprocessError where it fails."""
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

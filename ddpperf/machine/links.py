@@ -1,0 +1,19 @@
+"""The links between devices and between nodes, as the user describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpperf.analysis.projection import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """bytes_per_second: between a device and the others of its node, None if it is not given. node: a node's devices. network:
+    between nodes. project_to: numbers of devices. buffer_sizes: bytes a rank of collectives, none for each experiment's own."""
+
+    bytes_per_second: float | None = None
+    node: int = 1
+    network: Network | None = None
+    project_to: tuple[int, ...] = ()
+    buffer_sizes: tuple[int, ...] = ()

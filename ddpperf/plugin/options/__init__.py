@@ -1,0 +1,1 @@
+"""The options of the suite: declared, read and checked."""

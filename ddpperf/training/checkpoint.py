@@ -1,0 +1,86 @@
+"""Where a run is, in a file: written as a whole or not at all, and read without running what is in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpperf.errors import CannotTrain, first_line
+
+VERSION = 2
+
+
+def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
+    """Replace the file by the state of a training by this spec."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(
+                {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}, file
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
+    """The state that was saved, None if there is no file; raises CannotTrain for one cut short, of another training, or of
+    another torch."""
+    try:
+        stored = torch.load(path, weights_only=True, map_location=device)
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CannotTrain(
+            f"the checkpoint {path} cannot be read ({first_line(error)}); it may be cut short: remove it to begin anew"
+        ) from error
+    if not isinstance(stored, dict) or stored.get("version") != VERSION:
+        raise CannotTrain(f"the checkpoint {path} is none of this version's; remove it to begin anew")
+    if stored["torch"] != torch.__version__:
+        raise CannotTrain(
+            f"the checkpoint {path} is of torch {stored['torch']}, this is {torch.__version__}, which may train otherwise; "
+            "remove it, or name another folder"
+        )
+    others = sorted(name for name in {*stored["spec"], *spec} if stored["spec"].get(name) != spec.get(name))
+    if others:
+        name = others[0]
+        raise CannotTrain(
+            f"the checkpoint {path} is of another training: {name} {stored['spec'].get(name)!r}, "
+            f"not {spec.get(name)!r}; remove it, or name another folder"
+        )
+    state: dict[str, Any] = stored["state"]
+    return state
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+
+
+def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Copy what `state_of` gave to where it was, which is where a graph reads it; the optimizer has stepped before. Raises
+    CannotTrain for a state of other parameters, as code of another day may have them."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    try:
+        model.load_state_dict(state["model"])
+        for number, kept in state["optimizer"].items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor):
+                    place = optimizer.state[parameters[number]][name]
+                    if place.shape != value.shape:
+                        raise ValueError(f"{name} of {tuple(value.shape)}, not {tuple(place.shape)}")
+                    place.copy_(value)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # no fault of the checkpoint's
+        raise
+    except (RuntimeError, KeyError, IndexError, ValueError) as error:
+        raise CannotTrain(
+            f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); remove it, or name another"
+        ) from error

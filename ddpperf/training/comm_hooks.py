@@ -1,0 +1,131 @@
+"""How DistributedDataParallel's buckets of gradients are averaged over the ranks: its communication hooks.
+
+DDP reads the hooks' annotations: they must be types, not the strings that postponed annotations are.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, one_shot, symmetric_buffer, two_shot
+from ddpperf.instruments.timing import delayed
+from ddpperf.specs import TrainingSpec
+
+SYMMETRIC_BYTES = 16 * 2**20  # above, NCCL's own algorithms are faster
+Message = tuple[int, torch.dtype]
+ONE_SHOT_BYTES = 2**18  # up to here each rank reads all others' buffers; above, its share of them
+
+
+def register(
+    model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
+) -> None:
+    """Have `model` average its gradients by `hook`, or the spec's; "none" is DDP's own way: divide, then sum."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook is not None or spec.communication == "local" or spec.comm_delay_seconds:
+        model.register_comm_hook(None, (hook or OwnAverage(spec, device)).average)
+    elif spec.comm_hook == "avg":
+        model.register_comm_hook(None, average)
+    elif spec.comm_hook == "bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif spec.comm_hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif spec.comm_hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif spec.comm_hook == "symmetric_memory":
+        model.register_comm_hook(None, SymmetricMemoryAverage(device).average)
+
+
+def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The backend's own average: no kernel of its own divides."""
+    del state
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return averaged
+
+
+class OwnAverage:
+    """What the hooks none, avg, bf16 and fp16 do, so that a step can be taken apart: buckets may be filled and not sent,
+    and the last one of a step may leave a rank late.
+
+    messages: of the step that runs, or of the last one, each one's elements and their type, in their order.
+    """
+
+    def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
+        self.sends = spec.communication == "on"
+        self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
+        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.comm_hook)
+        self.device = device
+        self.world_size = dist.get_world_size()
+        self.messages: list[Message] = []
+        late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
+        self.devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.wait = delayed(lambda: None, late, device)
+
+    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        del state
+        if bucket.index() == 0:
+            self.messages = []
+        gradients: Tensor = bucket.buffer()
+        message = gradients if self.dtype is None else gradients.to(self.dtype)
+        if self.operation == dist.ReduceOp.SUM:
+            message.div_(self.world_size)
+        self.messages.append((message.numel(), message.dtype))
+        sending = self._send(message, late=bucket.is_last())
+        averaged: torch.futures.Future[torch.Tensor] = sending.then(
+            lambda future: gradients.copy_(future.value()[0])
+        )
+        return averaged
+
+    def _send(self, message: Tensor, *, late: bool) -> torch.futures.Future[list[Tensor]]:
+        """Beside the backward pass, which goes on."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            if late:
+                self.wait()
+            if self.sends:
+                future: torch.futures.Future[list[Tensor]]
+                future = dist.all_reduce(message, self.operation, async_op=True).get_future()
+                return future
+            filled: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=self.devices)
+            filled.set_result([message])
+            return filled
+
+
+class SymmetricMemoryAverage:
+    """Buckets of up to SYMMETRIC_BYTES, and of KERNEL_TYPES, are averaged in memory that all GPUs of the node have mapped, on a
+    stream of their own.
+
+    The buffers are made at a bucket's first step, all ranks together, and live as long as this does.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.world_size = dist.get_world_size()
+        self.buffers: dict[tuple[int, int], Tensor] = {}
+
+    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradients: Tensor = bucket.buffer()
+        if gradients.nbytes > SYMMETRIC_BYTES or gradients.dtype not in KERNEL_TYPES:
+            return average(state, bucket)
+        shared = self._buffer(bucket.index(), gradients)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            torch.mul(gradients, 1 / self.world_size, out=shared)
+            gradients.copy_(one_shot(shared) if gradients.nbytes <= ONE_SHOT_BYTES else two_shot(shared))
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self.device])
+            done.set_result(gradients)
+        return done
+
+    def _buffer(self, index: int, gradients: Tensor) -> Tensor:
+        key = index, gradients.numel()
+        if key not in self.buffers:
+            self.buffers[key] = symmetric_buffer(gradients.numel(), gradients.dtype, self.device)
+        return self.buffers[key]

@@ -1,0 +1,97 @@
+"""What is trained: a model, the input of one rank, and the loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpperf.data.images import EpochBatches, Images, load_images, load_run_images
+from ddpperf.data.inputs import DeviceInput, FixedInput, Input, LoaderInput, normalized
+from ddpperf.errors import CannotTrain
+from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_custom_model
+from ddpperf.training.custom_model import custom_model
+from ddpperf.training.models import build
+
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def task(
+    spec: TrainingSpec, rank: int, device: torch.device
+) -> tuple[nn.Module, Input, Callable[[Any, Tensor], Tensor]]:
+    """The module on its device, its input and its loss: the user's own, or a classifier of images."""
+    torch.manual_seed(spec.seed)
+    memory_format = MEMORY_FORMATS[spec.memory_format]
+    if is_custom_model(spec.model):
+        own = custom_model(spec.model)
+        torch.manual_seed(1 + rank)
+        inputs, targets = own.batch(spec.process_batch_size)
+        fixed = FixedInput((inputs.to(device), targets.to(device)))
+        return own.module.to(device), fixed, own.loss
+    model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
+    load = load_run_images if isinstance(spec, RunSpec) else load_images
+    images = partial(load, data_path(spec), spec.epoch_images)
+    require_classifier(spec.model, model, images(), device)
+    torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
+    return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
+
+
+def data_path(spec: TrainingSpec) -> str | None:
+    """The cached file of the data set, None if its images are synthetic."""
+    return os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None
+
+
+def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
+    return EpochBatches(
+        spec.epoch_images,
+        world_size=spec.processes,
+        rank=rank if spec.grouped else 0,
+        batch_size=spec.process_batch_size,
+        drop_last=spec.drop_last,
+        seed=spec.seed << 10,  # the sampler adds the epoch: one seed's orders are not another's
+        set_epoch=spec.set_epoch,
+    )
+
+
+def _image_input(
+    spec: TrainingSpec,
+    load: Callable[[], Images],
+    rank: int,
+    device: torch.device,
+    memory_format: torch.memory_format,
+) -> Input:
+    batches = epoch_batches(spec, rank)
+    if spec.input == "dataloader":
+        return LoaderInput(
+            load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format
+        )
+    if spec.input == "device":
+        images, cutout = load(), spec.cutout if isinstance(spec, RunSpec) else 0
+        height, width = images.pixels.shape[2:]
+        if cutout >= 2 * max(height, width):
+            raise CannotTrain(
+                f"cutout={cutout} hides all of images of {height} x {width} pixels, wherever it is; use less"
+            )
+        return DeviceInput(images, batches, device, memory_format, cutout=cutout)
+    images, indices = load(), next(iter(batches))
+    pixels = normalized(images.pixels[indices].to(device), memory_format)
+    return FixedInput((pixels, images.labels[indices].to(device)))
+
+
+def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
+    """Raise CannotTrain unless the model has an output for each of the images' classes: on a GPU a label beyond them
+    ends the process."""
+    classes = int(images.labels.max()) + 1
+    model.eval()
+    with torch.no_grad():
+        outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
+    model.train()
+    if outputs.shape[-1] < classes:
+        raise CannotTrain(
+            f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model"
+        )

@@ -1,0 +1,130 @@
+"""What test_large_batch trains: recipes.toml, and the rates that tools/update_recipes.py found best."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpperf.plugin.options.options import Options
+from ddpperf.specs import RunSpec
+from ddpperf.training.schedules import linearly_scaled, square_root_scaled
+
+FOLDER = Path(__file__).parent
+SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
+OF_DATA = (
+    "model",
+    "epoch_images",
+    "test_images",
+)  # what a device's table says of all its recipes, as far as options let it
+OF_RECIPE = (
+    *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
+    *("label_smoothing", "cutout", "clip_norm", "grow_from", "recompute_statistics"),
+)
+OF_ROW = ("name", "global_batch_size", "devices", "epochs", "rates", "rate_of", "scale")
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A row of recipes.toml. devices: None for all. data: OF_DATA. fields: a RunSpec's others, but for the batch and rate."""
+
+    name: str
+    global_batch_size: int
+    devices: int | None
+    rates: tuple[float, ...]
+    rate: float
+    data: Mapping[str, Any]
+    fields: Mapping[str, Any]
+
+    def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
+        """fields: the spec's others. Raises ValueError for a batch that devices cannot share, or larger than their images."""
+        world_size = self.devices or max(options.world_sizes)
+        if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
+            raise ValueError(
+                f"a batch of {self.global_batch_size} images is not shared by {world_size} devices; use a divisor"
+            )
+        model = options.model if options.model_given else self.data.get("model", options.model)
+        images = {
+            "model": model,
+            "epoch_images": min(options.epoch_images, self.data.get("epoch_images", options.epoch_images)),
+            "test_images": min(
+                options.data.test_images, self.data.get("test_images", options.data.test_images)
+            ),
+        }
+        return options.run(**images, **self._work(world_size, rate), seed=seed, **fields)
+
+    def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
+        """This recipe on the images, the model and the devices of a run of another one."""
+        world_size = self.devices or spec.world_size
+        alike = spec.one_device() if world_size == 1 else spec
+        assert isinstance(alike, RunSpec)
+        return dataclasses.replace(alike, **self._work(world_size, rate))
+
+    def _work(self, world_size: int, rate: float | None) -> dict[str, Any]:
+        fields = {**self.fields, "grow_from": self.fields["grow_from"] // world_size}
+        per_rank_batch_size = self.global_batch_size // world_size
+        return {
+            **fields,
+            "world_size": world_size,
+            "per_rank_batch_size": per_rank_batch_size,
+            "rate": rate or self.rate,
+        }
+
+
+def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
+    """Those of a device. kind: "recipe", or "long". Raises ValueError for a key that none has."""
+    document = _document(device)
+    data = {name: document[name] for name in OF_DATA if name in document}
+    tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
+    recipes: dict[str, Recipe] = {}
+    for row in document.get(kind, ()):
+        name, batch, grid = row["name"], row["global_batch_size"], tuple(map(float, row.get("rates", ())))
+        if unknown := sorted(row.keys() - {*OF_ROW, *OF_RECIPE}):
+            raise ValueError(
+                f"recipe {name!r} of {device} has the unknown key {unknown[0]!r}; mend it in recipes.toml"
+            )
+        if "rate_of" in row:
+            other = recipes[row["rate_of"]]
+            rate = (
+                SCALES[row["scale"]](other.rate, batch, other.global_batch_size)
+                if "scale" in row
+                else other.rate
+            )
+        else:
+            rate = tuned_rates.get(name, grid[0])
+        fields = {**DEFAULTS, "epochs": row.get("epochs", document["epochs"])}
+        fields |= {
+            field: value for part in (document, row) for field, value in part.items() if field in OF_RECIPE
+        }
+        recipes[name] = Recipe(
+            name=name,
+            global_batch_size=batch,
+            devices=row.get("devices"),
+            rates=grid,
+            rate=float(rate),
+            data=data,
+            fields=fields,
+        )
+    return list(recipes.values())
+
+
+def seeds_of(device: str, kind: str = "seeds") -> int:
+    """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates; "long_seeds": a long run."""
+    return int(_document(device)[kind])
+
+
+def _document(device: str) -> dict[str, Any]:
+    document: dict[str, Any] = tomllib.loads((FOLDER / "recipes.toml").read_text())[device]
+    return document
+
+
+def tuned() -> dict[str, Any]:
+    """By device and recipe, the best rate, and what each of the grid reached; empty before any was tuned."""
+    path = FOLDER / "recipes.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found

@@ -1,0 +1,33 @@
+"""Forms of a step: what does one device gain when its step is compiled, captured in a graph, or both?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpperf.plugin.cases import Case
+from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.options.options import Options
+from ddpperf.specs import TrainingSpec
+from perf.common.metrics import speedup_over, training_metrics
+
+
+def executions(options: Options) -> Iterator[Case]:
+    """What must be compiled for each batch size, for the least and the greatest only."""
+    extremes = (min(options.batch_sizes), max(options.batch_sizes))
+    for batch_size in options.batch_sizes:
+        for execution in dict.fromkeys(("eager", *options.executions)):
+            step = options.step(
+                world_size=1, per_rank_batch_size=batch_size, execution=execution, input=options.input
+            )
+            if not step.compiled or batch_size in extremes:
+                yield step
+
+
+@pytest.mark.specs(cases=executions)
+def test_forms(measure: Measure, spec: TrainingSpec) -> None:
+    step = measure(spec)
+    if spec.execution != "eager":
+        speedup_over(measure, "eager", step, spec.eager())
+    training_metrics(measure, step)

@@ -1,0 +1,122 @@
+"""Collectives on GPUs, eager and captured, in place and out of place: each passes the check of its own result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ddpperf.specs import (
+    ONE_KERNEL,
+    OWN_ALGORITHMS,
+    SYMMETRIC,
+    Algorithm,
+    AllReduceSpec,
+    CallExecution,
+    CollectiveKind,
+    CollectiveSpec,
+    Fault,
+    TrainingSpec,
+)
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+NBYTES = 2**18 - 16
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(size=torch.cuda.device_count(), device="cuda", rounds=3, deadline_seconds=120) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("algorithm", "execution"),
+    [*((each, "graph") for each in ("backend", *SYMMETRIC)), ("two_shot", "eager")],
+)
+def test_every_captured_all_reduce_passes_its_own_check(
+    pool: Pool, algorithm: Algorithm, execution: CallExecution, in_place: bool
+) -> None:
+    spec = AllReduceSpec(
+        world_size=2, nbytes=NBYTES, algorithm=algorithm, execution=execution, in_place=in_place
+    )
+    measured = pool.measure(spec)
+    (sample,) = measured.samples
+    if algorithm in ONE_KERNEL:
+        assert 0 < min(sample.counters["kernel_seconds"]) < 1e-3
+    if (
+        algorithm == "backend" and in_place
+    ):  # on the device's default stream a replayed one would wait 6 us for the next
+        assert measured.median_step_seconds()[sample.set] - min(sample.counters["kernel_seconds"]) < 3e-6
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "nbytes"),
+    [
+        *(("copy_engine", 4), ("copy_engine", 2**22 + 4)),
+        *(("low_latency", 4), ("low_latency", 2**18 - 4), ("low_latency", 2**18 + 4), ("low_latency", 2**22)),
+    ],
+)
+def test_our_algorithms_in_mapped_memory_sum_a_buffer_of_any_length(
+    pool: Pool, algorithm: Algorithm, nbytes: int
+) -> None:
+    """Of fewer elements than ranks, and of shares and blocks that are not equal."""
+    for world_size in range(2, torch.cuda.device_count() + 1):
+        spec = AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm, execution="graph")
+        assert pool.measure(spec).iterations >= 1
+
+
+@pytest.mark.parametrize("nbytes", [2**28, 2**30])
+def test_a_large_buffer_is_ready_before_the_stream_that_captures_uses_it(pool: Pool, nbytes: int) -> None:
+    """It takes milliseconds to make, and lies where what it was made of did."""
+    for _ in range(3):
+        assert pool.measure(AllReduceSpec(world_size=2, nbytes=nbytes, execution="graph")).iterations >= 1
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES, 2**23 + 4])
+@pytest.mark.parametrize("algorithm", OWN_ALGORITHMS)
+def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
+    """In whole buffers and in pieces, on numbers of ranks that are a power of two and others."""
+    for world_size in range(2, torch.cuda.device_count() + 1):
+        assert (
+            pool.measure(AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm)).iterations
+            >= 1
+        )
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES, 2**28])
+@pytest.mark.parametrize("execution", ["eager", "graph"])
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_every_collective_passes_its_own_check(
+    pool: Pool, kind: CollectiveKind, execution: CallExecution, nbytes: int
+) -> None:
+    assert (
+        pool.measure(CollectiveSpec(world_size=2, nbytes=nbytes, kind=kind, execution=execution)).iterations
+        >= 1
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["two_shot", "low_latency", "copy_engine"])
+def test_symmetric_memory_works_in_one_group_after_another_and_after_a_set_was_replaced(
+    pool: Pool, algorithm: Algorithm
+) -> None:
+    """Of fewer ranks, of all again, and of the same that left their group in between: a destroyed group's name is of no use."""
+
+    def measured(world_size: int) -> str:
+        spec = AllReduceSpec(world_size=world_size, nbytes=NBYTES, algorithm=algorithm, execution="graph")
+        (sample,) = pool.measure(spec).samples
+        return sample.set
+
+    most = torch.cuda.device_count()
+    first = measured(most)
+    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    assert measured(2) == first
+    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+    assert (measured(most) == first) == (most == 2), "ranks that were left out would wait for ever"
+    with pytest.raises(SetFailure):
+        pool.measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="kill", rank=1)))
+    assert measured(most) != first

@@ -1,0 +1,154 @@
+"""Forms on a GPU: what is replayed trains as the eager step does; what cannot be captured says so."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf.data.inputs import DeviceInput
+from ddpperf.errors import CannotTrain
+from ddpperf.specs import Execution, Input, Precision, TrainingSpec, to_json
+from ddpperf.training import task
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.step import CAPTURE_WARMUP, TrainingStep
+from ddpperf.workers.rank import Rank
+from tests.unit.test_execution import small_model
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
+
+GPU = torch.device("cuda", 0)
+SPEC = TrainingSpec(
+    world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=112
+)  # 7 steps
+TOLERANCE: dict[Precision, float] = {
+    "fp32": 1e-4,
+    "bf16": 3e-3,
+    "fp16": 1e-3,
+}  # of losses, between forms of one precision
+STEPS = 16  # to be compared, beginning in the middle of nowhere after those before a capture
+
+
+@pytest.fixture(autouse=True)
+def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that shows every step's rate in its loss."""
+    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr("ddpperf.training.step.PEAK_RATE", 0.5)
+
+
+def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
+    """frozen: at the rate that was the last before them."""
+    training = TrainingStep(spec, rank=0, device=GPU)
+    training.warm_up(CAPTURE_WARMUP)
+    if frozen:
+        training.schedule.rates = [training.schedule.rates[training.schedule.steps - 1]] * len(
+            training.schedule.rates
+        )
+    trajectory = []
+    for _ in range(STEPS):
+        training.step()
+        trajectory.append(training.loss.item())
+    return trajectory
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
+def test_every_form_trains_as_the_eager_one(execution: Execution, precision: Precision) -> None:
+    eager = losses(replace(SPEC, precision=precision))
+    assert losses(replace(SPEC, precision=precision, execution=execution)) == pytest.approx(
+        eager, rel=TOLERANCE[precision]
+    )
+    assert max(eager) - min(eager) > 0.1
+
+
+@pytest.mark.parametrize("input", ["fixed", "device"])
+def test_a_captured_step_accumulates(input: Input) -> None:
+    spec = replace(SPEC, accumulation_steps=4, input=input)
+    assert losses(replace(spec, execution="graph")) == pytest.approx(losses(spec), rel=TOLERANCE["fp32"])
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_a_rate_that_a_capture_froze_would_be_seen(precision: Precision) -> None:
+    """It moves the loss by more than the forms may differ."""
+    spec = replace(SPEC, precision=precision)
+    assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=2 * TOLERANCE[precision])
+
+
+def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
+    """After an epoch the counter on the device stands at its end, and what it counted through is each image once."""
+    for execution in ("eager", "graph"):
+        epoch = TrainingEpoch(replace(SPEC, execution=execution), rank=0, device=GPU)
+        epoch.warm_up(CAPTURE_WARMUP)
+        for _ in range(2):
+            begun = epoch.epoch
+            epoch.step()
+            assert epoch.epoch == begun + 1
+            assert isinstance(epoch.input, DeviceInput)
+            assert int(epoch.input.first) == 112
+            epoch.input.begin(epoch.epoch - 1)
+            assert epoch.input.plan[0].sort().values.tolist() == list(range(112))
+
+
+def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
+    """A replay costs the CPU less than the operations that it replays, and the device is not kept waiting."""
+    counters = {}
+    for execution in ("eager", "graph"):
+        training = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
+        began = time.perf_counter()
+        training.warm_up(10)
+        lasted = time.perf_counter() - began
+        training.start_round()
+        training.step()
+        training.end_round(1)
+        counters[execution] = training.finish()
+    assert "capture_seconds" not in counters["eager"]
+    assert 0 < counters["graph"]["capture_seconds"] < lasted
+    assert counters["graph"]["cpu_seconds"] < counters["eager"]["cpu_seconds"] / 2
+    assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"]
+
+
+def test_a_measurement_leaves_no_memory_behind() -> None:
+    """Or the next one's peak would count it: a captured step has a stream of its own, and each stream its workspaces."""
+    rank = Rank(0)
+    rank.device = GPU
+    rank.open(to_json(SPEC))
+    rank.close()  # drops what earlier tests left, too
+    before = torch.cuda.memory_allocated()
+    peaks = []
+    for _ in range(3):
+        rank.open(to_json(replace(SPEC, execution="graph", precision="bf16")))
+        rank.sample(1)
+        peaks.append(rank.close()["counters"]["peak_memory_bytes"])
+        assert torch.cuda.memory_allocated() <= before
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hesitant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small_model("")
+
+        def forward(self, images: Tensor) -> Tensor:
+            outputs: Tensor = self.inner(images)
+            return outputs if outputs.sum().item() > 0 else outputs * 1.1
+
+    monkeypatch.setattr(task, "build", lambda name: Hesitant())
+    training = TrainingStep(replace(SPEC, execution="graph"), rank=0, device=GPU)
+    with pytest.raises(
+        CannotTrain, match=r"form graph cannot capture this step .*control flow that depends on data .*eager"
+    ):
+        training.warm_up(10)
+    torch.cuda.synchronize()  # the device is still there
+    generator = torch.cuda.default_generators[GPU.index]
+    generator.graphsafe_set_state(
+        generator.clone_state()
+    )  # torch leaves it in the capture; a rank ends after a refusal

@@ -1,0 +1,99 @@
+"""Kernels on a GPU: a replay shows what it launches, fresh processes agree, and a profile leaves nothing on that costs time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from ddpperf.instruments.kernels import kernel_names
+from ddpperf.instruments.timing import seconds_of
+from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.training.step import TrainingStep
+from ddpperf.workers.pool import Pool
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
+
+GPU = torch.device("cuda", 0)
+SPEC = TrainingSpec(
+    world_size=1,
+    per_rank_batch_size=32,
+    strategy="single",
+    model="resnet18_cifar",
+    precision="bf16",
+    memory_format="channels_last",
+    execution="graph",
+    input="device",
+    epoch_images=32 * 512,
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI is taken down after each profile, as in the suite's own processes: else it slows every launch."""
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+
+
+def training(spec: TrainingSpec) -> TrainingStep:
+    step = TrainingStep(spec, rank=0, device=GPU)
+    step.warm_up(10)
+    step.advance()  # which begins an epoch
+    return step
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+def test_a_step_shows_its_kernels_and_every_time_the_same(execution: Execution) -> None:
+    step = training(replace(SPEC, execution=execution))
+    names = kernel_names(step.advance, GPU)
+    assert len(names) > 20, "convolutions, BatchNorm, the optimizer, ..."
+    assert any("batch_norm" in name for name in names)
+    assert not [name for name in names if name.startswith(("Mem", "cuda", "aten::", "Optimizer", "autograd"))]
+    for _ in range(9):
+        assert kernel_names(step.advance, GPU) == names
+
+
+def test_other_precisions_run_other_kernels() -> None:
+    names = {
+        precision: kernel_names(training(replace(SPEC, precision=precision)).advance, GPU)
+        for precision in ("bf16", "fp32")
+    }
+    assert names["bf16"] != names["fp32"]
+
+
+@pytest.mark.parametrize(("execution", "batch"), [("graph", 32), ("graph", 512), ("eager", 512)])
+def test_a_step_is_as_fast_after_a_profile_as_before(execution: Execution, batch: int) -> None:
+    step = training(replace(SPEC, execution=execution, per_rank_batch_size=batch, input="fixed"))
+
+    def step_seconds() -> float:
+        return median(seconds_of(step.advance, 25, GPU) for _ in range(20)) / 25
+
+    step_seconds()  # while the clocks settle
+    before = step_seconds()
+    assert kernel_names(step.advance, GPU)
+    assert step_seconds() == pytest.approx(before, rel=0.02)
+
+
+def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
+    digests: dict[str, list[str]] = {"graph": [], "eager": []}
+    for _ in range(2):
+        with Pool(size=1, device="cuda", rounds=1, deadline_seconds=120, replicates=2) as pool:
+            for execution in digests:
+                measured = pool.measure(replace(SPEC, execution=execution))  # type: ignore[arg-type]
+                digests[execution] += [sample.kernels for sample in measured.samples]
+    for of_form in digests.values():
+        assert len(of_form) == 4
+        assert len(set(of_form)) == 1
+        assert of_form[0]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+def test_all_ranks_of_a_group_are_profiled_together(execution: Execution) -> None:
+    with Pool(size=2, device="cuda", rounds=1, deadline_seconds=120, replicates=2) as pool:
+        one, other = pool.measure(replace(SPEC, world_size=2, strategy="ddp", execution=execution)).samples
+    assert one.kernels == other.kernels != ""

@@ -1,0 +1,95 @@
+"""Whole trainings on a GPU: captured they learn as eager ones do, by one graph or several, from the start or a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddpperf.specs import CHECKPOINTS_VARIABLE, Execution, OptimizerName, RunSpec
+from ddpperf.training.run import TrainingRun
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("own_stream"),
+]
+
+GPU = torch.device("cuda", 0)
+SPEC = RunSpec(
+    world_size=1,
+    per_rank_batch_size=32,
+    strategy="single",
+    input="device",
+    model="resnet10_cifar",
+    memory_format="channels_last",
+    epoch_images=256,
+    test_images=128,
+    epochs=3,
+    rate=0.05,
+    warmup_epochs=1,
+    recompute_statistics=True,
+)
+
+
+def trained(**fields: Any) -> TrainingRun:
+    run = TrainingRun(replace(SPEC, **fields), rank=0, device=GPU)
+    run.warm_up(2)
+    run.step()
+    return run
+
+
+def losses(run: TrainingRun, epoch: int) -> list[float]:
+    first = sum(run.spec.epoch_steps[: epoch - 1])
+    return run.losses[first : first + run.spec.epoch_steps[epoch - 1]].tolist()
+
+
+@pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("sgd", 0.05), ("lars", 5.0), ("lamb", 0.01), ("muon", 0.05)]
+)
+def test_every_form_learns_as_the_eager_one(
+    execution: Execution, optimizer: OptimizerName, rate: float
+) -> None:
+    fields: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "label_smoothing": 0.1, "cutout": 4}
+    eager, other = (trained(execution=each, **fields) for each in ("eager", execution))
+    assert losses(other, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
+    assert losses(other, 3)[-1] < losses(other, 1)[0]
+    assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)
+
+
+def test_a_batch_that_grows_has_a_graph_for_each_size() -> None:
+    eager, captured = (trained(execution=execution, grow_from=8) for execution in ("eager", "graph"))
+    assert set(captured.runs) == {8, 16, 32}
+    assert losses(captured, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
+    assert captured.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=0.3)
+
+
+@pytest.mark.parametrize(("model", "rate"), [("resnet10_cifar", 0.05), ("torchvision:squeezenet1_1", 0.005)])
+def test_a_captured_run_repeats_itself_and_goes_on_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, rate: float
+) -> None:
+    """The second has dropout, whose generator is where it was in each epoch, and diverges by the first's rate."""
+    if model.startswith("torchvision:"):
+        pytest.importorskip("torchvision")
+    whole = trained(execution="graph", model=model, rate=rate)
+    first = losses(whole, 3)
+    whole.step()
+    assert losses(whole, 3) == pytest.approx(first, rel=5e-2), "from the same start, at the same addresses"
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    stopped = TrainingRun(replace(SPEC, execution="graph", model=model, rate=rate), rank=0, device=GPU)
+    stopped.warm_up(2)
+    steps = iter(range(2 * stopped.spec.epoch_steps[0]))
+
+    def stop() -> None:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+
+    stopped.after_step = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.step()
+    resumed = trained(execution="graph", model=model, rate=rate)
+    assert resumed.resumed_epochs == 2
+    assert losses(resumed, 3) == pytest.approx(first, rel=5e-2)

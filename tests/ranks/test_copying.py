@@ -1,0 +1,78 @@
+"""A copy of memory, the control that no change can touch: it is checked, and sets that fail together leave nothing unread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ddpperf.instruments.memory_copy import Copy
+from ddpperf.specs import CopySpec, Fault, from_json, to_json
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.rank_process import Side
+
+SPEC = CopySpec(world_size=1, nbytes=1000)
+
+
+def copy() -> Copy:
+    made = Copy(SPEC, rank=0, device=torch.device("cpu"))
+    made.start_round()
+    return made
+
+
+def test_all_bytes_are_copied() -> None:
+    made = copy()
+    made.step()
+    made.end_round(1)
+    assert bytes(made.target.tolist()) == (bytes(range(256)) * 4)[:1000]
+
+
+def test_a_copy_that_did_not_happen_or_is_wrong_is_found() -> None:
+    with pytest.raises(ArithmeticError, match="a copy of 1000 bytes is not what was copied, after 7 steps"):
+        copy().end_round(7)
+    made = copy()
+    made.step()
+    made.target[999] += 1
+    with pytest.raises(ArithmeticError):
+        made.end_round(1)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 2**20])
+def test_both_buffers_lie_alike_within_their_pages_wherever_they_are(nbytes: int) -> None:
+    for _ in range(3):
+        made = Copy(replace(SPEC, nbytes=nbytes), rank=0, device=torch.device("cpu"))
+        assert (made.source.data_ptr() % 4096, made.target.data_ptr() % 4096) == (0, 2048)
+        assert (len(made.source), len(made.target)) == (nbytes, nbytes)
+
+
+def test_its_spec_has_an_id_and_travels_as_json() -> None:
+    assert SPEC.id == "world_size=1-1000B-copy"
+    assert from_json(to_json(SPEC)) == SPEC
+    with pytest.raises(ValueError, match="nbytes must be a whole number of at least 1, got 0"):
+        replace(SPEC, nbytes=0)
+
+
+def test_sets_that_fail_together_are_all_replaced_and_the_next_measurement_is_whole() -> None:
+    """They open side by side: an answer that nobody read would be taken for the next one's."""
+    failing = replace(SPEC, fault=Fault(kind="raise", rank=0, command="open"))
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+        before = {sample.set for sample in pool.measure(SPEC).samples}
+        with pytest.raises(SetFailure, match=r"rank 0 of set A1 raised .* \(at open\)"):
+            pool.measure(failing)
+        after = pool.measure(SPEC)
+    assert len(after.samples) == 2
+    assert not before & {sample.set for sample in after.samples}
+    assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
+
+
+def test_sides_that_are_compared_copy_in_many_short_turns() -> None:
+    """So that what another process does for a moment meets both alike; one side's copy is compared with a stored run's."""
+    sides = Side(name="A"), Side(name="B")
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, sides=sides) as pool:
+        compared = pool.measure(replace(SPEC, nbytes=2**20))
+        alone = pool.measure_alone(replace(SPEC, nbytes=2**20))
+    assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts] * 2
+    assert [len(sample.seconds) for sample in alone.samples] == [2]
+    assert compared.iterations < alone.iterations

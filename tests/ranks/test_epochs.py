@@ -1,0 +1,235 @@
+"""Epochs and slow steps on real process sets: their rounds, what is reported meanwhile, and a hang that is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from ddpperf.results.samples import Measured
+from ddpperf.specs import MODEL_VARIABLE, AllReduceSpec, EpochSpec, Spec, TrainingSpec
+from ddpperf.workers.failures import Cause, SetFailure
+from ddpperf.workers.pool import WHOLE_SECONDS, Pool
+from ddpperf.workers.process_set import ProcessSet
+from ddpperf.workers.rank_process import Side
+from tests.project import Marked, wait_until
+
+DEADLINE_SECONDS = 2.0
+SMALL = AllReduceSpec(world_size=2, nbytes=1024)
+
+# A model whose every step takes 30 ms; with batches of 3 its second rank stops for ever in the middle of an epoch.
+SLOW = """
+import os, time
+import torch
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.steps = 0
+
+    def forward(self, inputs):
+        time.sleep(0.03)
+        self.steps += 1
+        if len(inputs) == 3 and os.environ["RANK"] == "1" and self.steps > 60:
+            time.sleep(600)
+        return self.linear(inputs)
+
+def model():
+    return Slow(), lambda size: (torch.randn(size, 4), torch.randn(size, 1)), torch.nn.functional.mse_loss
+"""
+
+
+class Told:
+    """What a pool says while it measures."""
+
+    def __init__(self) -> None:
+        self.progress: list[tuple[Spec, float]] = []
+        self.looks: list[tuple[list[int], int]] = []
+
+    def add(self, spec: Spec, fraction: float) -> None:
+        self.progress.append((spec, fraction))
+
+    def look(self, processes: list[int], done: int) -> str:
+        self.looks.append((processes, done))
+        return ""
+
+    def clear(self) -> None:
+        self.progress.clear()
+        self.looks.clear()
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def pool(marked: Marked, told: Told, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "slow_model.py").write_text(SLOW)
+    side = Side(environment={"PYTHONPATH": str(folder), MODEL_VARIABLE: "slow_model:model"})
+    with Pool(
+        size=2,
+        device="cpu",
+        rounds=2,
+        deadline_seconds=60,
+        sides=(side,),
+        progress=told.add,
+        look=told.look,
+    ) as pool:
+        yield pool
+    marked.assert_nothing_left()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_yet(told: Told) -> None:
+    told.clear()
+
+
+def measured_and_counted(pool: Pool, spec: Spec) -> Measured:
+    before = pool.counted_seconds
+    start = time.monotonic()
+    measured = pool.measure(spec)
+    assert 0 < measured.counted_seconds() <= time.monotonic() - start
+    assert pool.counted_seconds - before == pytest.approx(measured.counted_seconds())
+    return measured
+
+
+NEEDS_TORCHVISION = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="a dataloader's transforms are torchvision's"
+)
+
+
+@pytest.mark.parametrize(
+    ("input", "workers"), [("device", 0), pytest.param("dataloader", 1, marks=NEEDS_TORCHVISION)]
+)
+def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked, input: str, workers: int) -> None:
+    fields = {
+        "world_size": 2,
+        "per_rank_batch_size": 2,
+        "strategy": "ddp",
+        "input": input,
+        "loader_workers": workers,
+    }
+    measured = measured_and_counted(pool, EpochSpec(**fields, epoch_images=8))  # type: ignore[arg-type]
+    (sample,) = measured.samples
+    assert measured.iterations == 1
+    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
+    assert measured.counted_seconds() == pytest.approx(sum(map(max, sample.seconds)))
+    assert len(set(sample.counters["loss_after_5_steps"])) == 2, "each rank has images of its own"
+    wait_until(lambda: len(loading(marked)) <= 2, 2, lambda: f"still loading: {loading(marked)}")
+
+
+def loading(marked: Marked) -> list[str]:
+    """The processes of the fork servers: one a rank, and those that load."""
+    return [command for command in marked.processes().values() if "forkserver" in command]
+
+
+def test_one_devices_epoch_is_the_first_ranks_alone(pool: Pool) -> None:
+    spec = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", input="device", epoch_images=4)
+    (sample,) = measured_and_counted(pool, spec).samples
+    assert [len(ranks) for ranks in sample.seconds] == [1, 1]
+
+
+def test_data_parallel_is_the_first_rank_alone_and_wants_gpus(pool: Pool) -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="data_parallel")
+    assert spec.turns(2) == [[0]]
+    with pytest.raises(SetFailure, match=r"rank 0 .* several GPUs from one process; this runs on the CPU"):
+        pool.measure(spec)
+
+
+def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(
+    pool: Pool, told: Told, marked: Marked
+) -> None:
+    pool.measure(SMALL)
+    (live,) = pool.live_sets()
+    ranks = [rank.pid for rank in live.ranks]
+    assert sorted(ranks) == sorted(marked.ranks())
+    assert told.looks == [(ranks, 0), (ranks, 1), (ranks, 2)]
+    assert told.progress == [(SMALL, 0.0), (SMALL, 0.0), (SMALL, 0.5), (SMALL, 1.0)]
+
+
+def test_a_delayed_step_is_slower_by_its_delay(pool: Pool) -> None:
+    (plain,) = pool.measure(SMALL).median_step_seconds().values()
+    (delayed,) = pool.measure(dataclasses.replace(SMALL, delay_seconds=0.05)).median_step_seconds().values()
+    assert 0.05 <= delayed < 0.2 + plain
+
+
+def test_a_delayed_epoch_is_slower_by_the_delays_of_its_steps(pool: Pool) -> None:
+    spec = EpochSpec(
+        model="slow_model:model", world_size=2, per_rank_batch_size=1, strategy="ddp", epoch_images=4
+    )
+    (plain,) = pool.measure(spec).median_step_seconds().values()
+    (delayed,) = pool.measure(dataclasses.replace(spec, delay_seconds=0.1)).median_step_seconds().values()
+    assert plain >= 2 * 0.03
+    assert 2 * 0.13 <= delayed < 2 * 0.13 + plain + 0.2
+
+
+def slow_epoch(batch: int) -> EpochSpec:
+    return EpochSpec(
+        model="slow_model:model",
+        world_size=2,
+        per_rank_batch_size=batch,
+        strategy="ddp",
+        epoch_images=2 * batch * 140,
+    )
+
+
+def warm_set(pool: Pool) -> ProcessSet:
+    """The pool's one set after it has imported and joined what takes its time."""
+    pool.measure(dataclasses.replace(slow_epoch(batch=1), epoch_images=2))
+    (live,) = pool.live_sets()
+    return live
+
+
+def test_an_epoch_longer_than_the_deadline_is_no_hang_as_long_as_it_reports(pool: Pool, told: Told) -> None:
+    spec = slow_epoch(batch=2)
+    live = warm_set(pool)
+    live.deadline_seconds = DEADLINE_SECONDS
+    told.clear()
+    measured = measured_and_counted(pool, spec)
+    live.deadline_seconds = 60
+    assert pool.live_sets() == [live]
+    assert measured.counted_seconds() > max(2 * DEADLINE_SECONDS, WHOLE_SECONDS)
+    assert len(measured.all_step_seconds()) == 1, "it took longer than what is long is repeated"
+    assert [done for _, done in told.looks] == [0, 1]
+    assert {each for each, _ in told.progress} == {spec}
+    fractions = sorted({fraction for _, fraction in told.progress if 0 < fraction < 1})
+    assert len(fractions) >= 3
+    assert fractions[0] < 0.5 < fractions[-1]
+
+
+def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
+    pool.measure(SMALL)
+    told.clear()
+    spec = EpochSpec(
+        world_size=1,
+        per_rank_batch_size=2,
+        strategy="single",
+        epoch_images=4,
+        input="device",
+        delay_seconds=0.6,
+    )
+    pool.measure(spec)
+    assert {each for each, _ in told.progress} == {spec}
+    assert sum(0 < fraction <= 1 for _, fraction in told.progress) > 2, "the warm-up and the rounds were told"
+
+
+def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(pool: Pool, told: Told) -> None:
+    live = warm_set(pool)
+    live.deadline_seconds = DEADLINE_SECONDS
+    told.clear()
+    start = time.monotonic()
+    with pytest.raises(
+        SetFailure, match=r"ranks 0, 1 of set A\d+ did not answer within 2 s \(at sample\)"
+    ) as caught:
+        pool.measure(slow_epoch(batch=3))
+    assert time.monotonic() - start < 12
+    assert [fraction for _, fraction in told.progress if fraction], "it was alive at first"
+    assert {failure.cause for failure in caught.value.failures} == {Cause.HUNG}
+    assert "slow_model.py" in str(caught.value), "the stacks show where"
+    assert not live.alive

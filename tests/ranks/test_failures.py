@@ -1,0 +1,147 @@
+"""Failures: the likeliest root is named first, and an end of a real process is told in words."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.errors import CannotTrain
+from ddpperf.machine.child_process import describe_exit
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.worker import describe
+from tests.generated import BOUNDED
+
+DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
+RAISED = RankFailure(rank=2, cause=Cause.RAISED, what="raised ValueError: no", detail="Traceback 2")
+DISTRIBUTED = RankFailure(
+    rank=1, cause=Cause.RAISED_DISTRIBUTED, what="raised DistBackendError", detail="Traceback 1"
+)
+HUNG = RankFailure(rank=0, cause=Cause.HUNG, what="gave no answer in 20 s", detail="stacks 0")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([DIED, RAISED, DISTRIBUTED, HUNG])))
+def test_the_root_comes_first_in_whatever_order_they_came(order: tuple[RankFailure, ...]) -> None:
+    failure = SetFailure("A1", "at sample", order)
+    assert failure.failures == (DIED, RAISED, DISTRIBUTED, HUNG)
+    assert str(failure).splitlines() == [
+        "rank 3 of set A1 was killed by SIGKILL (at sample)",
+        "last words",
+        "after it, rank 2 raised ValueError: no",
+        "after it, rank 1 raised DistBackendError",
+        "after it, rank 0 gave no answer in 20 s",
+    ]
+
+
+def test_of_equal_causes_the_lowest_rank_is_named() -> None:
+    peers = [
+        RankFailure(rank=rank, cause=Cause.RAISED, what=f"raised {rank}", detail="") for rank in (5, 1, 3)
+    ]
+    failure = SetFailure("A1", "at sample", peers)
+    assert [each.rank for each in failure.failures] == [1, 3, 5]
+    assert str(failure).splitlines() == [
+        "rank 1 of set A1 raised 1 (at sample)",
+        "after it, rank 3 raised 3",
+        "after it, rank 5 raised 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lines"),
+    [
+        ((0,), ["rank 0 of set A1 gave no answer (at sample)", "stacks 0"]),
+        ((1, 0), ["ranks 0, 1 of set A1 gave no answer (at sample)", "stacks 0", "stacks 1"]),
+    ],
+)
+def test_ranks_that_hang_are_named_together_with_all_their_stacks(
+    ranks: tuple[int, ...], lines: list[str]
+) -> None:
+    hung = [
+        RankFailure(rank=rank, cause=Cause.HUNG, what="gave no answer", detail=f"stacks {rank}")
+        for rank in ranks
+    ]
+    assert str(SetFailure("A1", "at sample", hung)).splitlines() == lines
+
+
+@BOUNDED
+@given(
+    st.lists(
+        st.builds(
+            RankFailure,
+            rank=st.integers(0, 7),
+            cause=st.sampled_from(Cause),
+            what=st.just("fell"),
+            detail=st.text(max_size=3),
+        ),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda failure: failure.rank,
+    )
+)
+def test_every_failed_rank_is_named(failures: list[RankFailure]) -> None:
+    failure = SetFailure("A1", "at sample", failures)
+    first_line = str(failure).splitlines()[0]
+    assert {each.rank for each in failure.failures} == {each.rank for each in failures}
+    assert str(min(failures, key=lambda each: (each.cause, each.rank)).rank) in first_line
+    assert all(str(each.rank) in str(failure) for each in failures)
+
+
+def captured(error: Exception) -> CannotTrain:
+    """As a capture says what it was stopped by."""
+    refusal = CannotTrain("form graph cannot capture this step")
+    refusal.__cause__ = error
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (torch.OutOfMemoryError("no room"), True),
+        (RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"), True),
+        (captured(RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")), True),
+        (OverflowError("int too large"), True),
+        (CannotTrain("a mistake"), False),
+        (captured(ValueError("a mistake")), False),
+        (NotImplementedError("yet"), False),
+        (FloatingPointError("the loss is nan"), False),
+    ],
+)
+def test_what_may_be_a_limit_is_told_from_a_mistake(error: Exception, limit: bool) -> None:
+    assert describe(error)["limit"] is limit
+
+
+def shell(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script])
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("kill -KILL $$", "was killed by SIGKILL"),
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        (f"kill -{signal.SIGRTMIN + 3} $$", f"was killed by signal {signal.SIGRTMIN + 3}"),
+        ("exit 0", "exited with status 0 before it answered"),
+        ("exit 3", "exited with status 3 before it answered"),
+        ("sleep 0.3; exit 4", "exited with status 4 before it answered"),
+    ],
+)
+def test_how_a_process_ended_is_told(script: str, words: str) -> None:
+    assert describe_exit(shell(script)) == words
+
+
+def test_a_process_that_runs_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    wait = process.wait
+    monkeypatch.setattr(
+        process, "wait", lambda timeout: wait(timeout / 20)
+    )  # it has two seconds, and would take them
+    try:
+        assert describe_exit(process) == "closed its connection before it answered, but runs on"
+    finally:
+        process.kill()
+        wait()

@@ -1,0 +1,84 @@
+"""What real ranks send, by strategy: gradients of exactly the parameters' bytes, and what there is besides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from ddpperf.specs import MessagesSpec, TrainingSpec
+from ddpperf.workers.pool import Pool
+from tests.project import Marked
+
+DDP = MessagesSpec(world_size=2, per_rank_batch_size=4, strategy="ddp")
+PARAMETERS = 4 * 11_689_512
+BATCH_NORM_FLOATS, BATCH_NORMS = 2 * 4800, 20  # means and variances of resnet18; a counter of each
+
+
+@pytest.fixture(scope="module")
+def pool(marked: Marked) -> Iterator[Pool]:
+    with Pool(size=2, device="cpu", rounds=2, deadline_seconds=60) as pool:
+        yield pool
+    marked.assert_nothing_left()
+
+
+def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
+    """Rank 0's counters; the other's are the same."""
+    (sample,) = pool.measure(spec).samples
+    counters = {name: ranks for name, ranks in sample.counters.items() if name != "communicator_seconds"}
+    assert all(ranks[0] == ranks[1] for ranks in counters.values())
+    return {name: ranks[0] for name, ranks in counters.items()}
+
+
+def test_ddp_sends_gradients_buffers_and_at_the_start_all_of_the_model(pool: Pool) -> None:
+    buffers = 4 * BATCH_NORM_FLOATS + 8 * BATCH_NORMS
+    counters = sent(pool, DDP)
+    assert counters["gradients: bytes"] == counters["parameter_bytes"] == PARAMETERS
+    assert (counters["gradients: messages"], counters["buffers: messages"]) == (3, 2), (
+        "by bucket; and by type"
+    )
+    buckets = [counters[f"bucket {number}: bytes"] for number in range(3)]
+    assert sum(buckets) == PARAMETERS
+    assert buckets[0] == 4 * 1000 * (512 + 1), "the last layer's, which is larger than the first bucket's MiB"
+    assert counters["buffers: bytes"] == buffers
+    assert (counters["metrics: messages"], counters["metrics: bytes"]) == (1, 4)
+    start = counters["start initial state: bytes"]
+    assert PARAMETERS + buffers <= start < PARAMETERS + buffers + 10_000, "and which shapes they have"
+    assert not [name for name in counters if "other" in name]
+
+
+def test_without_buffer_synchronization_and_with_half_the_bits_less_is_sent(pool: Pool) -> None:
+    counters = sent(pool, dataclasses.replace(DDP, buffer_sync=False, comm_hook="bf16"))
+    assert counters["gradients: bytes"] == PARAMETERS / 2
+    assert "buffers: bytes" not in counters
+
+
+def test_zero1_sends_its_shares_of_the_parameters_too(pool: Pool) -> None:
+    counters = sent(pool, dataclasses.replace(DDP, strategy="zero1"))
+    assert counters["gradients: bytes"] == PARAMETERS
+    assert counters["parameters: bytes"] == PARAMETERS
+
+
+def test_fsdp_gathers_parameters_and_scatters_gradients(pool: Pool) -> None:
+    counters = sent(pool, dataclasses.replace(DDP, strategy="fsdp"))
+    assert counters["gradients: bytes"] == PARAMETERS
+    assert PARAMETERS < counters["parameters: bytes"] <= 2 * PARAMETERS, (
+        "forward and backward, what is used last only once"
+    )
+    assert not [name for name in counters if "other" in name]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"strategy": "single", "world_size": 1},
+            "strategy single has no process group, so that nothing is sent",
+        ),
+        ({"execution": "compile"}, "messages are counted where torch dispatches them, got form compile"),
+    ],
+)
+def test_what_sends_nothing_or_does_not_say_is_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(DDP, **fields)

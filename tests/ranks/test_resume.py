@@ -1,0 +1,156 @@
+"""Runs that go on from a checkpoint: as if they had never been interrupted, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddpperf.errors import CannotTrain
+from ddpperf.specs import CHECKPOINTS_VARIABLE
+from ddpperf.training import checkpoint
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+from tests.ranks.test_run import CPU, DROPS, SMALL, learned, parameters_of, require_same, run_of
+
+
+class Stopped(Exception):
+    """As a run is that is killed."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer": "lars"},
+        {"optimizer": "lamb"},
+        {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1},
+        {"grow_from": 4, "cutout": 4},
+        DROPS,
+    ],
+)
+def test_a_resumed_run_equals_one_that_was_not_interrupted(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"epochs": 3, "optimizer": "sgd", "recompute_statistics": True, **fields}
+    whole = run_of(**fields)
+    whole.step()
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    stopped = run_of(**fields)
+    stopped.after_step = after(sum(stopped.spec.epoch_steps[:2]) + 1)
+    with pytest.raises(Stopped):
+        stopped.step()
+    (kept,) = tmp_path.iterdir()
+    assert kept.name == stopped.spec.id.replace(":", "_") + ".pt"
+    resumed = run_of(**fields)
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 2
+    require_same(parameters_of(whole), parameters_of(resumed))
+    assert learned(whole) == learned(resumed)
+    again = run_of(**fields)
+    again.step()
+    assert again.finish()["resumed_epochs"] == 3, "a run that has ended is not trained again"
+    require_same(parameters_of(whole), parameters_of(again))
+
+
+def after(steps: int) -> Any:
+    left = iter(range(steps - 1))
+
+    def stop() -> None:
+        if next(left, None) is None:
+            raise Stopped
+
+    return stop
+
+
+def test_a_round_that_is_repeated_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    run = run_of()
+    for _ in range(2):
+        steps: list[int] = []
+        run.after_step = lambda steps=steps: steps.append(1)  # type: ignore[misc]
+        run.step()
+        assert len(steps) == run.spec.steps
+    assert run.finish()["resumed_epochs"] == 0
+    resumed = run_of()
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 2
+    told: list[float] = []
+    resumed.report = told.append
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 0, "the round that counts was trained as a whole"
+    assert told
+    assert all(0 <= share <= 1 for share in told)
+
+
+def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path) -> None:
+    path, spec = tmp_path / "run.pt", {"model": "resnet18", "rate": 0.1}
+    assert checkpoint.load(path, spec, CPU) is None
+    checkpoint.save(path, spec, {"history": [{"loss": 1.0}]})
+    assert checkpoint.load(path, spec, CPU) == {"history": [{"loss": 1.0}]}
+    with pytest.raises(
+        CannotTrain, match=r"run.pt is of another training: model 'resnet18', not 'vit'; remove it, or name"
+    ):
+        checkpoint.load(path, {"model": "vit", "rate": 0.1}, CPU)
+    whole = path.read_bytes()
+    for cut in (b"", whole[: len(whole) // 2], b"nothing like it"):
+        path.write_bytes(cut)
+        with pytest.raises(
+            CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short: remove it to begin anew"
+        ):
+            checkpoint.load(path, spec, CPU)
+    torch.save({**torch.load(io.BytesIO(whole)), "torch": "2.11.9"}, path)
+    with pytest.raises(
+        CannotTrain,
+        match=r"run.pt is of torch 2.11.9, this is .*, which may train otherwise; remove it, or name",
+    ):
+        checkpoint.load(path, spec, CPU)
+    torch.save([1, 2], path)
+    with pytest.raises(CannotTrain, match="is none of this version's; remove it to begin anew"):
+        checkpoint.load(path, spec, CPU)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.pt"], "nothing half-written stays"
+
+
+def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    """The spec is the same, but the code that builds its model is not."""
+    kept, now = run_of(), run_of()
+    kept.step()
+    state = checkpoint.state_of(kept.inner, kept.optimizer)
+    del state["model"]["fc.bias"]
+    with pytest.raises(
+        CannotTrain, match=r"x.pt is of other parameters than the model's \(.*\); remove it, or name another$"
+    ):
+        checkpoint.restore(tmp_path / "x.pt", state, now.inner, now.optimizer)
+
+
+def test_ranks_go_on_together_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=8)
+    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
+        (whole,) = pool.measure(two).samples
+        monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+        pool.live_sets()[0].kill()  # its ranks were started without the folder
+        ranks = [rank.pid for rank in pool.live_sets()[0].ranks]
+
+        def kill_one_when_there_is_a_checkpoint() -> None:
+            while not (tmp_path / f"{two.id}.pt").exists():
+                time.sleep(0.001)
+            os.kill(ranks[1], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_one_when_there_is_a_checkpoint, daemon=True)
+        killer.start()
+        with pytest.raises(SetFailure, match="rank 1 of set A2 was killed by SIGKILL"):
+            pool.measure(two)
+        killer.join()
+        (resumed,) = pool.measure(two).samples
+    assert 1 <= resumed.counters["resumed_epochs"][0] == resumed.counters["resumed_epochs"][1] < two.epochs
+    for name, values in whole.counters.items():
+        if name.startswith(("train_loss", "train_accuracy", "test_loss", "test_accuracy")):
+            assert resumed.counters[name] == values, name

@@ -1,0 +1,336 @@
+"""Whole trainings: what they learn and tell, from where they go on, and what they do not survive."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpperf.data.images import coarse_images, load_images
+from ddpperf.data.inputs import DeviceInput
+from ddpperf.execution import forget_compiled
+from ddpperf.machine.compiler import compiler_reason
+from ddpperf.specs import RunSpec
+from ddpperf.specs.run import OptimizerName
+from ddpperf.training.evaluation import Evaluation, recompute_statistics
+from ddpperf.training.run import TrainingRun
+from ddpperf.training.task import epoch_batches
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+
+CPU = torch.device("cpu")
+SMALL = RunSpec(
+    model="resnet10_cifar",
+    world_size=1,
+    per_rank_batch_size=16,
+    strategy="single",
+    input="device",
+    epoch_images=64,
+    test_images=40,
+    epochs=2,
+    rate=0.02,
+)
+without_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="needs torchvision"
+)
+DROPS = pytest.param({"model": "torchvision:squeezenet1_1"}, marks=without_torchvision)  # it has dropout
+
+
+def run_of(**fields: Any) -> TrainingRun:
+    run = TrainingRun(dataclasses.replace(SMALL, **fields), rank=0, device=CPU)
+    run.warm_up(2)
+    return run
+
+
+def parameters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.inner.state_dict().items()}
+
+
+def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+TIMES = ("train_seconds", "epoch_seconds")
+
+
+def learned(run: TrainingRun) -> list[dict[str, float]]:
+    """Its history without times."""
+    return [{name: value for name, value in each.items() if name not in TIMES} for each in run.history]
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.2), ("lars", 3.0), ("lamb", 0.03), ("muon", 0.03)])
+def test_every_optimizer_learns(optimizer: OptimizerName, rate: float) -> None:
+    """A step in a wrong direction, or of a wrong length, learns less."""
+    run = run_of(
+        optimizer=optimizer, rate=rate, epoch_images=256, epochs=6, warmup_epochs=1, recompute_statistics=True
+    )
+    run.step()
+    counters = run.finish()
+    assert counters["train_loss_6"] < 0.3 * counters["train_loss_1"]
+
+
+def test_a_run_learns_and_tells_of_each_epoch() -> None:
+    run = run_of(model="resnet18", epoch_images=256, epochs=3, recompute_statistics=True)
+    run.step()
+    counters = run.finish()
+    assert counters["test_accuracy_3"] > 0.9
+    assert counters["test_loss_3"] < counters["test_loss_1"]
+    assert counters["train_loss_3"] < counters["train_loss_1"]
+    assert counters["train_accuracy_3"] > counters["train_accuracy_1"]
+    assert counters["epoch_seconds_3"] > counters["train_seconds_3"] > 0
+    assert counters["resumed_epochs"] == 0
+    assert "test_loss_4" not in counters
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"optimizer": "sgd"}, {"optimizer": "lars"}, {"optimizer": "lamb"}, {"optimizer": "muon"}, DROPS],
+)
+def test_a_run_begins_from_its_seed_whatever_ran_before(fields: dict[str, Any]) -> None:
+    """Warming up trains, and so does an earlier round: neither leaves anything."""
+    once, twice = run_of(**fields), run_of(**fields)
+    twice.step()
+    for each in (once, twice):
+        each.step()
+    require_same(parameters_of(once), parameters_of(twice))
+    assert learned(once) == learned(twice)
+    other = run_of(**fields, seed=1)
+    other.step()
+    assert learned(other) != learned(once)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
+    run = run_of(epochs=3)
+    step = iter(range(100))
+
+    def spoil() -> None:
+        if next(step) == 5:  # the second of the second epoch
+            with torch.no_grad():
+                next(run.inner.parameters()).fill_(math.nan)
+
+    run.after_step = spoil
+    with pytest.raises(
+        FloatingPointError, match=r"the loss is nan in epoch 2, step 3 of 4; use a smaller rate, or a warm-up"
+    ):
+        run.step()
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_a_compiled_run_learns_what_an_eager_one_does() -> None:
+    """And counts what is right, and the loss without smoothing, within what is compiled."""
+    eager, compiled = (
+        run_of(label_smoothing=0.1, cutout=4, execution=execution) for execution in ("eager", "compile")
+    )
+    for each in (eager, compiled):
+        each.step()
+    for ours, theirs in zip(learned(compiled), learned(eager), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    forget_compiled()
+
+
+def test_a_batch_that_grows_has_its_size_in_each_epoch() -> None:
+    run = run_of(epochs=4, grow_from=4)
+    sizes: list[int] = []
+    loss_of = run.loss_of
+
+    def seen(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(targets))
+        return loss_of(outputs, targets)
+
+    run.loss_of = seen
+    run.step()
+    assert sizes == [4] * 16 + [8] * 8 + [16] * 4 + [16] * 4
+    assert run.spec.batch_sizes == (4, 8, 16, 16)
+    assert run.spec.steps == 32
+
+
+def test_the_rate_follows_the_schedule_over_all_epochs() -> None:
+    run = run_of(epochs=3, warmup_epochs=1, schedule="cosine", rate=0.01)
+    rates: list[float] = []
+    run.after_step = lambda: rates.append(float(run.optimizer.param_groups[0]["lr"]))
+    run.step()
+    assert rates == pytest.approx(run.rates())
+    assert len(rates) == 12
+    assert rates[4] == 0.01
+    assert rates[0] < rates[3] < rates[4] > rates[11] > 0
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    norms: list[float] = []
+    for clip_norm in (0.0, 0.125):
+        run = run_of(epochs=1, clip_norm=clip_norm)
+        run.after_step = lambda run=run: norms.append(  # type: ignore[misc]
+            math.sqrt(
+                sum(
+                    float(each.grad.square().sum())
+                    for each in run.inner.parameters()
+                    if each.grad is not None
+                )
+            )
+        )
+        run.step()
+    assert all(norm > 0.125 for norm in norms[:4])
+    assert norms[4:] == pytest.approx([0.125] * 4, rel=1e-3)
+
+
+def test_smoothing_is_of_the_loss_that_is_trained_and_not_of_the_one_that_is_told() -> None:
+    plain, smooth = run_of(), run_of(label_smoothing=0.5)
+    outputs, targets = torch.tensor([[4.0, 0.0, 0.0, 0.0]]), torch.tensor([0])
+    log_sum = math.log(math.exp(4) + 3)
+    assert float(plain.loss_of(outputs, targets)) == pytest.approx(log_sum - 4, rel=1e-5)
+    assert float(smooth.loss_of(outputs, targets)) == pytest.approx(log_sum - 0.5 * 4 - 0.5 * 4 / 4, rel=1e-5)
+    smooth.step()
+    loss, _ = smooth.evaluation(smooth.inner, smooth.autocast)
+    smooth.inner.eval()
+    images = smooth.evaluation
+    with torch.no_grad():
+        from ddpperf.data.inputs import normalized
+
+        outputs = smooth.inner(normalized(images.pixels, torch.contiguous_format))
+    assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, images.labels)), rel=1e-5)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_loss_that_is_told_has_no_smoothing(accumulation_steps: int) -> None:
+    """In its first epoch; by a rate so small that both are trained alike."""
+    fields: dict[str, Any] = {"rate": 1e-9, "weight_decay": 0.0, "accumulation_steps": accumulation_steps}
+    plain, smooth = run_of(**fields), run_of(**fields, label_smoothing=0.5)
+    for each in (plain, smooth):
+        each.step()
+    assert learned(smooth)[0]["train_loss"] == pytest.approx(learned(plain)[0]["train_loss"], rel=1e-5)
+    assert float(smooth.loss) != pytest.approx(float(plain.loss), rel=1e-3)
+
+
+def test_without_set_epoch_each_epoch_has_the_same_order() -> None:
+    orders = []
+    for set_epoch in (True, False):
+        run = run_of(epochs=2, set_epoch=set_epoch)
+        run.step()
+        orders.append([list(run.input.batches), run.input.batches.set_epoch(0), list(run.input.batches)])  # type: ignore[attr-defined]
+    (last, _, first), (last_without, _, first_without) = orders
+    assert last != first
+    assert last_without == first_without
+
+
+def test_statistics_are_those_of_the_batches_that_are_given() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    model[0].running_mean.fill_(7)  # type: ignore[operator]
+    batches = [torch.tensor([[0.0, 2.0], [2.0, 4.0]]), torch.tensor([[2.0, 0.0], [4.0, 4.0]])]
+    recompute_statistics(model, iter(batches), lambda: torch.autocast("cpu", enabled=False))
+    assert model[0].running_mean.tolist() == [2.0, 2.5]  # type: ignore[operator]
+    assert model[0].running_var.tolist() == [2.0, 5.0]  # type: ignore[operator]
+
+
+def test_an_evaluation_counts_each_image_once() -> None:
+    images = load_images(None, 7)
+    found = [
+        Evaluation(images, rank=rank, world_size=3, device=CPU, memory_format=torch.contiguous_format)
+        for rank in range(3)
+    ]
+    assert sorted(len(each.labels) for each in found) == [2, 2, 3]
+    assert (
+        torch.cat([each.labels for each in found]).sort().values.tolist()
+        == images.labels.sort().values.tolist()
+    )
+
+
+def test_ranks_train_and_evaluate_together() -> None:
+    two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=1)
+    with Pool(size=2, device="cpu", rounds=5, deadline_seconds=60) as pool:
+        (sample,) = pool.measure(two).samples
+        assert len(sample.seconds) == 1, "a run is one round"
+        assert len(set(sample.counters["test_accuracy_1"])) == len(set(sample.counters["test_loss_1"])) == 1
+        assert len(set(sample.counters["train_loss_1"])) == len(set(sample.counters["train_accuracy_1"])) == 1
+        with pytest.raises(SetFailure, match=r"the loss (on the test images )?is nan (after|in) epoch 1"):
+            pool.measure(dataclasses.replace(two, model="resnet18", rate=1e3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"warmup_epochs": 3}, "a warm-up of 3 epochs is longer than the run of 2; shorten it"),
+        (
+            {"per_rank_batch_size": 128},
+            "a batch of 128 images a rank is more than its 64 of the data set; use a smaller one",
+        ),
+        ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
+        ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),
+        ({"strategy": "fsdp"}, "a run is trained by single or ddp, got strategy fsdp; use ddp"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
+        (
+            {"schedule": "none"},
+            "schedule must be one of constant, step, multistep, cosine, linear, cyclic, got 'none'",
+        ),
+        ({"rate": 0}, "rate must be more than 0, at which nothing is learned, got 0"),
+        ({"rate": True}, "rate must be a number from 0 to 1000, got True"),
+        ({"rate": "fast"}, "rate must be a number from 0 to 1000, got 'fast'"),
+        ({"label_smoothing": 2.0}, "label_smoothing must be a number from 0 to 1, got 2.0"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"cutout": -1}, "cutout must be a whole number of at least 0, got -1"),
+        ({"set_epoch": 1}, "set_epoch must be a bool, got 1"),
+        (
+            {"world_size": 2, "strategy": "ddp", "comm_hook": "powersgd"},
+            "a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16",
+        ),
+        (
+            {"precision": "fp16"},
+            "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16",
+        ),
+        (
+            {"execution": "compile", "grow_from": 8},
+            "form compile compiles one size of batch, got grow_from=8; use eager or graph",
+        ),
+        ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
+        (
+            {"model": "resnet18", "grow_from": 1},
+            "resnet18 normalizes one value an image in its last stage, got a batch of 1; use batches of at least 2",
+        ),
+        ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(").replace("+", r"\+")):
+        dataclasses.replace(SMALL, **fields)
+
+
+def test_each_seed_has_orders_and_crops_of_its_own() -> None:
+    """None is another's of a later epoch, which the sampler adds to its seed."""
+    orders, crops = set(), set()
+    for seed in (0, 1, 2, 2**10):
+        batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
+        images = DeviceInput(coarse_images(SMALL.epoch_images, 1), batches, CPU, torch.contiguous_format)
+        for epoch in range(3):
+            images.begin(epoch)
+            orders.add(tuple(images.plan[0].tolist()))
+            crops.add(tuple(images.plan[1].tolist()))
+    assert len(orders) == len(crops) == 4 * 3
+
+
+def test_what_differs_has_an_id_of_its_own() -> None:
+    """It names the checkpoint, and the test."""
+    changed: list[dict[str, Any]] = [
+        {"momentum": 0.6},
+        {"weight_decay": 0.01},
+        {"clip_norm": 1.0},
+        {"rate": 0.2},
+        {"seed": 9},
+    ]
+    changed += [{"cutout": 4}, {"cutout": 8}]
+    assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(
+        changed
+    )
+
+
+def test_an_id_names_the_recipe() -> None:
+    recipe: dict[str, Any] = {"optimizer": "muon", "warmup_epochs": 1, "label_smoothing": 0.1, "cutout": 12}
+    spec = dataclasses.replace(SMALL, **recipe, grow_from=4, seed=3)
+    assert spec.id == (
+        "world_size=1-batch=16-resnet10_cifar-single-fp32-eager-device-epochs=2-"
+        "muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1+cutout=12-seed=3"
+    )

@@ -1,0 +1,276 @@
+"""Cells: one that cannot be measured here is skipped with a sentence, one that can be is slowed down if that was asked for."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpperf.machine.compiler import compiler_reason
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin import side_reason
+from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, skipped
+from ddpperf.plugin.measure import Measure
+from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
+from ddpperf.workers.pool import Pool
+from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
+from tests.project import NOISY, SLEEPING_MODEL, Project
+
+TEST = "perf/test_it.py::test_it"
+CELL = "world_size=1-batch=8-mine:sleeping-single-fp32-eager-fixed"
+
+MODEL = ("--model", "mine:sleeping")
+CELLS = """
+import pytest
+from ddpperf.plugin.cases import skipped
+from ddpperf.specs import TrainingSpec
+
+def cells(options):
+    yield TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single")
+    yield skipped("world_size=2-two", "two needs two GPUs, found 0")
+
+@pytest.mark.specs(cases=cells)
+def test_it(measure, spec):
+    measure(spec)
+"""
+
+
+def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
+    case = skipped("world_size=8", "it needs 8 GPUs, found 4")
+    assert case.id == "world_size=8"
+    assert [(mark.name, mark.kwargs) for mark in case.marks] == [
+        ("skip", {"reason": "it needs 8 GPUs, found 4"})
+    ]
+
+
+TRAINING: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy": "ddp"}
+
+
+def reason_of(case: Case) -> str:
+    """Why a cell is skipped; empty if it is not."""
+    return "" if isinstance(case, Spec) else str(next(iter(case.marks)).kwargs["reason"])
+
+
+@pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
+@pytest.mark.parametrize(
+    "fields", [{"execution": "graph"}, {"comm_hook": "avg"}, {"strategy": "data_parallel"}]
+)
+def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(
+    kind: type[TrainingSpec], fields: dict[str, Any]
+) -> None:
+    spec = kind(**TRAINING | fields)
+    case = possible(spec, Machine())
+    assert case.id == spec.id
+    assert reason_of(case).endswith("; this runs on the CPU")
+    assert possible(spec, Machine(device="cuda")) is spec
+    plain = kind(**TRAINING)
+    assert possible(plain, Machine()) is plain
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AllReduceSpec(world_size=2, nbytes=1024, algorithm="two_shot"),
+        TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory", "strategy": "own_ddp"}),
+    ],
+)
+def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Spec) -> None:
+    case = possible(spec, Machine(device="cuda", unmapped=(0, 1)))
+    assert case.id == spec.id
+    assert reason_of(case) == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
+    assert possible(spec, Machine(device="cuda", unmapped=(1, 2))) is spec, "which has the first two alone"
+    assert possible(spec, Machine(device="cuda")) is spec
+    sent = AllReduceSpec(world_size=2, nbytes=1024)
+    assert possible(sent, Machine(device="cuda", unmapped=(0, 1))) is sent
+
+
+def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_others() -> None:
+    options: Any = SimpleNamespace(
+        sides=SimpleNamespace(torchvision=True, spec_fields={"comm_hook": "symmetric_memory"}), device="cuda"
+    )
+    spec = TrainingSpec(**TRAINING)
+    assert side_reason(spec, options, Machine(device="cuda", unmapped=(0, 1))).startswith(
+        "the candidate cannot measure it: it maps the memory of all GPUs"
+    )
+    assert side_reason(spec, options, Machine(device="cuda")) == ""
+    assert side_reason(spec, options, Machine()).startswith(
+        "the candidate cannot measure it: comm_hook symmetric_memory maps"
+    )
+
+
+def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:
+    def pool() -> Pool:
+        raise AssertionError("nothing is measured")
+
+    machine = Machine(device="cuda", unmapped=(0, 1))
+    measure = Measure(SimpleNamespace(), pool, lambda *_: [], machine=machine)  # type: ignore[arg-type]
+    with pytest.raises(
+        pytest.skip.Exception, match=r"^nothing else is measured: it maps the memory of all GPUs, and "
+    ):
+        fastest_all_reduce(measure, AllReduceSpec(world_size=2, nbytes=1024, execution="graph"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("compiler", "found"),
+    [
+        ("/nonexistent", "/nonexistent"),
+        ("/bin/false", "/bin/false"),
+        ("", "an empty $CXX"),
+        ("/bin/true", "/bin/true"),
+        ("g++ 'x", "g++ 'x"),
+        ("env g++ -O1", ""),
+    ],
+)
+def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
+    device: str, compiler: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does: $CXX, with arguments of its own, or g++."""
+    compiled, plain = TrainingSpec(**TRAINING, execution="compile"), TrainingSpec(**TRAINING)
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.delenv("CC", raising=False)
+    needs = "torch.compile needs a C++ compiler with Python's headers"
+    sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
+    assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
+    assert possible(plain, Machine(device=device)) is plain, "which needs none"
+
+
+def fake(compiler: Path) -> None:
+    """A compiler whose library is empty."""
+    compiler.write_text("#!/bin/sh\n/usr/bin/touch $6\n")
+    compiler.chmod(0o755)
+
+
+def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "and g++ is none" in compiler_reason()
+    compiler_reason.cache_clear()
+    fake(tmp_path / "g++")
+    assert compiler_reason() == ""
+
+
+def test_for_gpus_c_is_compiled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Triton does: $CC, which is one word, or gcc, or clang."""
+    compiled = TrainingSpec(**TRAINING, execution="compile")
+    fake(tmp_path / "g++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    needs = "torch.compile needs a C compiler with Python's headers"
+    for compiler, found in (("/bin/false",) * 2, ("", "an empty $CC"), ("g++ -O1",) * 2, (None, "clang")):
+        monkeypatch.setenv("CC", compiler) if compiler is not None else monkeypatch.delenv("CC")
+        compiler_reason.cache_clear()
+        sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
+        assert reason_of(possible(compiled, Machine(device="cuda"))) == sentence
+        assert possible(compiled, Machine(device="cpu")) is compiled
+    for name in ("clang", "gcc"):
+        fake(tmp_path / name)
+        compiler_reason.cache_clear()
+        assert possible(compiled, Machine(device="cuda")) is compiled, name
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_a_compiler_without_pythons_headers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nonexistent")
+    compiler_reason.cache_clear()
+    assert "with Python's headers" in compiler_reason()
+
+
+def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:
+    def refused() -> TrainingSpec:
+        return TrainingSpec(**TRAINING, accumulation_steps=7)
+
+    case = if_valid("mine", refused)
+    assert (case.id, reason_of(case)) == (
+        "mine",
+        "accumulation_steps=7 does not divide a batch of 8 images; use a divisor",
+    )
+    plain = TrainingSpec(**TRAINING)
+    assert if_valid("mine", lambda: plain) is plain
+
+
+def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that_cannot_be_made() -> None:
+    plain, sharded = TrainingSpec(**TRAINING), TrainingSpec(**TRAINING | {"strategy": "fsdp"})
+    assert if_measured_as(PartsSpec, plain) is plain
+    case = if_measured_as(PartsSpec, sharded)
+    sentence = "a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"
+    assert (case.id, reason_of(case)) == (sharded.id, sentence)
+    already = skipped("mine", "not today")
+    assert if_measured_as(PartsSpec, already) is already
+
+
+def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.02))
+    project.experiment.write_text(CELLS)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
+    first = project.run("perf", *MODEL, "-rs", "--benchmark-save=first")
+    first.assert_one_sentence(0, "PASS: 1 test measured")
+    first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
+    first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[world_size=2-two]")
+    assert "saved the baseline" in first.output, "all that can be measured here was"
+    assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
+        f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
+        f"{TEST}[world_size=2-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
+    }
+    compared = project.run("perf", *MODEL, "--benchmark-compare=first")
+    compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
+    project.experiment.write_text(
+        CELLS.replace("yield TrainingSpec(", f"yield skipped({CELL!r}, 'not today')  # ")
+    )
+    without = project.run("perf", *MODEL, "--benchmark-compare=first")
+    without.assert_one_sentence(125, "NO VERDICT: no test was measured")
+    without.assert_one_sentence(125, f"{TEST}[{CELL}] is in 0001_first.json but was not measured")
+
+
+def test_two_cells_of_one_id_are_refused_skipped_or_not(project: Project) -> None:
+    project.experiment.write_text(CELLS.replace("world_size=2-two", CELL))
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
+    run = project.run("perf", *MODEL)
+    run.assert_one_sentence(
+        4, "ERROR: test_it has two cells of one id, which is a stored key; measure each once"
+    )
+
+
+def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: Project) -> None:
+    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
+    project.experiment.write_text(CELLS)
+    slowed = project.run("perf", *MODEL, "--slow-down", "0.05", "--benchmark-save=slowed")
+    assert slowed.status == 0, slowed
+    stored = project.measured()[f"test_it[{CELL}]"]
+    assert stored["spec"]["delay_seconds"] == 0.05
+    rounds = [seconds for ranks in stored["samples"][0]["seconds"] for seconds in ranks]
+    assert min(rounds) >= stored["iterations"] * 0.05
+    assert "not saved as a baseline" in slowed.output
+    assert not list(project.root.glob("perf/baselines/*/*"))
+    nothing = project.run("perf", *MODEL, "-k", "nothing", "--benchmark-compare")
+    nothing.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "holds a run that passed")
+
+
+@pytest.mark.parametrize(
+    ("cases", "sentence"),
+    [
+        ("yield 'world_size=2'", "test_it has cells that are no specs, such as 'world_size=2'"),
+        ("yield None", "test_it has cells that are no specs, such as None"),
+    ],
+)
+def test_cells_that_are_no_specs_are_refused(project: Project, cases: str, sentence: str) -> None:
+    project.experiment.write_text(
+        f"import pytest\n\ndef cells(options):\n    {cases}\n\n"
+        "@pytest.mark.specs(cases=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+    )
+    project.run("perf").assert_one_sentence(4, f"ERROR: {sentence}")
+
+
+def test_a_slow_down_is_put_into_cells_with_marks_of_their_own_too(project: Project) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
+        "@pytest.mark.specs(cases=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+    )
+    run = project.run("perf", "--slow-down", "0.01", "--rounds", "1")
+    assert run.status == 0, run.output
+    (stored,) = project.measured().values()
+    assert stored["spec"]["delay_seconds"] == 0.01

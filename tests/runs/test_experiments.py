@@ -1,0 +1,409 @@
+"""This repository's own experiments, run once: every figure is what its definition makes of raw seconds."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.instruments.trace import read_trace, split_of
+from ddpperf.instruments.traced import TRACED_STEPS
+from ddpperf.machine.hardware import computes_bf16
+from ddpperf.specs import OWN_ALGORITHMS, PARTS
+from perf.test_precision import SLOW_BF16
+from tests.experiments import Run, measure, metric, project_of_experiments, seconds, slowest_device, steps_of
+
+PARTED = [f"{part}_seconds" for part in PARTS]
+PARAMETERS = 11_689_512  # of torchvision's ResNet-18
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The one run for all tests: of several processes that test, the first makes it, and the others wait for it."""
+    folder = tmp_path_factory.getbasetemp()
+    root = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "experiments"
+    with open(root.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            root.mkdir()
+            measure(root)
+    return Run(root)
+
+
+def test_everything_is_measured_and_passes(run: Run) -> None:
+    assert run.status == 0, run.output
+    tests = {name.partition("[")[0] for name in run.stored}
+    assert tests == {
+        "test_all_reduce",
+        "test_backend_model",
+        "test_batch_size",
+        "test_collective",
+        "test_comm_split",
+        "test_cost_model",
+        "test_epoch_scaling",
+        "test_fastest_all_reduce",
+        "test_forms",
+        "test_large_batch",
+        "test_loader_workers",
+        "test_messages",
+        "test_precision",
+        "test_shards_are_disjoint_and_cover_the_data",
+        "test_step_breakdown",
+        "test_strategies",
+        "test_strong_scaling",
+        "test_weak_scaling",
+        "test_without_set_epoch_the_epochs_repeat",
+    }
+    assert f"PASS: {len(run.stored)} tests measured" in run.output
+
+
+def test_what_the_cpu_cannot_do_is_skipped_with_a_sentence(run: Run) -> None:
+    outcomes = {test.rpartition("::")[2]: each for test, each in run.header["outcomes"].items()}
+    skipped = {test: each["reason"] for test, each in outcomes.items() if each["outcome"] == "skipped"}
+    large = {
+        test: skipped.pop(test)
+        for test in list(skipped)
+        if "large" in test or "same_result" in test or "long" in test
+    }
+    assert large.pop("test_long_run[long]") == "50 epochs take a CPU hours; run them on GPUs"
+    assert large.pop("test_largest_batch[batch=32]").startswith(
+        "a CPU's memory ends where no step is worth its time"
+    )
+    assert len(large) == 4
+    assert all(
+        "images of the data set" in reason or "of the data set; use a smaller one" in reason
+        for reason in large.values()
+    )
+    one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
+    case = "world_size=2-batch=8-resnet18-data_parallel-fp32-eager-fixed"
+    bf16 = (
+        {}
+        if computes_bf16()
+        else {"test_precision[world_size=1-batch=8-resnet18-single-bf16-eager-fixed]": SLOW_BF16}
+    )
+    assert (
+        skipped == {f"test_{scaling}_scaling[{case}]": one_process for scaling in ("weak", "strong")} | bf16
+    )
+    assert [stored["spec"]["execution"] for stored in run.of("test_forms")] == ["eager"], (
+        "the others are a GPU's, or take long"
+    )
+    assert f"skipped: {one_process}: 2 tests" in run.output.splitlines()
+
+
+def test_weak_speedup_is_n_times_one_devices_step_over_that_of_n(run: Run) -> None:
+    two = run.one("test_weak_scaling", "ddp")
+    one_device = two["references"]["one_device"]
+    assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 8]
+    speedup = 2 * slowest_device(one_device, 2) / seconds(two)
+    assert metric(two, "speedup") == pytest.approx(speedup)
+    assert metric(two, "efficiency") == pytest.approx(speedup / 2)
+    assert "speedup" not in run.one("test_weak_scaling", "single")["metrics"]
+
+
+def test_strong_speedup_is_one_devices_step_of_the_global_batch_over_that_of_n(run: Run) -> None:
+    two = run.one("test_strong_scaling", "ddp")
+    one_device = two["references"]["one_device"]
+    assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 16]
+    speedup = slowest_device(one_device, 2) / seconds(two)
+    assert metric(two, "speedup") == pytest.approx(speedup)
+    assert metric(two, "efficiency") == pytest.approx(speedup / 2)
+    assert run.one("test_strong_scaling", "single")["samples"] == one_device["samples"], (
+        "measured once, for both"
+    )
+
+
+def test_the_speedup_of_an_epoch_is_its_seconds_on_one_device_over_those_on_n(run: Run) -> None:
+    two = run.one("test_epoch_scaling", "ddp")
+    one_device = two["references"]["one_device"]
+    assert [stored["spec"]["measurement"] for stored in (two, one_device)] == ["training_epoch"] * 2
+    assert [stored["spec"]["world_size"] for stored in (two, one_device)] == [2, 1]
+    speedup = seconds(one_device) / seconds(two)
+    assert metric(two, "speedup") == pytest.approx(speedup)
+    assert metric(two, "efficiency") == pytest.approx(speedup / 2)
+    for stored, images in ((two, 48), (run.one("test_epoch_scaling", "single"), 48)):
+        assert metric(stored, "images_per_second") == pytest.approx(images / seconds(stored))
+        assert metric(stored, "step_seconds") == pytest.approx(seconds(stored) / steps_of(stored))
+
+
+def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
+    strategies = {
+        stored["spec"]["strategy"] + stored["spec"]["comm_hook"]: stored
+        for stored in run.of("test_strategies")
+    }
+    assert set(strategies) == {"ddpnone", "ddpbf16", "own_ddpnone", "zero1none", "fsdpnone"}
+    ddp = strategies.pop("ddpnone")
+    assert "speedup_over_ddp" not in ddp["metrics"]
+    for stored in strategies.values():
+        assert stored["references"]["ddp"]["samples"] == ddp["samples"], "measured once, for all"
+        assert metric(stored, "speedup_over_ddp") == pytest.approx(seconds(ddp) / seconds(stored))
+
+
+@pytest.mark.parametrize(
+    "test", ["test_weak_scaling", "test_strong_scaling", "test_precision", "test_forms", "test_strategies"]
+)
+def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
+    for stored in run.of(test):
+        steps, batch = steps_of(stored), stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
+        assert metric(stored, "epoch_seconds") == pytest.approx(steps * seconds(stored))
+        assert metric(stored, "images_per_second") == pytest.approx(batch / seconds(stored))
+        all_reduced = stored["spec"]["strategy"] in ("ddp", "own_ddp", "zero1")
+        assert ("communicated_bytes_per_epoch" in stored["metrics"]) is all_reduced
+        if all_reduced:
+            nbytes = 2 if stored["spec"]["comm_hook"] == "bf16" else 4
+            assert metric(stored, "communicated_bytes_per_epoch") == nbytes * PARAMETERS * steps
+        assert ("communicator_seconds" in stored["metrics"]) is (stored["spec"]["world_size"] > 1)
+        assert 0 < metric(stored, "cpu_seconds") < 3 * seconds(stored), (
+            "of one thread, beside what it must wait for"
+        )
+
+
+def test_each_precision_learns(run: Run) -> None:
+    losses = {
+        each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in run.of("test_precision")
+    }
+    assert set(losses) == ({"fp32", "bf16"} if computes_bf16() else {"fp32"})
+    assert losses.get("bf16", losses["fp32"]) == pytest.approx(losses["fp32"], abs=0.1)
+    assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
+
+
+def test_bf16_that_is_asked_for_learns_on_every_cpu(tmp_path: Path) -> None:
+    project = project_of_experiments(tmp_path)
+    asked = ("--precision", "bf16", "--model", "resnet10_cifar", "--batch-sizes", "8", "--rounds", "1")
+    try:
+        finished = project.run("perf/test_precision.py", *asked)
+    finally:
+        project.clean()
+    finished.assert_one_sentence(0, "PASS: 2 tests measured")
+    losses = {
+        each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in project.measured().values()
+    }
+    assert set(losses) == {"fp32", "bf16"}
+    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.1)
+    assert losses["bf16"] != losses["fp32"], "they are not the same computation"
+    assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
+
+
+def loading_doubts(stored: dict[str, Any]) -> list[str]:
+    return [note for note in stored["notes"] if "loading" in note]
+
+
+def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
+    inputs = {stored["spec"]["input"]: stored for stored in run.of("test_batch_size")}
+    assert set(inputs) == {"fixed", "device", "dataloader"}
+    for stored in inputs.values():
+        assert metric(stored, "step_seconds") == pytest.approx(seconds(stored) / 6)
+        assert metric(stored, "images_per_second") == pytest.approx(48 / seconds(stored))
+    for name in ("device", "dataloader"):
+        share = 1 - seconds(inputs["fixed"]) / seconds(inputs[name])
+        assert metric(inputs[name], "loading_share") == pytest.approx(share)
+        assert loading_doubts(inputs[name]) == (
+            ["doubtful: loading the images limits"] if share >= 0.05 else []
+        )
+        assert inputs[name]["references"]["without_loading"]["samples"] == inputs["fixed"]["samples"]
+    assert inputs["fixed"]["notes"] == []
+
+
+def test_enough_workers_are_those_from_which_on_loading_takes_less_than_5_percent(run: Run) -> None:
+    stored = run.one("test_loader_workers")
+    without = seconds(stored["references"]["without_loading"])
+    epochs = {0: stored["references"]["workers=0"], 1: stored["references"]["workers=1"], 2: stored}
+    assert [epoch["spec"]["loader_workers"] for epoch in epochs.values()] == [0, 1, 2]
+    shares = {workers: 1 - without / seconds(epoch) for workers, epoch in epochs.items()}
+    for workers, share in shares.items():
+        assert metric(stored, f"loading_share_with_{workers}_workers") == pytest.approx(share)
+    enough = [
+        workers
+        for workers in (0, 1, 2)
+        if all(share < 0.05 for more, share in shares.items() if more >= workers)
+    ]
+    if enough:
+        assert metric(stored, "enough_workers") == enough[0]
+    assert ("enough_workers" in stored["metrics"]) is bool(enough)
+    assert loading_doubts(stored) == (
+        [] if enough else ["doubtful: loading the images limits, with 2 workers, too"]
+    )
+
+
+def test_shards_leave_out_and_repeat_only_the_rest(run: Run) -> None:
+    told, untold = (
+        run.of("test_shards_are_disjoint_and_cover_the_data"),
+        run.of("test_without_set_epoch_the_epochs_repeat"),
+    )
+    cases = [(each["spec"]["world_size"], each["spec"]["drop_last"]) for each in told]
+    assert sorted(cases) == [(1, False), (1, True), (2, False), (2, True)]
+    for stored in [*told, *untold]:
+        assert stored["spec"]["epoch_images"] % 2 == 1, "or two ranks would have no rest"
+        rest = stored["spec"]["world_size"] - 1
+        assert metric(stored, "missing_images") == (rest if stored["spec"]["drop_last"] else 0)
+        assert metric(stored, "repeated_images") == (0 if stored["spec"]["drop_last"] else rest)
+    assert max(metric(stored, "repeated_places") for stored in told) < 0.5
+    assert [metric(stored, "repeated_places") for stored in untold] == [1, 1]
+
+
+def test_a_steps_communication_is_told_by_three_methods(run: Run) -> None:
+    stored = run.one("test_comm_split")
+    references = stored["references"]
+    by_rank = [
+        [ranks_seconds / each["iterations"] for ranks_seconds in each["samples"][0]["seconds"][0]]
+        for each in (stored, references["no_sync"])
+    ]
+    exposed = max(ddp - alone for ddp, alone in zip(*by_rank, strict=True))
+    assert metric(stored, "exposed_comm_seconds") == pytest.approx(exposed)
+    counters = references["trace"]["samples"][0]["counters"]
+    rank = max(range(2), key=counters["exposed_comm_seconds"].__getitem__)
+    for name, counted in (
+        ("traced_comm_seconds", "comm_seconds"),
+        ("traced_exposed_comm_seconds", "exposed_comm_seconds"),
+        ("compute_seconds", "compute_seconds"),
+        ("idle_seconds", "idle_seconds"),
+    ):
+        assert metric(stored, name) == counters[counted][rank], "all of one rank"
+    overlapped = metric(stored, "overlap_fraction") * metric(stored, "traced_comm_seconds")
+    assert overlapped == pytest.approx(
+        metric(stored, "traced_comm_seconds") - metric(stored, "traced_exposed_comm_seconds")
+    )
+    parts = [
+        metric(stored, name) for name in ("traced_exposed_comm_seconds", "compute_seconds", "idle_seconds")
+    ]
+    assert sum(parts) == pytest.approx(metric(stored, "traced_step_seconds")), (
+        "a CPU copies nothing by itself"
+    )
+    assert metric(stored, "replayed_comm_seconds") == pytest.approx(seconds(references["replay"]))
+    one = slowest_device(references["one_device"], 2)
+    assert metric(stored, "step_minus_one_device_seconds") == pytest.approx(seconds(stored) - one)
+    sent = metric(stored, "communicated_bytes_per_epoch") / steps_of(stored)
+    assert metric(stored, "gradient_busbw_bytes_per_second") == pytest.approx(
+        sent / min(counters["all_reduce_seconds"])
+    )
+    disagreement = (exposed - metric(stored, "traced_exposed_comm_seconds")) / seconds(stored)
+    assert metric(stored, "method_disagreement") == pytest.approx(disagreement)
+
+
+def test_the_trace_that_is_kept_is_what_was_told_of_it(run: Run) -> None:
+    (folder,) = run.traces.iterdir()
+    counters = run.one("test_comm_split")["references"]["trace"]["samples"][0]["counters"]
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
+    for rank in range(2):
+        found = split_of(read_trace(folder / f"rank{rank}.json"))
+        assert found is not None
+        assert found.communication / TRACED_STEPS == pytest.approx(counters["comm_seconds"][rank])
+
+
+def test_a_steps_parts_are_those_of_the_rank_that_waits_the_least(run: Run) -> None:
+    alone, together = run.of("test_step_breakdown")
+    for stored in (alone, together):
+        (sample,) = stored["references"]["parts"]["samples"]
+        names = [name for name in PARTED if name in sample["counters"]]
+        waits = sample["counters"].get("gradient_sync_seconds", [0.0])
+        parts = [sample["counters"][name][waits.index(min(waits))] for name in names]
+        assert [metric(stored, name) for name in names] == parts
+        own = sample["seconds"][0][waits.index(min(waits))] / stored["references"]["parts"]["iterations"]
+        assert metric(stored, "parts_over_step") == pytest.approx(sum(parts) / own)
+        assert metric(stored, "parts_over_step") == pytest.approx(1, abs=0.02)
+        assert metric(stored, "marked_over_step") == pytest.approx(
+            seconds(stored["references"]["parts"]) / seconds(stored)
+        )
+        assert "mfu" not in stored["metrics"], "of a CPU no peak is known"
+    assert set(PARTED) <= set(together["metrics"])
+    alone_each = [
+        each / together["references"]["no_sync"]["iterations"]
+        for each in together["references"]["no_sync"]["samples"][0]["seconds"][0]
+    ]
+    assert metric(together, "straggler_spread") == pytest.approx(max(alone_each) / min(alone_each) - 1)
+    assert "gradient_sync_seconds" not in alone["metrics"]
+
+
+def test_more_devices_cost_what_one_would_not_have_needed(run: Run) -> None:
+    _, stored = run.of("test_step_breakdown")
+    epoch = steps_of(stored) * seconds(stored)
+    images = steps_of(stored) * stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
+    one = (
+        slowest_device(stored["references"]["one_device"], 2) * images / stored["spec"]["per_rank_batch_size"]
+    )
+    assert metric(stored, "device_seconds_per_epoch") == pytest.approx(2 * epoch)
+    assert metric(stored, "saved_seconds_per_epoch") == pytest.approx(one - epoch)
+    assert metric(stored, "extra_device_seconds_per_epoch") == pytest.approx(2 * epoch - one)
+
+
+def test_a_buffers_bandwidth_is_its_bytes_over_seconds(run: Run) -> None:
+    """Of two ranks the bus bandwidth is the same: 2 (N - 1) / N is 1."""
+    sizes = [stored["spec"]["nbytes"] for stored in run.of("test_all_reduce", "backend-eager]")]
+    assert sizes == [2**10, 2**16, 2**20, 2**24, 2**26]
+    assert {stored["spec"]["algorithm"] for stored in run.of("test_all_reduce")} == {
+        "backend",
+        *OWN_ALGORITHMS,
+    }
+    for stored in run.of("test_all_reduce"):
+        assert metric(stored, "algbw_bytes_per_second") == pytest.approx(
+            stored["spec"]["nbytes"] / seconds(stored)
+        )
+        assert metric(stored, "busbw_bytes_per_second") == metric(stored, "algbw_bytes_per_second")
+
+
+def test_the_fastest_algorithm_is_named(run: Run) -> None:
+    for stored in run.of("test_fastest_all_reduce"):
+        by_algorithm = {name: seconds(reference) for name, reference in stored["references"].items()} | {
+            "backend": seconds(stored)
+        }
+        fastest = min(by_algorithm, key=by_algorithm.__getitem__)
+        best = min(seconds(reference) for reference in stored["references"].values())
+        assert metric(stored, "speedup_of_the_best_other") == pytest.approx(seconds(stored) / best), (
+            "it may be slower, too"
+        )
+        assert f"on 2 ranks: {fastest} is the fastest" in stored["notes"][-1]
+        for name in stored["references"]:
+            assert metric(stored, f"{name}_over_backend") == pytest.approx(
+                by_algorithm[name] / by_algorithm["backend"]
+            )
+
+
+def test_a_collectives_bandwidth_leaves_out_what_stays_where_it_is(run: Run) -> None:
+    shares = {"reduce_scatter": 0.5, "all_gather": 0.5, "all_to_all": 0.5, "broadcast": 1.0}
+    assert {stored["spec"]["kind"] for stored in run.of("test_collective")} == set(shares)
+    for stored in run.of("test_collective"):
+        busbw = shares[stored["spec"]["kind"]] * stored["spec"]["nbytes"] / seconds(stored)
+        assert metric(stored, "busbw_bytes_per_second") == pytest.approx(busbw)
+
+
+def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
+    for algorithm in OWN_ALGORITHMS:
+        stored = run.one("test_cost_model", algorithm)
+        measured = [name for name in stored["metrics"] if name.startswith("predicted_over_measured_")]
+        assert (
+            len(measured)
+            == len(run.of("test_all_reduce", f"-{algorithm}-"))
+            == (5 if algorithm == "ring" else 4)
+        )
+        assert (
+            metric(stored, "latency_seconds_low")
+            <= metric(stored, "latency_seconds")
+            <= metric(stored, "latency_seconds_high")
+        )
+        assert metric(stored, "held_out_error") >= 0
+        if "link_bytes_per_second" not in stored["metrics"]:  # where sending may cost nothing to be seen
+            assert not [name for name in stored["metrics"] if name.endswith("_over_measured")]
+            continue
+        seconds_by_link = stored["spec"]["nbytes"] / metric(stored, "link_bytes_per_second") / seconds(stored)
+        for execution, of_two_ranks in (("ring_bytes", 1), ("doubling_seconds", 1), ("aggregate_bytes", 2)):
+            assert metric(stored, f"{execution}_over_measured") == pytest.approx(
+                of_two_ranks * seconds_by_link
+            )
+
+
+def test_the_time_counted_is_that_of_the_rounds(run: Run) -> None:
+    """Ranks that work at the same time count once, those that work in turn each; what is shared by tests counts once."""
+    timing = run.header["timing"]
+    parts = [part for stored in run.stored.values() for part in (stored, *stored["references"].values())]
+    measured = {str(part["spec"]): part for part in [*parts, run.header["copied"]]}
+    counted = 0.0
+    for part in measured.values():
+        together = part["spec"].get("strategy") != "single"
+        counted += sum(max(each) if together else sum(each) for each in part["samples"][0]["seconds"])
+    assert timing["counted_seconds"] == pytest.approx(counted)
+    assert timing["counted_seconds"] < timing["seconds"]
+    assert {test.rpartition("::")[2] for test in timing["overhead_seconds"]} == set(run.stored)
+    assert all(overhead >= 0 for overhead in timing["overhead_seconds"].values())
+    assert sum(timing["overhead_seconds"].values()) + counted <= timing["seconds"]

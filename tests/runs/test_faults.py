@@ -1,0 +1,201 @@
+"""Faults as a user meets them: in a run of pytest, told in its output, with nothing of it left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.project import HANG_SECONDS, SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
+
+FAULTS = """
+import pytest
+from ddpperf.specs import AllReduceSpec, Fault
+
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+def test_fault(measure, kind):
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1)))
+
+def test_good(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+MEASURED = """
+def test_measured(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+HANGS = """
+from ddpperf.specs import AllReduceSpec, Fault
+
+def test_hang(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1)))
+
+def test_never(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+
+def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project: Project) -> None:
+    project.experiment.write_text(FAULTS)
+    run = project.run("perf", "--deadline", "10")
+    assert run.status == 1
+    assert "rank 1 of set A1 was killed by SIGKILL (at sample)" in run.output
+    assert "ranks 0, 1 of set A2 did not answer within 10 s (at sample)" in run.output
+    assert "stacks of rank 0:" in run.output
+    assert "stacks of rank 1:" in run.output
+    assert (
+        "FAIL: perf/test_it.py::test_fault[kill] failed: rank 1 of set A1 was killed by SIGKILL" in run.output
+    )
+    (saved,) = project.saved_runs()
+    assert [benchmark["name"] for benchmark in saved["benchmarks"]] == ["test_good"]
+    outcomes = {test.split("::")[1]: outcome for test, outcome in saved["ddpperf"]["outcomes"].items()}
+    assert outcomes["test_good"]["outcome"] == "passed"
+    assert outcomes["test_fault[kill]"] == {
+        "outcome": "failed",
+        "reason": "rank 1 of set A1 was killed by SIGKILL (at sample)",
+    }
+    assert saved["ddpperf"]["verdict"]["status"] == "FAIL"
+
+
+def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> None:
+    process = project.start("perf")
+    wait_while_it_runs(process, project.ranks, "no rank was started")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted" in output
+    project.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(
+    project: Project, how: signal.Signals
+) -> None:
+    """And what tried it is gone with the controller, however that ended."""
+    (project.root / "slow.py").write_text(
+        "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
+    )
+    process = project.start("perf", "--model", "slow:make")
+    wait_while_it_runs(process, (project.root / "begun").exists, "the model was not tried")
+    process.send_signal(how)
+    output, _ = process.communicate(timeout=20)
+    if how == signal.SIGKILL:
+        wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
+        return
+    assert process.returncode == 125, output
+    assert "NO VERDICT: interrupted before anything was measured" in output
+    project.assert_nothing_left()
+
+
+def test_what_is_no_python_ends_with_the_controller_too(project: Project) -> None:
+    tries = "from ddpperf.machine.child_process import run_apart\nrun_apart(['sleep', '300'], {}, 300)"
+    controller = subprocess.Popen([sys.executable, "-c", tries], env=project.environment)
+    wait_until(
+        lambda: any(command.startswith("sleep") for command in project.processes().values()),
+        HANG_SECONDS,
+        lambda: "-",
+    )
+    controller.kill()
+    controller.wait()
+    wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "a time limit"])
+def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured(
+    project: Project, how: signal.Signals
+) -> None:
+    project.experiment.write_text(MEASURED + HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_while_it_runs(
+        process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun"
+    )
+    process.send_signal(how)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert f"NO VERDICT: the run was interrupted by {how.name}" in output
+    assert "perf/test_it.py::test_never was not run" in output
+    assert list(project.measured()) == ["test_measured"]
+    project.assert_nothing_left()
+
+
+def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> None:
+    project.experiment.write_text(HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_while_it_runs(
+        process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun"
+    )
+    began, signals = time.monotonic(), itertools.cycle((signal.SIGINT, signal.SIGTERM))
+    while (
+        process.poll() is None and time.monotonic() - began < 60
+    ):  # to the process' very end, whose status it must not change
+        process.send_signal(next(signals))
+        time.sleep(0.02)
+    output, _ = process.communicate(timeout=1)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted" in output
+    project.assert_nothing_left()
+
+
+def test_an_interrupt_after_the_last_round_costs_no_verdict(project: Project) -> None:
+    """What was measured is judged, saved and told; where it was not, it is lost. Programs started then, such as git, go on."""
+    (project.root / "conftest.py").write_text(
+        "import os, signal, subprocess\n"
+        "from ddpperf.workers.pool import Pool\n"
+        'pytest_plugins = ["ddpperf.plugin"]\n'
+        "close = Pool.close\n"
+        "def interrupted(pool):\n"
+        "    for name in ('INT', 'TERM'):\n"
+        "        os.kill(os.getpid(), signal.Signals['SIG' + name])\n"
+        "        subprocess.run(['sh', '-c', f'kill -{name} $$'], check=True)\n"
+        "    close(pool)\n"
+        "Pool.close = interrupted\n"
+    )
+    run = project.run("perf")
+    assert run.status == 0, run.output
+    assert "PASS: 1 test measured" in run.output
+    assert "Traceback" not in run.output
+    assert len(project.saved_runs()) == 1
+
+
+@pytest.mark.parametrize(
+    "kill", [signal.SIGKILL, signal.SIGUSR1], ids=["SIGKILL", "a signal that nobody handles"]
+)
+def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(
+    project: Project, kill: signal.Signals
+) -> None:
+    project.experiment.write_text(HANGS)
+    logs = project.root / "logs"
+    process = project.start("perf", "--worker-logs", str(logs))
+    log = logs / "A1-rank1.log"
+    wait_while_it_runs(
+        process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no round was begun"
+    )
+    process.send_signal(kill)
+    process.wait()
+    project.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "hanging", ["mine.py", "other/mine.py"], ids=["the model's check", "the probe of another root"]
+)
+def test_a_killed_controller_takes_along_what_it_asks_apart(project: Project, hanging: str) -> None:
+    (project.root / "other").mkdir()
+    for module in ("mine.py", "other/mine.py"):
+        (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
+    (project.root / hanging).write_text(
+        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
+    )
+    process = project.start("perf", "--model", "mine:sleeping", "--against-root", "other")
+    wait_while_it_runs(process, (project.root / "begun").exists, "the model was not imported")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")

@@ -1,0 +1,142 @@
+"""What -m gate selects: the cells that tell most for each second, none that is bound by launches or noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.parser import read_options
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from perf import test_all_reduce, test_precision, test_scaling, test_strategies
+from tests.project import REPOSITORY, Project
+
+pytest_plugins = ["pytester"]
+
+TESTS = {
+    test_all_reduce.test_all_reduce,
+    test_precision.test_precision,
+    test_scaling.test_weak_scaling,
+    test_scaling.test_strong_scaling,
+    test_strategies.test_strategies,
+}
+
+
+def options(pytester: pytest.Pytester, gpus: int) -> Options:
+    return read_options(pytester.parseconfig("-p", "ddpperf.plugin"), gpus)
+
+
+def gated(options: Options) -> list[AllReduceSpec | TrainingSpec]:
+    """The specs that the experiments' markers select."""
+    found = []
+    for test in TESTS:
+        (marker,) = (mark for mark in test.pytestmark if mark.name == "specs")  # type: ignore[attr-defined]
+        cases = [
+            case for case in marker.kwargs["cases"](options) if isinstance(case, AllReduceSpec | TrainingSpec)
+        ]
+        found += [case for case in cases if marker.kwargs["gate"](options, case)]
+    return found
+
+
+def test_on_gpus_every_cell_is_captured_or_a_large_all_reduce(pytester: pytest.Pytester) -> None:
+    selected = gated(options(pytester, gpus=4))
+    steps = [spec for spec in selected if isinstance(spec, TrainingSpec)]
+    assert all(spec.captured for spec in steps)
+    assert {spec.world_size for spec in steps} == {1, 4}
+    assert {spec.per_rank_batch_size for spec in steps if spec.world_size == 4} == {32, 128, 512}
+    assert {spec.strategy for spec in steps} == {"single", "ddp", "zero1"}
+    assert {spec.nbytes for spec in selected if isinstance(spec, AllReduceSpec)} == {
+        2**24,
+        2**26,
+        2**28,
+        2**30,
+    }
+
+
+def test_our_own_ddp_is_gated_where_it_is_asked_for(pytester: pytest.Pytester) -> None:
+    chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", "--spec", "strategy=own_ddp"), 4)
+    spread = [spec for spec in gated(chosen) if isinstance(spec, TrainingSpec) and spec.world_size == 4]
+    assert {(spec.strategy, spec.comm_hook) for spec in spread} == {("own_ddp", "symmetric_memory")}
+
+
+def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytester) -> None:
+    """Or a larger group would need fresh process sets, whose t(1) is another."""
+    for cases in (test_all_reduce.calls, test_scaling.weak_scaling, test_scaling.epochs):
+        found = [
+            case
+            for case in cases(options(pytester, gpus=4))
+            if isinstance(case, AllReduceSpec | TrainingSpec)
+        ]
+        sizes = [case.world_size for case in found if case.maps_memory]
+        assert sizes == sorted(sizes, reverse=True)
+        assert set(sizes) == {2, 4}
+
+
+@pytest.mark.parametrize("computes_bf16", [True, False])
+def test_on_a_cpu_no_all_reduce_is_selected(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, computes_bf16: bool
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: computes_bf16)
+    selected = gated(options(pytester, gpus=0))
+    assert all(isinstance(spec, TrainingSpec) for spec in selected)
+    bf16 = {"world_size=1-batch=32-resnet18-single-bf16-eager-fixed"} if computes_bf16 else set()
+    assert {spec.id for spec in selected} == bf16 | {
+        "world_size=1-batch=32-resnet18-single-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-ddp-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-ddp+bf16-fp32-eager-fixed",
+        "world_size=2-batch=32-resnet18-zero1-fp32-eager-fixed",
+    }
+
+
+@pytest.mark.parametrize(("arguments", "gpus"), [(("--precision", "bf16"), 0), ((), 1)])
+def test_bf16_is_measured_where_it_is_asked_for_and_on_gpus(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], gpus: int
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
+    chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+    cases = list(test_precision.precisions(chosen))
+    assert all(isinstance(case, TrainingSpec) for case in cases)
+    assert "bf16" in {case.precision for case in cases if isinstance(case, TrainingSpec)}
+
+
+def test_bf16_that_a_cpu_does_not_compute_stays_in_the_gate_to_say_why(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
+    (left_out,) = (
+        case for case in test_precision.precisions(options(pytester, gpus=0)) if not isinstance(case, Spec)
+    )
+    assert left_out.id == "world_size=1-batch=32-resnet18-single-bf16-eager-fixed"
+    assert {mark.name for mark in left_out.marks} == {"skip", "gate"}
+
+
+def test_the_marker_selects_cells_of_an_own_experiment(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n"
+        "    for nbytes in (1024, 2048):\n"
+        "        yield AllReduceSpec(world_size=2, nbytes=nbytes)\n\n"
+        "@pytest.mark.specs(cases=cells, gate=lambda options, spec: spec.nbytes > 1024)\n"
+        "def test_it(measure, spec):\n"
+        "    measure(spec)\n\n"
+        "@pytest.mark.specs(cases=cells)\n"
+        "def test_other(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    try:
+        finished = project.run("perf", "-m", "gate", "--strict-markers")
+    finally:
+        project.clean()
+    assert finished.status == 0, finished
+    assert list(project.measured()) == ["test_it[world_size=2-2KiB-backend-eager]"]
+
+
+def test_the_page_on_the_gate_names_what_is_selected_now(pytester: pytest.Pytester) -> None:
+    """Its table is of a run on a CPU; a cell that comes or goes must be measured, and told."""
+    page = (REPOSITORY / "docs" / "gate.md").read_text()
+    chosen = [line for line in page.splitlines() if line.endswith("| yes |")]
+    assert chosen
+    for spec in gated(options(pytester, gpus=0)):
+        assert any(f"[{spec.id}]" in line for line in chosen), spec.id

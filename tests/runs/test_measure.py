@@ -1,0 +1,148 @@
+"""The `measure` fixture: what it refuses, and what it keeps of a test; what it measures is tested in test_plugin.py, too."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.measure import Measure, VirtualClock
+from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.workers.pool import Pool
+from tests.project import Marked, Project
+
+REFUSALS = """
+import dataclasses
+import pytest
+from ddpperf.specs import AllReduceSpec, Fault
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+OTHER = AllReduceSpec(world_size=2, nbytes=2048)
+
+def test_doubted(measure):
+    measure(SPEC)
+    measure.reference("other", OTHER)
+    measure.warn("the moon is full")
+
+def test_again(measure):
+    measure(OTHER)
+
+def test_two_of_its_own(measure):
+    measure(SPEC)
+    measure(OTHER)
+
+def test_legs_of_two_sets(measure):
+    measure(SPEC)
+    with pytest.raises(pytest.fail.Exception, match="rank 1 of set A1 was killed by SIGKILL"):
+        measure.reference("dying", dataclasses.replace(OTHER, fault=Fault(kind="kill", rank=1)))
+    measure.reference("other", OTHER)
+"""
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+
+
+def measure_with(error: Exception | None = None) -> Measure:
+    def pool() -> Pool:
+        assert error is not None, "no pool was to be asked for"
+        raise error
+
+    benchmark: Any = None
+    return Measure(benchmark, pool, lambda measured, fresh: [])
+
+
+def test_an_attempt_is_doubted_and_counted_as_what_is_measured_is_and_a_failure_is_a_sentence(
+    marked: Marked,
+) -> None:
+    benchmark: Any = None
+    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
+        measure = Measure(
+            benchmark, lambda: pool, lambda measured, fresh: [f"doubtful: {measured.spec.id}"] * fresh
+        )
+        assert not isinstance(measure.attempt(SPEC), str)
+        assert measure.notes == [f"doubtful: {SPEC.id}"]
+        assert measure.counted_seconds == pool.counted_seconds > 0
+        told = measure.attempt(replace(SPEC, fault=Fault(kind="raise", rank=1, command="open")))
+    assert isinstance(told, str)
+    assert told.startswith("rank 1 of set A1 raised ")
+
+
+def test_a_machine_without_room_fails_the_test_with_the_systems_words() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/ddpperf-x")
+    with pytest.raises(pytest.fail.Exception, match="No space left on device: '/tmp/ddpperf-x'") as refusal:
+        measure_with(full)(SPEC)
+    assert refusal.value.pytrace is False
+
+
+def test_what_is_no_spec_is_refused_in_one_sentence() -> None:
+    wrong: Any = "1KiB"
+    with pytest.raises(
+        pytest.fail.Exception, match=r"^measure takes a spec such as AllReduceSpec, got '1KiB'$"
+    ):
+        measure_with()(wrong)
+
+
+@pytest.mark.parametrize("by_set", [{"A1": float("nan")}, {"A1": float("inf")}, {}])
+def test_a_metric_that_json_cannot_hold_fails_its_test_alone(by_set: dict[str, float]) -> None:
+    with pytest.raises(
+        pytest.fail.Exception, match="the metric speedup must have a finite number for each set"
+    ):
+        measure_with().metric("speedup", "1", by_set)
+
+
+def test_a_metric_is_the_median_over_sets() -> None:
+    measure = measure_with()
+    measure.metric("speedup", "1", {"A1": 1.0, "A2": 9.0, "A3": 2.0})
+    assert measure.metrics["speedup"] == {
+        "value": 2.0,
+        "unit": "1",
+        "by_set": {"A1": 1.0, "A2": 9.0, "A3": 2.0},
+    }
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.1, 1 / 3, 12345.678])
+def test_the_clock_gives_a_duration_back_to_the_last_bit(seconds: float) -> None:
+    clock = VirtualClock()
+    for _ in range(3):
+        clock.rewind()
+        start = clock()
+        clock.advance(seconds)
+        assert clock() - start == seconds
+
+
+def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(project: Project) -> None:
+    project.experiment.write_text(REFUSALS)
+    run = project.run()
+    run.assert_one_sentence(
+        1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second"
+    )
+    run.assert_one_sentence(
+        1, "test_legs_of_two_sets failed: a process set was replaced between the leg other and the test"
+    )
+    run.assert_one_sentence(1, "doubtful: the moon is full: test_doubted")
+    header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()
+    outcomes = {test.rpartition("::")[2]: outcome["outcome"] for test, outcome in header["outcomes"].items()}
+    assert outcomes == {
+        "test_doubted": "passed",
+        "test_again": "passed",
+        "test_two_of_its_own": "failed",
+        "test_legs_of_two_sets": "failed",
+    }
+    assert {test: each["notes"] for test, each in stored.items()} == {
+        "test_doubted": ["doubtful: the moon is full"],
+        "test_again": [],
+        "test_two_of_its_own": [],
+        "test_legs_of_two_sets": [],
+    }
+    assert list(stored["test_doubted"]["references"]) == ["other"]
+    assert stored["test_again"]["samples"] == stored["test_doubted"]["references"]["other"]["samples"], (
+        "measured once, as the leg"
+    )
+    assert list(stored["test_legs_of_two_sets"]["references"]) == [], (
+        "whatever a refused leg gave is not kept"
+    )
+    assert stored["test_legs_of_two_sets"]["samples"] == stored["test_doubted"]["samples"], (
+        "before the set was replaced"
+    )

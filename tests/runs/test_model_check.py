@@ -1,0 +1,289 @@
+"""A model that is not ours: tried before anything is measured, refused in one sentence, or measured as ours are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpperf.plugin.options.model import CHECK_SECONDS, check_model
+from ddpperf.specs import MODEL_VARIABLE
+from ddpperf.training.check_model import check
+from tests.project import Project
+
+MODELS = """
+import os
+import subprocess
+import sys
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+number = 3
+print("models are being made", file=sys.stderr)
+
+def batch(batch_size):
+    return torch.randn(batch_size, 4), torch.randint(2, (batch_size,))
+
+def good():
+    return nn.Linear(4, 2), batch, cross_entropy
+
+def frozen_in_part():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    return model, batch, cross_entropy
+
+def module_alone():
+    return nn.Linear(4, 2)
+
+def no_module():
+    return nn.Linear, batch, cross_entropy
+
+def no_loss():
+    return nn.Linear(4, 2), batch, 0.5
+
+def nothing():
+    return ()
+
+def with_arguments(width):
+    return nn.Linear(width, 2), batch, cross_entropy
+
+def raising():
+    raise OSError("no weights here\\nnor there")
+
+def inputs_alone():
+    return nn.Linear(4, 2), lambda batch_size: torch.randn(batch_size, 4), cross_entropy
+
+def another_size():
+    return nn.Linear(4, 2), lambda batch_size: batch(3), cross_entropy
+
+def lists():
+    return nn.Linear(4, 2), lambda batch_size: ([1.0], [0]), cross_entropy
+
+def loss_of_each():
+    return nn.Linear(4, 2), batch, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none")
+
+def infinite():
+    return nn.Linear(4, 2), batch, lambda outputs, targets: outputs.sum() / 0
+
+def without_parameters():
+    return nn.Identity(), batch, cross_entropy
+
+def unused_in_part():
+    model = nn.Linear(4, 2)
+    model.spare = nn.Linear(4, 2)
+    return model, batch, cross_entropy
+
+def dying():
+    os._exit(3)
+
+def leaving():
+    os._exit(0)
+
+def with_a_child():
+    child = subprocess.Popen(["sleep", "300"])
+    with open(os.environ["CHILD"], "w") as file:
+        file.write(str(child.pid))
+    return good()
+"""
+
+EXPERIMENT = """
+import pytest
+
+def steps(options):
+    for world_size in options.world_sizes:
+        yield options.step(world_size=world_size, per_rank_batch_size=8)
+
+def epochs(options):
+    yield options.epoch(world_size=1, per_rank_batch_size=8)
+
+@pytest.mark.specs(cases=steps)
+def test_step(measure, spec):
+    measure(spec)
+
+@pytest.mark.specs(cases=epochs)
+def test_epoch(measure, spec):
+    measure(spec)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a module of models, from which they can be imported here, too."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "own_models.py").write_text(MODELS)
+    (folder / "broken_models.py").write_text("import nothing_like_it\n")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "nowhere.at_all:make",
+            r"model nowhere\.at_all:make cannot be imported \(No module named 'nowhere'\); name a module",
+        ),
+        (
+            "broken_models:make",
+            r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); name a module that",
+        ),
+        (
+            "own_models:nowhere",
+            r"model \S+ cannot be found: own_models has no function nowhere; name one of its functions$",
+        ),
+        (
+            "own_models:number",
+            r"model \S+ cannot be found: own_models has no function number; name one of its functions$",
+        ),
+        (
+            "own_models:module_alone",
+            r"model \S+ must return .*, got a value of type Linear; return the three$",
+        ),
+        (
+            "own_models:no_module",
+            r"model \S+ must return .*, got a tuple of type, function, function; return the three$",
+        ),
+        (
+            "own_models:no_loss",
+            r"model \S+ must return .*, got a tuple of Linear, function, float; return the three$",
+        ),
+        ("own_models:nothing", r"model \S+ must return .*, got a tuple of nothing; return the three$"),
+        (
+            "own_models:with_arguments",
+            r"model \S+ cannot be trained \(TypeError: .* missing 1 .*'width'\); try it by itself",
+        ),
+        (
+            "own_models:raising",
+            r"model \S+ cannot be trained \(OSError: no weights here\); try it by itself first$",
+        ),
+        (
+            "own_models:inputs_alone",
+            r"the batch maker of \S+ must return \(inputs, targets\), got a value of type Tensor",
+        ),
+        (
+            "own_models:lists",
+            r"the batch maker of \S+ must return \(inputs, targets\), got a tuple of list, list",
+        ),
+        (
+            "own_models:another_size",
+            r"the batch maker of \S+ was asked for 2 rows, got shapes \(3, 4\) and \(3,\); return as many$",
+        ),
+        (
+            "own_models:loss_of_each",
+            r"model \S+ cannot be trained \(RuntimeError: grad can be .* scalar outputs\); try it",
+        ),
+        (
+            "own_models:infinite",
+            r"model \S+ cannot be trained \(FloatingPointError: the loss is (-?inf|nan) after a round of 1",
+        ),
+        (
+            "own_models:unused_in_part",
+            r"model \S+ has parameters that its loss does not use, .* such as spare\.weight; use them",
+        ),
+        (
+            "own_models:without_parameters",
+            r"model \S+ cannot be trained \(ValueError: optimizer got an empty parameter list\)",
+        ),
+        (
+            "torchvision:resnet999",
+            r"model torchvision:resnet999 is none of torchvision's; name one of them, such as resnet",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(
+    folder: Path, name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODEL_VARIABLE, name)
+    with pytest.raises(ValueError, match=f"^{sentence}") as refusal:
+        check(name, 2)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["own_models:good", "own_models:frozen_in_part", "resnet18_cifar"])
+def test_what_can_be_trained_is_taken(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODEL_VARIABLE, name)
+    check(name, 2)
+
+
+def test_a_model_is_tried_in_a_process_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    check_model("own_models:good", 2)
+    with pytest.raises(
+        pytest.UsageError,
+        match=r"^--model own_models:dying ended its process with status 3; try it by itself$",
+    ):
+        check_model("own_models:dying", 2)
+    assert MODEL_VARIABLE not in os.environ
+    assert "own_models:dying" not in sys.modules
+
+
+def test_a_model_that_ends_its_process_is_not_taken_whatever_status_it_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        pytest.UsageError, match=r"leaving ended its process with status 0; try it by itself$"
+    ):
+        check_model("own_models:leaving", 2)
+
+
+def test_what_a_model_starts_ends_with_its_check(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CHILD", str(tmp_path / "pid"))
+    began = time.monotonic()
+    check_model("own_models:with_a_child", 2)
+    assert time.monotonic() - began < CHECK_SECONDS / 2, "its output is not waited for"
+    child = Path("/proc", (tmp_path / "pid").read_text(), "status")
+    while child.exists() and "State:\tZ" not in child.read_text():
+        assert time.monotonic() - began < CHECK_SECONDS / 2, child.read_text()
+        time.sleep(0.05)
+
+
+def test_our_own_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    check_model("resnet18", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "torchvision:resnet999",
+            "ERROR: --model: model torchvision:resnet999 is none of torchvision's; name one of them",
+        ),
+        (
+            "own_models:module_alone",
+            "ERROR: --model: model own_models:module_alone must return (module, batch maker, loss), got",
+        ),
+    ],
+)
+def test_a_run_with_such_a_model_ends_with_status_4(project: Project, name: str, sentence: str) -> None:
+    (project.root / "own_models.py").write_text(MODELS)
+    project.run("perf", "--model", name).assert_one_sentence(4, sentence)
+    assert project.saved_runs() == []
+
+
+def test_an_own_model_is_measured_as_ours_are(project: Project) -> None:
+    (project.root / "own_models.py").write_text(MODELS)
+    project.experiment.write_text(EXPERIMENT)
+    run = project.run("perf", "--model", "own_models:frozen_in_part", "--world-sizes", "1,2", "--rounds", "1")
+    run.assert_one_sentence(0, "PASS: 3 tests measured")
+    case = "batch=8-own_models:frozen_in_part"
+    stored = project.measured()
+    alone = stored[f"test_step[world_size=1-{case}-single-fp32-eager-fixed]"]
+    together = stored[f"test_step[world_size=2-{case}-ddp-fp32-eager-fixed]"]
+    epoch = stored[f"test_epoch[world_size=1-{case}-single-fp32-eager-fixed]"]
+    assert {each["spec"]["model"] for each in (alone, together, epoch)} == {"own_models:frozen_in_part"}
+    assert list(alone["samples"][0]["counters"]) == ["loss_after_5_steps", "cpu_seconds"]
+    assert together["samples"][0]["counters"]["gradient_bytes"] == [40.0, 40.0], (
+        "of the 10 parameters that are trained"
+    )
+    assert epoch["spec"]["measurement"] == "training_epoch"

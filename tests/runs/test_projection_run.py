@@ -1,0 +1,77 @@
+"""perf/test_projection.py on real process groups: from two ranks to three, which were measured, and to four, which were not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpperf.analysis.projection import Excess, Projection
+from ddpperf.machine.hardware import Machine
+from perf.test_projection import tell
+from tests.project import Project
+from tests.unit.test_all_reduce_figures import measure_on
+
+RUN = (
+    "--world-sizes",
+    "1,2,3",
+    "--batch-sizes",
+    "8",
+    "--model",
+    "resnet10_cifar",
+    "--project-to",
+    "4",
+    "--node-size",
+    "4",
+)
+
+
+def slowest_of(reference: dict[str, Any], ranks: int) -> float:
+    """Seconds a step of the one of the first `ranks` whose median round, the second of three, is the longest."""
+    ((rounds, iterations),) = [(each["seconds"], reference["iterations"]) for each in reference["samples"]]
+    longest = max(sorted(of_rank)[1] for of_rank in [*zip(*rounds, strict=True)][:ranks])
+    return float(longest / iterations)
+
+
+def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(project: Project) -> None:
+    project.experiment.write_text("from perf.test_projection import test_projection\n")
+    run = project.run("perf", *RUN)
+    assert run.status == 0, run
+    ((name, stored),) = project.measured().items()
+    assert name.startswith("test_projection[world_size=3-")
+    value = {name: metric["value"] for name, metric in stored["metrics"].items()}
+    t1, tN = (
+        {N: slowest_of(stored["references"][reference.format(N)], N) for N in (2, 3)}
+        for reference in ("one_device", "world_size={}")
+    )
+    assert value["excess_seconds"] == pytest.approx(tN[3] - t1[3])
+    assert value["plain_excess_seconds"] == pytest.approx(tN[2] - t1[2]), (
+        "of the devices that worked together"
+    )
+    assert ("projection_error" in value) == (value["excess_seconds"] > 0), (
+        "noise may make one device the slower"
+    )
+    if "projection_error" in value:
+        assert value["projection_error"] == pytest.approx(
+            value["projected_excess_on_3"] / value["excess_seconds"] - 1
+        )
+    for N in (3, 4):
+        low, high = (value[f"projected_excess_on_{N}_{end}"] for end in ("low", "high"))
+        assert low <= value[f"projected_excess_on_{N}"] <= high
+    assert value["projected_efficiency_on_4"] == pytest.approx(
+        t1[3] / (t1[3] + value["projected_excess_on_4"])
+    )
+    assert "projected_efficiency_on_3" not in value, "it was measured"
+
+
+def test_what_one_set_leaves_open_is_told_of_none_and_the_rest_of_all() -> None:
+    measure = measure_on(Machine())
+    excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
+    on_3, on_8 = (Projection(seconds=seconds, low=0.0, high=1.0, plain=9e-4) for seconds in (1.1e-3, 2e-3))
+    told = {"A1": {3: on_3, 8: on_8}, "A2": {8: on_8}}
+    tell(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
+    values = {name: metric["value"] for name, metric in measure.metrics.items()}
+    assert values["excess_seconds"] == 1e-3
+    assert values["projected_excess_on_8"] == 2e-3
+    assert values["projected_efficiency_on_8"] == pytest.approx(1e-2 / 1.2e-2)
+    assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()

@@ -1,0 +1,240 @@
+"""Runs that pytest-benchmark's own gate passes without having looked, and what this suite says of each.
+
+    renamed test                       test_plugin.py    test_compare_lists_the_holes_on_either_side
+      which leaves none that measures  here              test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left
+    new test                           here              test_a_new_test_is_no_pass
+    all tests skipped                  here              test_a_run_that_skips_everything_is_no_pass
+    xdist                              test_plugin.py    test_xdist_is_refused
+    --benchmark-disable                test_plugin.py    test_skipped_disabled_or_deselected_tests_are_no_pass
+    --benchmark-compare-fail twice     test_options.py   test_a_wrong_option_is_one_sentence_and_status_4
+    --benchmark-compare without any    test_plugin.py    test_compare_lists_the_holes_on_either_side
+    a baseline of another machine      test_plugin.py    test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results
+    --benchmark-autosave               here              test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with
+    only times are compared            here              test_a_lower_speedup_or_bandwidth_fails_though_no_time_does
+    partly failed                      here              test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline
+
+Of two sides, all here: test_two_sides_of_which_nothing_was_measured_are_no_pass and the two after it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpperf.machine.hardware import hardware_key
+from ddpperf.results.stored_runs import Storage
+from tests.project import NOISY, Finished, Project
+
+ALONE = ("--world-sizes", "1", "--rounds", "1")
+SIDES = (*ALONE, "--replicates", "2", "--against-env", "X=1")
+
+COPY = """
+from ddpperf.specs import CopySpec
+
+def test_copy(measure):
+    measure(CopySpec(world_size=1, nbytes=2**20))
+"""
+NEW = "\ndef test_new(measure):\n    measure(CopySpec(world_size=1, nbytes=2**10))\n"
+IDLE = "\ndef test_idle(measure):\n    pass\n"
+PLAIN = "def test_plain():\n    pass\n"
+SKIPPED = """
+import pytest
+
+@pytest.mark.skip(reason="not today")
+def test_marked(measure):
+    pass
+"""
+SKIPPED_WITHIN = "\ndef test_within(measure):\n    pytest.skip('not here')\n"
+NO_CELLS = """
+import pytest
+
+@pytest.mark.specs(cases=lambda options: [])
+def test_copy(measure, spec):
+    measure(spec)
+"""
+
+SCALING = """
+from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
+
+def test_speedup(measure):
+    alone = measure.reference("alone", TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")).median_step_seconds()
+    seconds = measure(TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")).median_step_seconds()
+    measure.metric("speedup", "x", {name: 2 * alone[name] / t for name, t in seconds.items()})
+
+def test_bandwidth(measure):
+    seconds = measure(AllReduceSpec(world_size=2, nbytes=1024)).median_step_seconds()
+    measure.metric("busbw_bytes_per_second", "B/s", {name: 1024 / t for name, t in seconds.items()})
+"""
+PARTLY = """
+def test_partly(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2048))
+    measure.reference("more", AllReduceSpec(world_size=2, nbytes=4096, fault=Fault(kind="kill", rank=1)))
+"""
+THRESHOLDS = """
+[[threshold]]
+hardware = "{key}"
+test = "test_speedup"
+speedup = 1e6
+
+[[threshold]]
+hardware = "{key}"
+test = "test_bandwidth"
+busbw_bytes_per_second = 1e15
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The JSON of a run of COPY, outside of the projects that compare with it."""
+    project = Project(tmp_path_factory.mktemp("measured"))
+    project.experiment.write_text(COPY)
+    project.run("perf", *ALONE, "--benchmark-json", "base.json").assert_one_sentence(
+        0, "PASS: 1 test measured"
+    )
+    yield project.root / "base.json"
+    project.clean()
+
+
+# --- tests that are not the baseline's
+
+
+def test_a_new_test_is_no_pass(project: Project, measured: Path) -> None:
+    project.experiment.write_text(COPY + NEW)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
+    run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
+    run.assert_one_sentence(125, "NO VERDICT: perf/test_it.py::test_new is not in base.json")
+    assert "but was not measured" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("source", "beside"),
+    [
+        (None, PLAIN),
+        (None, None),  # pytest's own status for it is 5, which `git bisect run` takes for a bad commit
+        (COPY.replace("test_copy", "check_copy"), PLAIN),
+        (NO_CELLS, PLAIN),
+    ],
+    ids=["no file but a plain test", "no file", "no function", "no cells"],
+)
+def test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left(
+    project: Project, measured: Path, source: str | None, beside: str | None
+) -> None:
+    for path, text in ((project.experiment, source), (project.root / "perf" / "test_plain.py", beside)):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+    run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
+    run.assert_one_sentence(125, "perf/test_it.py::test_copy is in base.json but was not measured")
+
+
+def test_a_run_that_skips_everything_is_no_pass(project: Project) -> None:
+    project.experiment.write_text(SKIPPED + SKIPPED_WITHIN)
+    run = project.run()
+    run.assert_one_sentence(125, "NO VERDICT: no test was measured")
+    run.assert_one_sentence(125, "skipped: not today: test_marked")
+    run.assert_one_sentence(125, "skipped: not here: test_within")
+
+
+# --- a run that is worse
+
+
+def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(
+    project: Project, measured: Path
+) -> None:
+    project.experiment.write_text(COPY)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
+    document = json.loads(measured.read_text())
+    for sample in document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]:
+        sample["seconds"] = [[seconds / 100 for seconds in ranks] for ranks in sample["seconds"]]
+    runs = Storage(root=project.root, hardware_key=hardware_key("cpu", [])).runs
+    runs.mkdir(parents=True)
+    (runs / "0001_before.json").write_text(json.dumps(document))
+    for runs_kept in (2, 3):
+        run = project.run("perf", *ALONE, "--benchmark-autosave", "--benchmark-compare")
+        run.assert_one_sentence(
+            1, "FAIL: perf/test_it.py::test_copy is slower: ", "times its step in 0001_before.json, limit"
+        )
+        assert len(project.saved_runs()) == runs_kept
+        assert project.saved_runs()[-1]["ddpperf"]["compared_with"] == "0001_before.json"
+    assert not (project.root / ".benchmarks").exists()
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Finished]]:
+    """A run with thresholds that nothing reaches, and with a test that fails at last, compared with one that had neither."""
+    project, key = Project(tmp_path_factory.mktemp("failed")), hardware_key("cpu", [])
+    project.experiment.write_text(SCALING)
+    project.run("perf", "--rounds", "1").assert_one_sentence(0, "PASS: 2 tests measured")
+    project.experiment.write_text(SCALING + PARTLY)
+    (project.root / "perf" / "thresholds.toml").write_text(THRESHOLDS.format(key=key))
+    run = project.run("perf", "--rounds", "1", "--benchmark-compare-fail=median:9900%", "--benchmark-compare")
+    yield project, run
+    project.clean()
+
+
+def rows(run: Finished) -> dict[str, dict[str, str]]:
+    """The run's table: each test's row by column."""
+    cases = [re.split(r"  +", line) for line in run.lines]
+    (header,) = (row for row in cases if row[0] == "test" and "outcome" in row)
+    return {row[0]: dict(zip(header, row, strict=False)) for row in cases if row[0].startswith("test_")}
+
+
+def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[Project, Finished]) -> None:
+    _, run = failed
+    for test, metric in (("test_speedup", "speedup"), ("test_bandwidth", "busbw_bytes_per_second")):
+        run.assert_one_sentence(
+            1, f"perf/test_it.py::{test} failed: {metric} ", " is below 1e+", f"({test} on cpu"
+        )
+        row = rows(run)[test]
+        assert row["outcome"].startswith("failed")
+        assert float(row["ratio"]) < float(row["limit"]) == 100
+    assert "is slower: " not in run.output
+
+
+def test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline(
+    failed: tuple[Project, Finished],
+) -> None:
+    project, run = failed
+    run.assert_one_sentence(
+        1, "perf/test_it.py::test_partly failed: rank 1 of set A1 was killed by SIGKILL (at sample)"
+    )
+    assert "test_partly" in project.measured(), "what was measured is kept"
+    assert rows(run)["test_partly"]["outcome"].startswith("failed")
+    found = Storage(root=project.root, hardware_key=hardware_key("cpu", [])).find(True)
+    assert found.name.startswith("0001_")
+
+
+# --- two sides
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "words"),
+    [
+        (SKIPPED, (), "NO VERDICT: no test was measured"),
+        (COPY, ("-k", "nothing"), "NO VERDICT: all 1 tests were deselected on the command line"),
+    ],
+    ids=["skipped", "deselected"],
+)
+def test_two_sides_of_which_nothing_was_measured_are_no_pass(
+    project: Project, source: str, arguments: tuple[str, ...], words: str
+) -> None:
+    project.experiment.write_text(source)
+    run = project.run("perf", *SIDES, *arguments)
+    run.assert_one_sentence(125, words)
+    run.assert_one_sentence(125, "the two sides were not compared: no test measured both to its end")
+
+
+def test_two_sides_that_were_disabled_or_measured_nothing_are_no_pass(project: Project) -> None:
+    project.experiment.write_text(COPY + IDLE)
+    run = project.run("perf", *SIDES, "--benchmark-disable")
+    run.assert_one_sentence(125, "benchmarks were disabled on the command line")
+    run.assert_one_sentence(125, "perf/test_it.py::test_idle passed without a measurement")
+
+
+def test_two_sides_that_no_test_measures_are_no_pass(project: Project) -> None:
+    project.experiment.write_text(PLAIN)
+    project.run("perf", *SIDES).assert_one_sentence(125, "no test was measured")

@@ -1,0 +1,94 @@
+"""perf/thresholds.toml as a file: what cannot be read is one sentence, what is not there is none's business.
+
+What is written by hand in it survives that the rest is made anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ddpperf.verdict.thresholds import read_document, read_thresholds, thresholds_in
+from tests.project import Project, script
+
+BY_HAND = """# Ours: "# Made by tools/update_thresholds.py" is a line below.
+[decision.gpu]  # as it is
+margin=0.004
+
+[[threshold]]
+hardware = "h200x4"
+test = "test_x"
+speedup = 2 # Made by tools/update_thresholds.py, not so
+
+"""
+
+
+@pytest.fixture(name="file")
+def thresholds_file(tmp_path: Path) -> Path:
+    (tmp_path / "perf").mkdir()
+    return tmp_path / "perf" / "thresholds.toml"
+
+
+@pytest.fixture(name="script")
+def update_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, as if it were in a repository without runs."""
+    module = script("update_thresholds")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def test_a_folder_of_that_name_is_refused(project: Project) -> None:
+    (project.root / "perf" / "thresholds.toml").mkdir()
+    project.run("perf").assert_one_sentence(
+        4, "ERROR: perf/thresholds.toml cannot be read (Is a directory); make"
+    )
+
+
+def test_another_encoding_is_refused(project: Project) -> None:
+    (project.root / "perf" / "thresholds.toml").write_bytes(b"# \xff\xfe")
+    project.run("perf").assert_one_sentence(4, "ERROR: perf/thresholds.toml is not in UTF-8")
+
+
+def test_a_project_whose_perf_is_a_file_has_no_thresholds(project: Project) -> None:
+    (project.root / "perf").rename(project.root / "experiments")
+    (project.root / "perf").touch()
+    (project.root / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    assert project.run("test_nothing.py").status == 0
+
+
+def test_the_decisions_values_are_beside_the_thresholds() -> None:
+    document = read_document(BY_HAND, name="t.toml")
+    assert document["decision"] == {"gpu": {"margin": 0.004}}
+    (one,) = thresholds_in(document, name="t.toml")
+    assert one.minimum == {"speedup": 2}
+    assert read_thresholds("decision = 'judged elsewhere'", name="t.toml") == ()
+
+
+def test_what_is_written_by_hand_is_kept_as_it_is(script: ModuleType, file: Path) -> None:
+    made = script.made(file.parents[1])
+    script.main()
+    assert file.read_text() == made, "no file before"
+    for old in (made, "# old\n[[threshold", made + made):  # whatever the made part was, even broken
+        file.write_text(BY_HAND + f"{script.MADE}: older\n" + old)
+        script.main()
+        assert file.read_text() == BY_HAND + made
+    for end in ("", "\n"):
+        file.write_text(BY_HAND.rstrip() + end)
+        for _ in range(2):
+            script.main()
+            assert file.read_text() == f"{BY_HAND.rstrip()}\n{made}", "nothing made before"
+
+
+@pytest.mark.parametrize(
+    "header", ["[decision.gpu]", "[decision]  # ours", ' [ "decision".cpu ]', "[[decision]]"]
+)
+def test_a_decision_that_would_be_lost_is_refused(script: ModuleType, file: Path, header: str) -> None:
+    before = f"{BY_HAND}{script.made(file.parents[1])}\n{header}\n"
+    file.write_text(before)
+    sentence = f"{file} has {header.strip()} below the line '{script.MADE}', where all is made anew; move it above that"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        script.main()
+    assert file.read_text() == before

@@ -1,0 +1,290 @@
+"""A stored run's part in the verdict: limits by the runs that are kept, suspects that pass, and what is said of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.report.summary import summary_lines
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import MOST_READ, Storage
+from ddpperf.specs import AllReduceSpec, Spec
+from ddpperf.verdict.change import Change
+from ddpperf.verdict.run_history import PastRun, Spread, bounds
+from ddpperf.verdict.settings import read_decision
+from ddpperf.verdict.stored_run import Comparison, compare
+from ddpperf.verdict.verdict import Outcome, Status, decide
+from tests.generated import BOUNDED
+from tests.project import Project
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+GPU = read_decision({}, name="t.toml")["gpu"]
+LAUNCHES: dict[str, tuple[float, ...]] = {"device_seconds": (0.05,), "cpu_seconds": (0.004,)}
+QUIET = (1.0, 1.001, 1.002, 1.003)
+NOISY = (1.0, 1.1, 1.2, 1.3)
+
+
+def measured(*step_seconds: float, spec: Spec = SPEC) -> Measured:
+    rounds = tuple((seconds,) for seconds in step_seconds)
+    return Measured(
+        spec=spec, iterations=1, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
+    )
+
+
+def compared(
+    now: dict[str, Measured],
+    then: dict[str, Measured],
+    limit: float | None = None,
+    history: Sequence[dict[str, Measured]] = (),
+) -> Comparison:
+    runs = [PastRun(measured=run, promoted=True) for run in history]
+    return compare(
+        now, then, expected=now | then, baseline="0001_x.json", limit=limit, settings=GPU, history=runs
+    )
+
+
+def limits(deviation: float, freedom: float = 10, tests: int = 1) -> tuple[float, float]:
+    own = bounds(Spread(deviation=deviation, freedom=freedom), margin=0.005, suite_alpha=0.01, compared=tests)
+    return math.exp(own.suspect), math.exp(own.slower)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "usual"),
+    [
+        (QUIET, QUIET, GPU.run_spread),
+        (QUIET, NOISY, GPU.noisy_run_spread),
+        (NOISY, QUIET, GPU.noisy_run_spread),
+        (NOISY, NOISY, GPU.noisy_run_spread),
+        (QUIET, QUIET[:3], GPU.noisy_run_spread),  # too few rounds to tell
+    ],
+)
+def test_runs_of_a_test_that_is_quiet_in_both_are_taken_to_differ_less(
+    then: tuple[float, ...], now: tuple[float, ...], usual: float
+) -> None:
+    sides = {"t": measured(*now)}, {"t": measured(*then)}
+    change = compared(*sides).changes["t"]
+    assert (change.suspect_limit, change.limit) == pytest.approx(limits(usual))
+    given = compared(*sides, limit=1.5, history=[sides[1]] * 5).changes["t"]
+    assert (given.suspect_limit, given.limit) == (None, 1.5), "one limit for all, if one is given"
+
+
+def test_a_tests_own_runs_of_an_equal_spec_widen_or_narrow_its_limits() -> None:
+    other = measured(9.0, spec=AllReduceSpec(world_size=2, nbytes=2048))
+    runs = [{"t": measured(1.0)}, {"t": other, "u": measured(5.0)}, {"t": measured(math.exp(0.6))}, {}]
+    change = compared({"t": measured(1.0)}, {"t": measured(1.0)}, history=runs).changes["t"]
+    deviation = math.sqrt((10 * GPU.noisy_run_spread**2 + 0.6**2 / 2) / 11)
+    assert (change.suspect_limit, change.limit) == pytest.approx(limits(deviation, 11))
+
+
+def test_the_more_times_are_compared_the_wider_is_the_limit_but_not_a_suspects() -> None:
+    """What is compared by CPU seconds or not at all does not count."""
+    bound = dataclasses.replace(
+        measured(0.1), samples=(dataclasses.replace(measured(0.1).samples[0], counters=LAUNCHES),)
+    )
+    then = {"t": measured(*QUIET), "u": measured(*QUIET), "cpu": bound, "gone": measured(*QUIET)}
+    change = compared({name: then[name] for name in ("t", "u", "cpu")}, then).changes["t"]
+    suspect, slower = limits(GPU.run_spread, tests=2)
+    assert (change.suspect_limit, change.limit) == pytest.approx((suspect, slower))
+    assert suspect == pytest.approx(limits(GPU.run_spread)[0])
+
+
+def test_a_suspect_passes_and_is_counted() -> None:
+    then, suspect = {"t": measured(*QUIET), "u": measured(*QUIET)}, measured(*(1.05 * t for t in QUIET))
+    comparison = compared({"t": suspect, "u": then["u"]}, then)
+    assert (set(comparison.suspects), comparison.slower) == ({"t"}, {})
+    outcomes = dict.fromkeys(then, Outcome(outcome="passed"))
+    verdict = decide(outcomes, measured=outcomes, answer=comparison)
+    assert verdict.status is Status.PASS
+    assert verdict.reasons[0].endswith(
+        f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
+    )
+    slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": suspect}, then)
+    assert (set(slower.suspects), set(slower.slower)) == ({"u"}, {"t"})
+
+
+@BOUNDED
+@given(st.floats(1, 5), st.floats(1, 5), st.floats(0.01, 10), st.floats(1, 3))
+def test_what_is_slower_is_never_judged_better(limit: float, suspect: float, now: float, more: float) -> None:
+    change = Change(
+        then_seconds=1.0, now_seconds=now, limit=max(limit, suspect), suspect_limit=min(limit, suspect)
+    )
+    worse = dataclasses.replace(change, now_seconds=now * more)
+    assert (worse.slower, worse.slower or worse.suspect) >= (change.slower, change.slower or change.suspect)
+    assert not (change.slower and change.suspect)
+
+
+# --- what is said
+
+
+def told(comparison: Comparison) -> list[str]:
+    stored = {**measured(*QUIET).to_json(), "references": {}, "notes": [], "metrics": {}}
+    header = {
+        "hardware_key": "h200x4",
+        "environment": {"commit": "nogit"},
+        "options": {"rounds": 4},
+        "outcomes": {test: {"outcome": "passed", "reason": ""} for test in comparison.changes},
+        "verdict": {"status": "PASS", "reasons": ["good"]},
+    }
+    benchmarks = [{"fullname": test, "extra_info": {"ddpperf": stored}} for test in comparison.changes]
+    return summary_lines({"benchmarks": benchmarks, "ddpperf": header}, comparison)
+
+
+def change(ratio: float, limit: float = 1.2345678) -> Change:
+    return Change(then_seconds=1.0, now_seconds=ratio, limit=limit, suspect_limit=1.1)
+
+
+def test_suspects_are_marked_and_named_with_what_to_do() -> None:
+    ratios = {"a": 1.2, "b": 1.05, "c": 1.21, "d": 1.3, "e": 1.22, "f": 1.11}
+    lines = told(
+        Comparison(
+            baseline="0001_x.json", changes={f"x.py::{test}": change(each) for test, each in ratios.items()}
+        )
+    )
+    assert next(line for line in lines if line.startswith("a ")).split()[4:8] == [
+        "-",
+        "1.200",
+        "suspect",
+        "1.235",
+    ]
+    assert next(line for line in lines if line.startswith("d ")).split()[4:7] == ["-", "1.300", "1.235"]
+    advice = "measure them against the baseline's code, with --baseline-root or --baseline-python"
+    assert f"4 suspects, as e (+22.0%), c (+21.0%), a (+20.0%): {advice}" in lines
+    assert "median shift of 6 times: 20.5% longer than in 0001_x.json" in lines
+    assert not [line for line in lines if "drift" in line]
+
+
+def test_without_suspects_none_are_told_and_a_faster_suite_is_said_to_be_faster() -> None:
+    lines = told(Comparison(baseline="0001_x.json", changes={"a": change(0.9), "b": change(1.5)}))
+    assert not [line for line in lines if "suspect" in line]
+    assert "median shift of 1 time: 10.0% shorter than in y" in told(
+        Comparison(baseline="y", changes={"a": change(0.9)})
+    )
+
+
+def test_slow_drift_is_told_where_there_are_runs_enough() -> None:
+    history = [
+        {"t": measured(*(t * 1.01**number for t in QUIET)), "u": measured(*QUIET)} for number in range(9)
+    ]
+    now = {"t": measured(*(t * 1.01**9 for t in QUIET)), "u": measured(*QUIET)}
+    comparison = compared(now, history[-1], history=history)
+    assert comparison.drifts == {"t": pytest.approx(5 * math.log(1.01)), "u": 0}
+    drift = "slow drift, last 5 runs against first 5 promoted"
+    assert f"{drift}: 1 test slower, as t (+5.1%), of 2" in told(comparison)
+    none = dataclasses.replace(comparison, drifts={"u": 0.0})
+    assert f"{drift}: no test slower, of 1" in told(none)
+    assert compared(now, history[-1], history=history[1:]).drifts == {}
+
+
+# --- what is read
+
+
+def run_of(
+    seconds: float,
+    when: str = "",
+    outcome: str = "passed",
+    key: str = "h200x4",
+    compared_with: str | None = "0001_x.json",
+) -> str:
+    benchmark = {"fullname": "t", "extra_info": {"ddpperf": measured(seconds).to_json()}}
+    outcomes, verdict = {"t": {"outcome": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
+    header = {
+        "schema": 1,
+        "hardware_key": key,
+        "outcomes": outcomes,
+        "verdict": verdict,
+        "compared_with": compared_with,
+    }
+    return json.dumps({"machine_info": {}, "benchmarks": [benchmark], "ddpperf": header, "datetime": when})
+
+
+def keep(folder: Path, **runs: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in runs.items():
+        (folder / f"{name.removeprefix('n')}_x.json").write_text(text)
+
+
+def seconds_of(runs: list[PastRun]) -> list[tuple[float, bool]]:
+    return [(run.measured["t"].all_step_seconds()[0], run.promoted) for run in runs]
+
+
+def test_the_history_is_all_promoted_and_all_passed_runs_oldest_first_and_none_twice(tmp_path: Path) -> None:
+    storage = Storage(root=tmp_path, hardware_key="h200x4")
+    keep(
+        storage.baselines,
+        n0001=run_of(2.0, "2026-02"),
+        n0002=run_of(1.0, "2026-01", "failed"),
+        n0003="{",
+        n0004="",
+    )
+    keep(
+        storage.runs,
+        n0001=run_of(2.0, "2026-02"),
+        n0002=run_of(3.0, "2026-03"),
+        n0003=run_of(4.0, "2026-04", "failed"),
+    )
+    keep(storage.runs, n0005=run_of(6.0, key="h200x8"), n0006="[]", n0007=run_of(7.0).replace("7.0", "NaN"))
+    (storage.runs / "0008_x.json").mkdir()
+    (tmp_path / "mine.json").write_text(run_of(2.5, "2026-02-15"))
+    history = storage.history(storage.load(storage.find(str(tmp_path / "mine.json"))))
+    assert seconds_of(history) == [(1.0, True), (2.0, True), (2.5, False), (3.0, False)]
+    assert seconds_of(storage.history(storage.load(storage.find("0002_x")))) == [
+        (1.0, True),
+        (2.0, True),
+        (3.0, False),
+    ]
+
+
+def test_a_run_that_was_not_compared_does_not_widen_the_limits_of_the_next(tmp_path: Path) -> None:
+    """Nor one of which some tests were not: it may be of the slower code that is then to be found."""
+    storage = Storage(root=tmp_path, hardware_key="h200x4")
+    keep(storage.baselines, n0001=run_of(1.0, "2026-01", compared_with=None))
+    plain = {f"n000{number}": run_of(2.5, f"2026-0{number}", compared_with=None) for number in (2, 3, 4)}
+    keep(
+        storage.runs,
+        **plain,
+        n0005=run_of(2.6, "2026-05").replace('"compared_with"', '"compared_by_older_code"'),
+    )
+    keep(
+        storage.runs,
+        n0006=run_of(1.1, "2026-06"),
+        n0007=run_of(2.7, "2026-07").replace('"PASS"', '"NO VERDICT"'),
+    )
+    history = storage.history(storage.load(storage.find(True)))
+    assert seconds_of(history) == [(1.0, True), (1.1, False)]
+
+
+def test_of_many_files_the_first_promoted_and_the_newest_are_read(tmp_path: Path) -> None:
+    storage = Storage(root=tmp_path, hardware_key="h200x4")
+    keep(
+        storage.baselines, **{f"n{number:04}": run_of(number, f"2026-{number:04}") for number in range(1, 31)}
+    )
+    keep(storage.runs, n0001=run_of(31, "2027"))
+    baseline = storage.load(storage.find(True))
+    assert [seconds for seconds, _ in seconds_of(storage.history(baseline))] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        *range(16, 31),
+    ]
+    assert len(storage.history(storage.load(storage.find("10")))) == MOST_READ + 1, "it is compared with"
+
+
+def test_a_baseline_with_a_nan_costs_the_verdict_and_no_result(project: Project) -> None:
+    """Nor does one that is cut, empty or older: test_storage.py has their sentences."""
+    assert project.run("perf", "--benchmark-save=first").status == 0
+    (baseline,) = project.root.glob("perf/baselines/*/*.json")
+    baseline.write_text(baseline.read_text().replace('"mean": ', '"mean": NaN, "was": ', 1))
+    run = project.run("perf", "--benchmark-compare")
+    run.assert_one_sentence(
+        125, "NO VERDICT: ", "0001_first.json cannot be read (NaN is no number); name another"
+    )
+    assert len(project.saved_runs()) == 2

@@ -1,0 +1,129 @@
+"""The verdict as Markdown: first of all, never an earlier run's, and nothing in it is markup."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from ddpperf.report.summary import markdown
+from tests.project import Project
+
+
+def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
+    document = {
+        "ddpperf": {
+            "verdict": {"status": "FAIL", "reasons": ["a failed: expected ```three``` *stars*", "second"]}
+        }
+    }
+    page = markdown(document, ["a table", "with `one` tick"]).splitlines()
+    assert page[:6] == [
+        "## ddpperf: FAIL",
+        "",
+        "````text",
+        "a failed: expected ```three``` *stars*",
+        "second",
+        "````",
+    ]
+    assert page[6:] == [
+        *(
+            "",
+            "<details><summary>all tests</summary>",
+            "",
+            "```text",
+            "a table",
+            "with `one` tick",
+            "```",
+            "",
+            "</details>",
+        ),
+    ]
+
+
+def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
+    figures = {
+        "base": 2e9,
+        "candidate": 3e9,
+        "ratio": 1.5,
+        "low": 1.4,
+        "high": 1.6,
+        "detectable": 0.01,
+        "look": 1,
+        "control": None,
+    }
+    rows = [
+        figures | {"test": test, "metric": metric, "gated": metric == "time", "finding": "worse"}
+        for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
+        for test in ("x.py::a", "x.py::b")
+    ]
+    document = {"ddpperf": {"verdict": {"status": "FAIL", "reasons": ["a"]}, "against": {"rows": rows}}}
+    page = markdown(document, ["a table"]).splitlines()
+    table = page[page.index("<details><summary>all metrics</summary>") + 3 : -2]
+    assert [line.split()[:2] for line in table[1:-1]] == [
+        [test, metric] for test in "ab" for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
+    ]
+    assert table[1].split()[-6:] == ["1.500", "1.400", "to", "1.600", "1.0%", "worse"]
+    assert table[2].split()[2:6] == ["2", "GB/s", "3", "GB/s"]
+    assert table[2].endswith("for information")
+
+
+def test_it_is_written_where_that_was_asked_for(project: Project) -> None:
+    summary = project.root / "summary.md"
+    summary.write_text("an earlier step\n")
+    project.environment["GITHUB_STEP_SUMMARY"] = str(summary)
+    run = project.run("perf", "--verdict", "verdict.md")
+    run.assert_one_sentence(0, "saved the verdict: verdict.md")
+    page = (project.root / "verdict.md").read_text()
+    assert page.startswith("## ddpperf: PASS\n\n```text\n1 test measured, not compared")
+    assert "test_all_reduce" in page
+    assert summary.read_text() == "an earlier step\n" + page
+    project.environment["GITHUB_STEP_SUMMARY"] = "/nowhere/summary.md"
+    project.run("perf").assert_one_sentence(
+        4, "the step's summary was not saved: /nowhere/summary.md cannot be written"
+    )
+
+
+def test_an_earlier_runs_is_never_taken_for_this_ones(project: Project) -> None:
+    page = project.root / "verdict.md"
+    page.write_text("## ddpperf: PASS")
+    assert project.run("perf", "-k", "nothing", "--verdict", "verdict.md").status == 125
+    assert page.read_text().startswith("## ddpperf: NO VERDICT\n\n```text\nall 1 tests were deselected")
+    assert project.run("perf", "--verdict", "verdict.md", "--rounds", "0").status == 4
+    assert not page.exists()
+
+
+def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
+    thresholds = project.root / "perf" / "thresholds.toml"
+    thresholds.write_text("# mine\n")
+    run = project.run("perf", "--verdict", "perf/thresholds.toml")
+    run.assert_one_sentence(
+        4, "--verdict writes its file anew, and 'perf/thresholds.toml' is no verdict of an earlier run;"
+    )
+    assert thresholds.read_text() == "# mine\n"
+    (project.root / "empty.md").touch()
+    assert project.run("perf", "--verdict", "empty.md").status == 0, "as of mktemp"
+
+
+@pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
+def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
+    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
+    assert project.saved_runs() == []
+
+
+@pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
+def test_a_json_that_cannot_be_written_is_refused_before_anything_is_measured(
+    project: Project, wrong: str
+) -> None:
+    os.mkfifo(project.root / "pipe")
+    project.run("perf", f"--benchmark-json={wrong}").assert_one_sentence(4)
+    assert (project.root / "pipe").is_fifo()
+    assert project.saved_runs() == []
+
+
+def test_a_json_goes_to_where_a_link_leads(project: Project) -> None:
+    (project.root / "kept").mkdir()
+    (project.root / "link.json").symlink_to("kept/run.json")
+    project.run("perf", "--benchmark-json", "link.json").assert_one_sentence(0, "PASS: 1 test measured")
+    assert (project.root / "link.json").is_symlink()
+    assert json.loads((project.root / "kept" / "run.json").read_text()) == project.saved_runs()[0]

@@ -1,0 +1,504 @@
+"""Two sides judged: what is a suspect, what fresh sets decide, and what the whole then says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.verdict.ab import Decision, Row
+from ddpperf.verdict.ab_answer import Judgement
+from ddpperf.verdict.estimates import Control, Reading, readings_of
+from ddpperf.verdict.settings import read_decision
+from ddpperf.verdict.two_stage_test import Finding
+from ddpperf.verdict.verdict import BASE_FAILED, Outcome, Status, decide
+from tests.generated import BOUNDED
+
+GPU = read_decision({}, name="built in")["gpu"]
+QUIET = (1.0, 1.001, 0.999)
+FRESH = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0)
+STEP = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
+
+
+def reading(
+    by: float = 1.0, test: str = "t", metric: str = "time", base: tuple[float, ...] = QUIET, **fields: object
+) -> Reading:
+    """A gated primary metric whose candidate has `by` times the base's values, in another order."""
+    chosen = {"kind": "k", "gated": True, "primary": metric == "time", **fields}
+    candidate = tuple(by * value for value in reversed(base))
+    return Reading(test=test, metric=metric, base=base, candidate=candidate, **chosen)  # type: ignore[arg-type]
+
+
+def suite(*more: Reading) -> list[Reading]:
+    """Eight tests that did not change, the controls, and these."""
+    controls = [
+        reading(1, "negative control", control="negative"),
+        reading(1.05, "positive control", control="positive"),
+    ]
+    return [
+        *(reading(test=f"same{number}") for number in range(8)),
+        *(replace(each, gated=False) for each in controls),
+        *more,
+    ]
+
+
+def row(decision: Decision, test: str = "t", metric: str = "time") -> Row:
+    (found,) = [row for row in decision.rows if (row.test, row.metric) == (test, metric)]
+    return found
+
+
+def verdict(decision: Decision, *problems: str) -> tuple[Status, tuple[str, ...]]:
+    tests = {row.test: Outcome(outcome="passed") for row in decision.rows if row.control is None}
+    answer = Judgement(rows=decision.rows, missing=decision.missing, problems=problems)
+    made = decide(tests, measured=tests, answer=answer)
+    return made.status, made.reasons
+
+
+def test_what_did_not_change_passes_and_the_pass_says_what_it_would_have_seen() -> None:
+    decision = Decision(suite(), GPU)
+    assert decision.suspects() == []
+    status, (reason,) = verdict(decision)
+    assert status is Status.PASS
+    assert "8 tests measured, nothing worse than the base: half of the tests would show" in reason
+
+
+def test_a_suspect_is_worse_only_if_fresh_sets_say_so() -> None:
+    decision = Decision(suite(reading(1.03)), GPU)
+    assert decision.suspects() == ["t"]
+    decision.confirm([reading(1.03, base=FRESH)])
+    assert (row(decision).finding, row(decision).look) == (Finding.WORSE, 2)
+    assert row(decision).ratio == pytest.approx(1.03)
+    status, (reason,) = verdict(decision)
+    assert status is Status.FAIL
+    assert reason.startswith("t is worse: its time is 1.030 times the base's (1.0")
+    assert reason.endswith("on fresh process sets)")
+
+    decision = Decision(suite(reading(1.03)), GPU)
+    decision.confirm([reading(1.0, base=FRESH)])
+    assert row(decision).finding is Finding.UNCHANGED
+    assert verdict(decision)[0] is Status.PASS
+
+
+def test_a_suspect_that_could_not_be_measured_again_is_a_hole() -> None:
+    for again in ([], [replace(reading(1.03, base=FRESH), base=(math.nan,) * 6)]):
+        decision = Decision(suite(reading(1.03)), GPU)
+        decision.confirm(again)
+        status, (reason,) = verdict(decision)
+        assert status is Status.NO_VERDICT
+        assert reason == "t could not be measured again, with time 1.030 times the base's"
+
+
+@pytest.mark.parametrize(
+    ("metric", "by", "finding"),
+    [
+        ("time", 1.03, Finding.SUSPECT),
+        ("time", 0.97, Finding.BETTER),
+        ("speedup", 0.97, Finding.SUSPECT),
+        ("speedup", 1.03, Finding.BETTER),
+        ("peak_memory_bytes", 1.03, Finding.SUSPECT),
+        ("busbw_bytes_per_second", 0.97, Finding.SUSPECT),
+        ("speedup_over_eager", 0.97, Finding.SUSPECT),
+    ],
+)
+def test_each_metric_has_its_own_direction_and_its_ratio_its_own_units(
+    metric: str, by: float, finding: Finding
+) -> None:
+    others = [reading(1, f"other{number}", metric) for number in range(4)]
+    decision = Decision([*others, reading(by, metric=metric)], GPU)
+    found = row(decision, metric=metric)
+    assert found.finding is finding
+    assert found.ratio == pytest.approx(by)
+    assert found.low < by < found.high
+
+
+def test_a_lower_speedup_is_no_failure_where_only_the_one_device_got_faster() -> None:
+    def decided(time_by: float) -> Decision:
+        more = [reading(1, f"same{number}", "speedup") for number in range(8)]
+        decision = Decision(suite(*more, reading(time_by), reading(0.96, metric="speedup")), GPU)
+        assert decision.suspects() == ["t"]
+        decision.confirm([reading(time_by, base=FRESH), reading(0.96, metric="speedup", base=FRESH)])
+        return decision
+
+    for time_by in (0.97, 0.999, 1.0005):  # the last is slower by less than chance explains
+        assert row(decided(time_by), metric="speedup").finding is Finding.UNDECIDED
+        assert verdict(decided(time_by))[0] is Status.PASS
+    assert row(decided(1.004), metric="speedup").finding is Finding.WORSE
+    assert verdict(decided(1.004))[0] is Status.FAIL
+
+
+def test_a_stored_runs_suspect_is_excused_for_a_faster_one_device_too() -> None:
+    readings = [reading(0.97, base=FRESH), reading(0.92, metric="speedup", base=FRESH)]
+    decision = Decision(readings, GPU, suspects_only=True)
+    assert row(decision, metric="speedup").finding is Finding.UNDECIDED
+
+
+def test_of_a_stored_runs_suspect_a_lower_speedup_counts_where_its_step_is_slower_beyond_chance() -> None:
+    by = 1.003  # as chance makes 22 of 10,000 equal steps, where 50 are allowed: the suite's 1 %, of two metrics
+    settings = replace(GPU, default=replace(GPU.default, margin=0.0), metrics={})
+    readings = [reading(by, base=FRESH), reading(1 / by, metric="speedup", base=FRESH)]
+    decision = Decision(readings, settings, suspects_only=True)
+    assert [each.finding for each in decision.rows] == [Finding.WORSE, Finding.WORSE]
+
+
+@pytest.mark.parametrize(
+    "metric", ["communicated_bytes_per_epoch", "gradients_bytes", "buffers_bytes", "metrics_bytes"]
+)
+def test_an_exact_metric_is_worse_by_any_amount(metric: str) -> None:
+    for by, status in ((1 + 1e-6, Status.FAIL), (1, Status.PASS), (1 - 1e-6, Status.PASS)):
+        exact = replace(reading(by, metric=metric), base=(1.0,) * 3, candidate=(by,) * 3)
+        assert verdict(Decision(suite(exact), GPU))[0] is status
+
+
+def test_what_only_one_side_sends_is_known_too() -> None:
+    for base, candidate, status in ((0.0, 8.0, Status.FAIL), (8.0, 0.0, Status.PASS)):
+        exact = replace(reading(metric="buffers_bytes"), base=(base,) * 3, candidate=(candidate,) * 3)
+        decision = Decision(suite(exact), GPU)
+        assert verdict(decision)[0] is status
+        assert math.isfinite(row(decision, metric="buffers_bytes").ratio)
+
+
+@pytest.mark.parametrize(
+    ("control", "by", "words"),
+    [
+        (
+            "negative",
+            1.03,
+            "the negative control failed: what no change can touch was found worse, at 1.030 times",
+        ),
+        ("negative", 0.97, "the negative control failed: what no change can touch was found better"),
+        (
+            "positive",
+            1.0,
+            "the positive control failed: a slow-down that was put in was found unchanged, at 1.000 times",
+        ),
+    ],
+)
+def test_a_failed_control_is_no_verdict(control: Control, by: float, words: str) -> None:
+    failed = [
+        each if each.control != control else replace(each, candidate=tuple(by * v for v in QUIET))
+        for each in suite()
+    ]
+    status, (reason,) = verdict(Decision(failed, GPU))
+    assert status is Status.NO_VERDICT
+    assert words in reason
+
+
+def test_a_negative_control_that_shows_too_little_is_no_verdict_but_not_a_failed_one() -> None:
+    def judged(*candidate: float) -> tuple[Status, tuple[str, ...]]:
+        noisy = [
+            replace(each, candidate=candidate) if each.control == "negative" else each for each in suite()
+        ]
+        return verdict(Decision(noisy, GPU))
+
+    assert judged(0.995, 1.0, 1.006)[0] is Status.PASS
+    status, (reason,) = judged(0.9, 1.0, 1.12)
+    assert status is Status.NO_VERDICT
+    assert reason.startswith("the negative control shows too little: 0.8")
+
+
+def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
+    failed = [
+        replace(each, candidate=(1.03,) * 3) if each.control == "negative" else each
+        for each in suite(reading(1.1))
+    ]
+    decision = Decision(failed, GPU)
+    decision.confirm([reading(1.1, base=FRESH)])
+    status, reasons = verdict(decision)
+    assert status is Status.NO_VERDICT
+    assert reasons[0].startswith("the negative control failed: ")
+    assert reasons[1].startswith("t is worse: ")
+    answer = Judgement(rows=decision.rows, missing={})
+    assert answer.unfit()[0].startswith("t is worse: "), "nor may a later run be compared with such a one"
+    outcomes = {"t": Outcome(outcome="failed", reason="rank 1 died")}
+    assert decide(outcomes, measured=outcomes, answer=answer).status is Status.FAIL
+
+
+def test_what_the_base_could_not_measure_is_no_failure() -> None:
+    outcomes = {"t": Outcome(outcome=BASE_FAILED, reason="the base's rank 0 of set A2 died")}
+    found = decide(outcomes, measured={"t"}, answer=None)
+    assert found.status is Status.NO_VERDICT
+    assert found.reasons == ("t was not measured: the base's rank 0 of set A2 died",)
+
+
+def test_suspects_that_something_else_found_get_no_credit_for_a_first_look() -> None:
+    """Of one metric the level is that of the suite; of 12 the twelfth part of it: half of a suite's tests may be suspects."""
+    for metrics in (1, 12):
+        decision = Decision([reading(1, f"t{number}") for number in range(metrics)], GPU, suspects_only=True)
+        alpha = GPU.default.confirm_alpha(decision.gated)
+        assert alpha == pytest.approx(GPU.default.suite_alpha / metrics, rel=0.02)
+        assert {row.look for row in decision.rows} == {2}
+
+
+def test_a_suspect_stays_gated_whatever_its_second_look_says_of_its_kind() -> None:
+    slower = reading(1.5, metric="cpu_seconds", primary=True)
+    decision = Decision(
+        suite(*(reading(1, f"c{n}", "cpu_seconds", primary=True) for n in range(6)), slower), GPU
+    )
+    assert decision.suspects() == ["t"]
+    decision.confirm([reading(1.5, metric="cpu_seconds", base=FRESH, gated=False, primary=False)])
+    found = row(decision, metric="cpu_seconds")
+    assert (found.finding, found.gated, found.primary) == (Finding.WORSE, True, True)
+
+
+def test_a_gated_metric_that_one_side_lacks_is_a_hole() -> None:
+    sample = {"torch": "2.11", "seconds": ((0.1,), (0.1,)), "counters": {}}
+    sets = [("A1", "A"), ("A2", "A"), ("B3", "B"), ("B4", "B")]
+    samples = tuple(Sample(set=name, side=side, **sample) for name, side in sets)  # type: ignore[arg-type]
+    measured = Measured(spec=STEP, iterations=1, samples=samples)
+    metrics = {"peak_memory_bytes": {"by_set": {"A1": 1e9, "A2": 1e9}}}
+    decision = Decision(readings_of("t", measured, metrics, "cuda"), GPU)
+    assert decision.missing == {
+        "t": "has peak_memory_bytes of 2 and 0 sets; equally many are needed, 2 or more"
+    }
+
+
+def test_a_control_that_is_missing_is_no_verdict() -> None:
+    status, reasons = verdict(Decision([each for each in suite() if each.control is None], GPU))
+    assert status is Status.NO_VERDICT
+    assert reasons == ("the negative control was not measured", "the positive control was not measured")
+
+
+def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_many_sets_would_do() -> None:
+    orders = ((1.0, 1.02, 0.98), (0.98, 1.0, 1.02), (1.02, 0.98, 1.0))
+    noisy = [reading(1, f"noisy{number}", base=base, kind="noisy") for number, base in enumerate(orders)]
+    decision = Decision(suite(*noisy), GPU)
+    status, (reason,) = verdict(decision)
+    assert status is Status.NO_VERDICT
+    needed = row(decision, "noisy0").sets
+    assert needed is not None
+    assert needed > GPU.default.confirm_sets
+    assert reason == f"3 of 11 tests are undecided, as noisy0 is; --replicates {needed} would do"
+    twice = [
+        replace(each, base=each.base * needed, candidate=each.candidate * needed) for each in suite(*noisy)
+    ]
+    assert verdict(Decision(twice, GPU.with_sets(3 * needed)))[0] is Status.PASS
+
+
+def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_them() -> None:
+    """Else a measurement's own variance would be taken for what is usual, and its few degrees of freedom for more."""
+    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), kind="noisy") for number in range(3)]
+    control = reading(
+        1.05, "positive control", base=(1.0, 1.03, 0.97), kind="noisy", control="positive", gated=False
+    )
+    alone, shared = (
+        row(Decision([*suite(), *some], GPU), "noisy0") for some in (noisy[:1], [*noisy, control])
+    )
+    assert shared.high / shared.low == pytest.approx(alone.high / alone.low)
+    other = reading(1, "other", base=(1.0, 1.021, 0.98), kind="noisy")
+    beside = row(Decision([*suite(), noisy[0], other], GPU), "noisy0")
+    assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
+
+
+def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
+    decision = Decision(suite(*(reading(test=f"more{number}", base=FRESH[:3]) for number in range(12))), GPU)
+    tests = [f"cannot{number}" for number in range(2)]
+    one, two = (
+        Judgement(rows=decision.rows, missing={}, unmeasured=tests[:number]).unseen() for number in (1, 2)
+    )
+    assert one == [], "1 of 21"
+    noisy = reading(1, base=(1.0, 1.02, 0.98), kind="noisy")
+    undecided = Decision([*suite(*(reading(test=f"more{n}", base=FRESH[:3]) for n in range(11))), noisy], GPU)
+    beside = [
+        Judgement(rows=undecided.rows, missing={}, unmeasured=tests[:number]).unseen() for number in (0, 1)
+    ]
+    assert beside[0] == [], "1 of 20"
+    assert [sentence.split(",")[0] for sentence in beside[1]] == [
+        "1 of 21 tests are undecided",
+        "1 of 21 tests cannot be measured by the candidate",
+    ]
+    nineteen = [row for row in decision.rows if row.test != "same0"]
+    assert Judgement(rows=nineteen, missing={}, unmeasured=tests[:1]).unseen() == [], "1 of 20"
+    assert two == ["2 of 22 tests cannot be measured by the candidate, as cannot0; deselect them"]
+    controls = [row for row in decision.rows if row.control is not None]
+    assert Judgement(rows=controls, missing={}, unmeasured=tests).unseen() == [
+        "no test has a metric that can be judged",
+        "2 of 2 tests cannot be measured by the candidate, as cannot0; deselect them",
+    ]
+
+
+def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> None:
+    """Also where another test could do with fewer."""
+    wild, noisy = (
+        reading(1, name, base=base, kind=name)
+        for name, base in (("wild", (1.0, 1.5, 0.6)), ("noisy", (1.0, 1.01, 0.99)))
+    )
+    decision = Decision(suite(wild, noisy), GPU)
+    assert (row(decision, "wild").sets, row(decision, "noisy").sets) == (
+        None,
+        row(decision, "noisy").sets or -1,
+    )
+    _, (reason,) = verdict(decision)
+    assert reason == "2 of 10 tests are undecided, as wild is; no number of sets up to 64 would do"
+
+
+def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
+    bases = (1.0, 1.02, 0.98)
+    one = reading(1, "one", base=bases, kind="noisy")
+    other = replace(one, test="other", candidate=(1.0, 0.981, 1.02))
+    alone, beside = (row(Decision([*suite(), *some], GPU), "one") for some in ([one], [one, other]))
+    assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
+
+
+def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:
+    """Though they would do for a change of the tolerance: this one lies between margin and tolerance."""
+    noisy = [(0.996, 1.004, 1.0), (1.0, 0.9961, 1.004), (1.004, 1.0, 0.9962)]
+    others = [reading(1, f"like{number}", base=base, kind="noisy") for number, base in enumerate(noisy * 2)]
+    found = row(Decision(suite(*others, reading(1.013, base=(1.0, 1.004, 0.996), kind="noisy")), GPU))
+    assert found.finding is Finding.UNDECIDED
+    assert found.detectable < found.tolerance
+    assert found.sets == 4
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "words"),
+    [
+        (QUIET, QUIET[:2], "time of 3 and 2 sets; equally many are needed, 2 or more"),
+        (QUIET[:1], QUIET[:1], "time of 1 and 1 sets"),
+        (QUIET, (1.0, math.nan, 1.0), "a time that is no positive number"),
+        (QUIET, (1.0, 0.0, 1.0), "a time that is no positive number"),
+        (QUIET, (1.0, math.inf, 1.0), "a time that is no positive number"),
+    ],
+)
+def test_what_cannot_be_judged_is_never_a_pass(
+    base: tuple[float, ...], candidate: tuple[float, ...], words: str
+) -> None:
+    decision = Decision(suite(replace(reading(), base=base, candidate=candidate)), GPU)
+    status, (reason,) = verdict(decision)
+    assert status is Status.NO_VERDICT
+    assert reason.startswith("t has ")
+    assert words in reason
+
+
+def test_nothing_measured_is_never_a_pass() -> None:
+    assert Judgement(rows=(), missing={}).unseen()[-1] == "no test has a metric that can be judged"
+
+
+def test_a_problem_of_the_run_is_no_verdict() -> None:
+    assert verdict(Decision(suite(), GPU), "the run ended early") == (
+        Status.NO_VERDICT,
+        ("the run ended early",),
+    )
+
+
+values = st.lists(st.floats(0.5, 2), min_size=3, max_size=3).map(tuple)
+
+
+@BOUNDED
+@given(values, values, st.sampled_from(["time", "speedup"]), st.floats(1e-3, 1e3))
+def test_swapped_sides_and_other_units_change_nothing_but_the_direction(
+    base: tuple[float, ...], candidate: tuple[float, ...], metric: str, unit: float
+) -> None:
+    def of(one: tuple[float, ...], other: tuple[float, ...]) -> Row:
+        return row(
+            Decision(suite(replace(reading(metric=metric), base=one, candidate=other)), GPU), metric=metric
+        )
+
+    found, swapped = of(base, candidate), of(candidate, base)
+    assert swapped.ratio == pytest.approx(1 / found.ratio)
+    assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
+    assert swapped.detectable == pytest.approx(found.detectable)
+    scaled = of(tuple(unit * value for value in base), tuple(unit * value for value in candidate))
+    assert (scaled.ratio, scaled.low, scaled.high) == pytest.approx((found.ratio, found.low, found.high))
+    assert scaled.finding is found.finding
+
+
+# --- from measurements to readings
+
+
+def measured(
+    spec: Spec, *, sides: tuple[str, ...] = ("A", "B"), bound: float = 1.0, **fields: Any
+) -> Measured:
+    """Two sets a side, with two rounds of one second and one of three; launches bind a step as often as its device needs it."""
+    samples = tuple(
+        Sample(
+            set=f"{side}{number}",
+            side=side,
+            torch="2",
+            seconds=((1.0, 1.0), (1.0, 1.0), (3.0, 3.0)),
+            counters={"device_seconds": (1 / bound,) * 2},
+        )
+        for number in (1, 2)
+        for side in sides
+    )
+    return Measured(spec=spec, iterations=1, samples=samples, **fields)
+
+
+def by_set(value: float) -> dict[str, object]:
+    return {"value": value, "unit": "1", "by_set": dict.fromkeys(("A1", "B1", "A2", "B2"), value)}
+
+
+def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
+    metrics = {
+        name: by_set(2)
+        for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_share")
+    }
+    readings = {each.metric: each for each in readings_of("t", measured(STEP), metrics, "cuda")}
+    assert set(readings) == {
+        "time",
+        "tail_seconds",
+        "speedup",
+        "efficiency",
+        "images_per_second",
+        "peak_memory_bytes",
+    }
+    assert [name for name, each in readings.items() if each.gated] == [
+        "time",
+        "tail_seconds",
+        "speedup",
+        "peak_memory_bytes",
+    ]
+    assert [name for name, each in readings.items() if each.primary] == ["time"]
+    assert readings["time"].base == (1.0, 1.0)
+    assert readings["tail_seconds"].candidate == pytest.approx((2.6, 2.6))  # a stall that no median sees
+
+
+def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -> None:
+    metrics = {"cpu_seconds": by_set(0.5), "speedup": by_set(2)}
+    readings = readings_of("t", measured(STEP, bound=2), metrics, "cuda")
+    assert [each.metric for each in readings if each.gated] == ["cpu_seconds"]
+    assert [each.metric for each in readings if each.primary] == ["cpu_seconds"]
+    captured = replace(STEP, execution="graph")
+    for each in (measured(captured, bound=2), measured(STEP, bound=2, candidate_spec=captured)):
+        readings = readings_of("t", each, metrics, "cuda")
+        assert [each.metric for each in readings if each.primary] == ["time"]
+
+
+def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test_tells_that_or_not() -> None:
+    counted = measured(STEP, bound=2)
+    counted = replace(
+        counted,
+        samples=tuple(
+            replace(each, counters={**each.counters, "cpu_seconds": (0.5, 0.4)}) for each in counted.samples
+        ),
+    )
+    (primary,) = [each for each in readings_of("t", counted, {}, "cuda") if each.primary]
+    assert (primary.metric, primary.base, primary.gated) == ("cpu_seconds", (0.5, 0.5), True)
+    decision = Decision(readings_of("t", measured(STEP, bound=2), {}, "cuda"), GPU)
+    assert decision.missing == {"t": "has cpu_seconds of 0 and 0 sets; equally many are needed, 2 or more"}, (
+        "never a pass"
+    )
+
+
+def test_a_small_all_reduce_on_gpus_is_for_information() -> None:
+    for nbytes, device, gated in ((2**20, "cuda", False), (2**24, "cuda", True), (2**20, "cpu", True)):
+        readings = readings_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)
+        assert [each.gated for each in readings if each.primary] == [gated]
+
+
+def test_one_side_alone_has_nothing_to_compare() -> None:
+    assert readings_of("t", measured(STEP, sides=("A",)), {}, "cuda") == []
+
+
+def test_settings_with_other_sets_keep_all_else() -> None:
+    more = GPU.with_sets(8)
+    assert (more.default.screen_sets, more.default.confirm_sets) == (8, 8)
+    assert (GPU.with_sets(2).default.screen_sets, GPU.with_sets(2).default.confirm_sets) == (2, 6)
+    assert {name: own.margin for name, own in more.metrics.items()} == {
+        name: own.margin for name, own in GPU.metrics.items()
+    }

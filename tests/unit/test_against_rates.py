@@ -1,0 +1,126 @@
+"""How often a whole run errs, simulated from its readings to its verdict: kinds of a few tests, sets with tails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from ddpperf.verdict.ab import Decision
+from ddpperf.verdict.estimates import Reading
+from ddpperf.verdict.settings import DecisionSettings, read_decision
+from ddpperf.verdict.two_stage_test import Finding
+
+SETTINGS = read_decision({}, name="built in")
+KINDS = (1, 2, 3, 6, 12)  # tests of each
+METRICS = ("time", "tail_seconds", "speedup", "peak_memory_bytes")
+SUITES = 200
+
+
+def readings(
+    rng: np.random.Generator, sets: int, sigma: float, tests: list[str], heavy: bool
+) -> list[Reading]:
+    """Of equal sides, whose sets differ by sigma, or half or twice that; where `heavy`, one in ten is 5 sigma slower."""
+
+    def values() -> tuple[float, ...]:
+        slow = 5 * spread * (rng.random(sets) < 0.1) if heavy else np.zeros(sets)
+        return tuple(np.exp(rng.normal(0, spread, sets) + slow))
+
+    made = []
+    for test in tests:
+        kind = int(test.split()[0])
+        spread = sigma * 2.0 ** (kind % 3 - 1)
+        made += [
+            Reading(
+                test=test,
+                metric=name,
+                base=values(),
+                candidate=values(),
+                kind=kind,
+                gated=True,
+                primary=name == "time",
+            )
+            for name in METRICS
+        ]
+    return made
+
+
+def called_worse(rng: np.random.Generator, settings: DecisionSettings, sigma: float, *, heavy: bool) -> bool:
+    tests = [f"{kind} {number}" for kind, size in enumerate(KINDS) for number in range(size)]
+    decision = Decision(readings(rng, settings.default.screen_sets, sigma, tests, heavy), settings)
+    if suspects := decision.suspects():
+        decision.confirm(readings(rng, settings.default.confirm_sets, sigma, suspects, heavy))
+    return any(row.finding is Finding.WORSE for row in decision.rows)
+
+
+@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
+@pytest.mark.parametrize(("sigma", "heavy"), [(0.003, False), (0.03, False), (0.1, False), (0.03, True)])
+def test_equal_sides_are_not_called_worse(hardware: str, sigma: float, heavy: bool) -> None:
+    """With nothing in the margin's mercy: in no more of 200 runs than chance makes of a rate of `suite_alpha`."""
+    rng, settings = np.random.default_rng(13), SETTINGS[hardware]
+    nothing_tolerated = replace(settings, default=replace(settings.default, margin=0.0), metrics={})
+    wrong = sum(called_worse(rng, nothing_tolerated, sigma, heavy=heavy) for _ in range(SUITES))
+    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong
+
+
+@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
+@pytest.mark.parametrize("sigma", [0.003, 0.03, 0.1])
+def test_equal_sides_are_not_called_worse_where_all_tests_are_a_stored_runs_suspects(
+    hardware: str, sigma: float
+) -> None:
+    """As on a slower machine, whose every test is slower than the stored run's."""
+    rng, settings = np.random.default_rng(13), SETTINGS[hardware]
+    nothing_tolerated = replace(settings, default=replace(settings.default, margin=0.0), metrics={})
+    tests = [f"{kind} {number}" for kind, size in enumerate(KINDS) for number in range(size)]
+    wrong = 0
+    for _ in range(SUITES):
+        suspects = readings(rng, settings.default.confirm_sets, sigma, tests, heavy=False)
+        rows = Decision(suspects, nothing_tolerated, suspects_only=True).rows
+        wrong += any(row.finding is Finding.WORSE for row in rows)
+    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong
+
+
+def test_variances_of_their_kind_alone_would_be_too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The own variance of a test counts, too: what differs from its kind is noisier than that says."""
+    monkeypatch.setattr("ddpperf.verdict.two_stage_test.OUTLIER_P", 0.0)
+    monkeypatch.setattr("ddpperf.verdict.ab.prior_freedom", lambda look, kinds: np.full(len(kinds), 1e6))
+    settings = replace(SETTINGS["gpu"], default=replace(SETTINGS["gpu"].default, margin=0.0), metrics={})
+    rng = np.random.default_rng(13)
+    wrong = sum(called_worse(rng, settings, 0.03, heavy=True) for _ in range(SUITES))
+    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) < 1e-3, wrong
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.03])
+def test_a_faster_single_device_is_not_called_worse(sigma: float) -> None:
+    """Every speedup is less, and no step is slower: none of 24 may be taken for slower by chance."""
+    rng, settings = np.random.default_rng(13), SETTINGS["gpu"]
+
+    def look(sets: int) -> list[Reading]:
+        made = []
+        for test in map(str, range(24)):
+            one, before, after = (np.exp(rng.normal(0, sigma, sets)) for _ in range(3))
+            faster = 0.8 * np.exp(rng.normal(0, sigma, sets))
+            for name, base, candidate in (("time", before, after), ("speedup", one / before, faster / after)):
+                made.append(
+                    Reading(
+                        test=test,
+                        metric=name,
+                        base=tuple(base),
+                        candidate=tuple(candidate),
+                        kind=name,
+                        gated=True,
+                        primary=name == "time",
+                    )
+                )
+        return made
+
+    wrong = 0
+    for _ in range(SUITES):
+        decision = Decision(look(settings.default.screen_sets), settings)
+        decision.confirm(
+            [each for each in look(settings.default.confirm_sets) if each.test in decision.suspects()]
+        )
+        wrong += any(row.finding is Finding.WORSE for row in decision.rows)
+    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong

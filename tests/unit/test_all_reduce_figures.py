@@ -1,0 +1,148 @@
+"""Told of all_reduces besides their seconds: who is as fast, what the framework costs, the link's share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ddpperf.analysis.cost_models import Case, ChosenLinks, LinkModel, choose_links
+from ddpperf.analysis.log_fit import Estimate
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.measure import Measure
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec
+from perf.common.calls import as_fast, doubted_unless_told_apart, tell_link, the_fastest
+from perf.test_all_reduce import bandwidths, beside_kernels, tell_model
+from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+
+
+def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
+    """One step a round, whose slower rank took so long; kernels: of the library, by rank."""
+    counters = {"kernel_seconds": kernels} if kernels else {}
+    sample = Sample(
+        set="A1", side="A", torch="2", seconds=tuple((0.5 * each, each) for each in rounds), counters=counters
+    )
+    return Measured(spec=SPEC, iterations=1, samples=(sample,))
+
+
+def measure_on(machine: Machine) -> Measure:
+    nothing: Any = None
+    return Measure(nothing, nothing, nothing, machine=machine)
+
+
+def test_what_is_above_the_fastest_by_less_than_both_are_off_is_as_fast() -> None:
+    calls = {
+        "ring": call(1.0, 1.1, 0.9, 1.0, 1.05, 0.95),
+        "tree": call(1.02, 1.1, 0.95, 1.03, 1.05, 0.9),
+        "gather_broadcast": call(2.0, 2.1, 1.9, 2.0, 2.05, 1.95),
+    }
+    assert as_fast(calls, "ring") == ["tree"]
+    assert as_fast({name: calls[name] for name in ("ring", "gather_broadcast")}, "ring") == []
+
+
+def test_the_fastest_is_that_of_the_medians() -> None:
+    calls = {"backend": call(1.0, 3.0, 1.1), "ring": call(2.0, 2.01, 2.02), "tree": call(5.0, 5.1, 5.2)}
+    assert the_fastest(calls) == "backend is the fastest, and ring not told from it"
+    assert the_fastest({name: calls[name] for name in ("ring", "tree")}) == "ring is the fastest"
+
+
+@pytest.mark.parametrize(("candidate", "fastest"), [(1.0, "backend"), (3.0, "ring")])
+def test_each_side_has_a_fastest_of_its_own(candidate: float, fastest: str) -> None:
+    """A change that made the backend three times as slow is seen in the candidate's alone."""
+
+    def both(base: float, changed: float) -> Measured:
+        seconds = ("A1", "A", base), ("B1", "B", changed)
+        samples = [Sample(set=name, side=side, torch="2", seconds=((t, t),) * 6) for name, side, t in seconds]
+        return Measured(spec=SPEC, iterations=1, samples=tuple(samples))
+
+    class Contest(Measure):
+        def __call__(self, spec: Any) -> Measured:
+            return both(1.0, candidate)
+
+        def reference(self, name: str, spec: Any) -> Measured:
+            return both(2.0, 2.0) if name == "ring" else both(9.0, 9.0)
+
+    nothing: Any = None
+    measure = Contest(nothing, nothing, nothing)
+    fastest_all_reduce(measure, SPEC)
+    assert measure.notes == [
+        "1KiB on 2 ranks, base: backend is the fastest",
+        f"1KiB on 2 ranks, candidate: {fastest} is the fastest",
+    ]
+
+
+def test_the_framework_costs_what_is_beside_the_kernel_that_waits_the_least() -> None:
+    measure = measure_on(Machine())
+    beside_kernels(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)))
+    assert measure.metrics["framework_seconds"]["value"] == pytest.approx(11e-6 - 7e-6)
+    silent = measure_on(Machine())
+    beside_kernels(silent, call(10e-6))
+    assert silent.metrics == {}, "of a kernel that was not seen nothing is told"
+
+
+def test_a_links_share_is_told_only_of_a_link_that_is_known() -> None:
+    known, unknown = (
+        measure_on(Machine(device="cuda", link_bytes_per_second=450e9)),
+        measure_on(Machine(device="cuda")),
+    )
+    for each in (known, unknown):
+        bandwidths(each, {"A1": 360e9})
+    assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
+    assert list(unknown.metrics) == ["busbw_bytes_per_second"]
+
+
+def test_of_a_bandwidth_that_may_be_any_only_the_least_is_told() -> None:
+    """Two H200s' messages, which launches bind, were fitted with 3 TB/s, and 211 GB/s at least."""
+    known, unknown = measure_on(Machine()), measure_on(Machine())
+    assert tell_link(known, {"A1": Estimate(value=3e11, low=2e11, high=6e11)})
+    assert not tell_link(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
+    assert [metric["value"] for metric in known.metrics.values()] == [3e11, 2e11, 6e11]
+    assert {name: metric["value"] for name, metric in unknown.metrics.items()} == {
+        "link_bytes_per_second_low": 2.1e11
+    }
+
+
+def test_calls_that_tell_no_model_make_its_test_doubtful_with_the_reason() -> None:
+    """Of a ring on eight ranks, whose messages are as many as their bytes are MiB."""
+    sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
+    cases = [Case(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
+    measure = measure_on(Machine())
+    with doubted_unless_told_apart(measure, "a model"):
+        choose_links(cases)
+    (note,) = measure.notes
+    assert note.startswith("doubtful: a model is not told: a fit needs calls that tell ")
+    assert note.endswith("measure other sizes or algorithms")
+
+
+@pytest.mark.parametrize(("link", "told"), [(None, 0), (450e9, 3)])
+def test_reports_forms_are_laid_over_a_link_that_is_known_where_none_is_fitted(
+    link: float | None, told: int
+) -> None:
+    """With the sentence that says what each describes."""
+    free = Estimate(value=1e-15, low=0.0, high=1e-11)
+    model = LinkModel(
+        latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None
+    )
+    measure = measure_on(Machine(device="cuda", link_bytes_per_second=link))
+    spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
+    tell_model(measure, spec, {spec: {"A1": 1e-3}}, {"A1": ChosenLinks(model=model, held_out_error=0.1)})
+    executions = {
+        name: metric["value"]
+        for name, metric in measure.metrics.items()
+        if name.endswith("_bytes_over_measured")
+    }
+    assert len(measure.notes) == told
+    if link:
+        assert executions == pytest.approx(
+            {
+                "ring_bytes_over_measured": 2**24 / link / 1e-3,
+                "aggregate_bytes_over_measured": 2**25 / link / 1e-3,
+            }
+        )
+        assert measure.notes[0].startswith("2 (N-1) S / N: the bytes that each rank sends in a ring")
+    else:
+        assert executions == {}

@@ -1,0 +1,184 @@
+"""Speedup, bandwidth and spread: known points of their definitions, and bounds that no times may break."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
+from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
+from ddpperf.analysis.statistics import median_and_error, relative_iqr
+from tests.generated import BOUNDED, seconds
+
+world_sizes = st.integers(1, 1024)
+sizes = st.integers(1, 2**40)
+
+
+# --- scaling
+
+
+@pytest.mark.parametrize(
+    ("t1", "tN", "N", "speedup"),
+    [
+        (0.1, 0.1, 1, 1.0),
+        (0.1, 0.1, 8, 8.0),  # no communication: N times the work in the same time
+        (0.1, 0.2, 2, 1.0),  # nothing gained
+        (0.1, 0.8, 4, 0.5),
+        (0.105, 0.4, 4, 1.05),
+    ],
+)
+def test_weak_speedup_is_the_work_done_more(t1: float, tN: float, N: int, speedup: float) -> None:
+    assert weak_speedup(t1, tN, N) == pytest.approx(speedup)
+
+
+@pytest.mark.parametrize(
+    ("t1", "tN", "N", "speedup"), [(1.0, 0.5, 2, 2.0), (3.0, 1.0, 4, 3.0), (1.0, 2.0, 8, 0.5)]
+)
+def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup: float) -> None:
+    assert strong_speedup(t1, tN, N) == pytest.approx(speedup)
+    assert weak_speedup(t1, tN, N) == pytest.approx(N * speedup), (
+        "an epoch ratio times N is the course reports' mistake"
+    )
+
+
+@pytest.mark.parametrize(
+    ("t1", "t4", "speedup", "wrong"), [(0.105, 0.4, "1.05x", "4.20x"), (0.1, 0.11, "3.64x", "14.55x")]
+)
+def test_a_ratio_of_epoch_times_is_the_speedup_already(
+    t1: float, t4: float, speedup: str, wrong: str
+) -> None:
+    """An epoch on N devices has an Nth of the steps; whoever multiplies its ratio by N once more reads N times too much."""
+    images, batch, N = 51_200, 128, 4
+    epoch_on_1 = images / batch * t1
+    epoch_on_4 = images / (N * batch) * t4
+    assert f"{epoch_on_1 / epoch_on_4:.2f}x" == speedup
+    assert f"{N * epoch_on_1 / epoch_on_4:.2f}x" == wrong
+    assert f"{weak_speedup(t1, t4, N):.2f}x" == speedup
+
+
+@BOUNDED
+@given(seconds, seconds, world_sizes)
+def test_speedup_is_n_at_most_unless_the_step_got_faster(t1: float, tN: float, N: int) -> None:
+    assert (weak_speedup(t1, tN, N) <= N * (1 + 1e-12)) == (t1 / tN <= 1 + 1e-12)
+
+
+@BOUNDED
+@given(seconds, seconds, world_sizes)
+def test_efficiency_is_the_ratio_of_step_times(t1: float, tN: float, N: int) -> None:
+    assert efficiency(weak_speedup(t1, tN, N), N) == pytest.approx(t1 / tN)
+    assert efficiency(4.0, 8) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("t1", "tN", "N"),
+    [(0, 1, 2), (1, 0, 2), (-1, 1, 2), (1, -1, 2), (math.nan, 1, 2), (1, math.nan, 2), (1, 1, 0)],
+)
+def test_a_speedup_of_no_times_is_refused(t1: float, tN: float, N: int) -> None:
+    with pytest.raises(
+        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
+    ):
+        weak_speedup(t1, tN, N)
+    with pytest.raises(
+        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
+    ):
+        strong_speedup(t1, tN, N)
+
+
+@pytest.mark.parametrize(("speedup", "N"), [(0, 2), (-1, 2), (math.nan, 2), (1, 0), (1, -2)])
+def test_an_efficiency_of_no_speedup_is_refused(speedup: float, N: int) -> None:
+    with pytest.raises(
+        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
+    ):
+        efficiency(speedup, N)
+
+
+# --- bandwidth
+
+
+@pytest.mark.parametrize(("S", "t", "N", "gigabytes"), [(2**30, 4548e-6, 4, 354), (2**30, 5228e-6, 8, 359.4)])
+def test_busbw_is_what_nccl_tests_prints(S: int, t: float, N: int, gigabytes: float) -> None:
+    assert all_reduce_busbw(S, t, N) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(("N", "factor"), [(2, 1.0), (4, 1.5), (8, 1.75)])
+def test_busbw_is_algbw_times_nccl_tests_factor(N: int, factor: float) -> None:
+    assert algbw(1e9, 0.5) == 2e9
+    assert all_reduce_busbw(1e9, 0.5, N) == factor * 2e9
+    for kind in ("reduce_scatter", "all_gather", "all_to_all"):
+        assert collective_busbw(kind, 1e9, 0.5, N) == factor / 2 * 2e9
+    assert collective_busbw("broadcast", 1e9, 0.5, N) == 2e9
+
+
+@BOUNDED
+@given(sizes, seconds, st.integers(2, 1024))
+def test_busbw_lies_between_algbw_and_its_double(S: int, t: float, N: int) -> None:
+    assert algbw(S, t) * (1 - 1e-12) <= all_reduce_busbw(S, t, N) < 2 * algbw(S, t)
+
+
+@BOUNDED
+@given(sizes, st.floats(1e9, 1e12), st.integers(2, 1024))
+def test_an_ideal_rings_busbw_is_its_links(S: int, link: float, N: int) -> None:
+    """N-1 steps of reduce-scatter and N-1 of all-gather, each sending S/N bytes at the link's speed."""
+    t = sum(S / N / link for _ in range(2 * (N - 1)))
+    assert all_reduce_busbw(S, t, N) == pytest.approx(link)
+
+
+@pytest.mark.parametrize(
+    ("S", "t"), [(-1, 1.0), (1024, 0.0), (1024, -1.0), (1024, math.nan), (math.nan, 1.0)]
+)
+def test_a_bandwidth_of_no_time_is_refused(S: float, t: float) -> None:
+    with pytest.raises(ValueError, match="a bandwidth needs bytes and a positive time, got"):
+        algbw(S, t)
+    with pytest.raises(ValueError, match="a bandwidth needs bytes and a positive time, got"):
+        all_reduce_busbw(S, t, 2)
+
+
+@pytest.mark.parametrize("N", [1, 0, -2])
+def test_one_rank_has_no_bus_bandwidth(N: int) -> None:
+    with pytest.raises(ValueError, match=f"an all_reduce has a bus bandwidth from 2 ranks up, got {N}"):
+        all_reduce_busbw(1024, 1.0, N)
+
+
+# --- statistics
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ([1.0, 3.0], 0.5),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 3),
+        ([1.0, 2.0, 3.0, 4.0, 500.0], 2 / 3),
+        ([7.0] * 10, 0.0),
+    ],
+)
+def test_relative_iqr_is_the_middle_halfs_spread(values: list[float], spread: float) -> None:
+    assert relative_iqr(values) == pytest.approx(spread)
+
+
+def test_a_medians_error_is_what_medians_differ_by() -> None:
+    drawn = random.Random(0)
+    found = [median_and_error([drawn.gauss(5, 1) for _ in range(40)]) for _ in range(400)]
+    assert statistics.mean(error for _, error in found) == pytest.approx(
+        statistics.stdev(value for value, _ in found), rel=0.1
+    )
+    assert median_and_error([3.0]) == (3.0, 0.0)
+
+
+@BOUNDED
+@given(st.lists(seconds, min_size=2, max_size=30), st.floats(1e-3, 1e3))
+def test_the_unit_does_not_change_the_spread(values: list[float], scale: float) -> None:
+    spread = relative_iqr(values)
+    assert spread >= 0
+    assert relative_iqr([value * scale for value in values]) == pytest.approx(spread, rel=1e-9, abs=1e-9)
+
+
+@BOUNDED
+@given(st.lists(st.floats(1.0, 1.1), min_size=9, max_size=9), st.floats(10, 1e6))
+def test_a_slow_round_does_not_move_the_spread(values: list[float], slow: float) -> None:
+    """One round in ten stalls: the standard deviation would be nearly the mean or more."""
+    assert relative_iqr([*values, slow]) <= 0.1 + 1e-9

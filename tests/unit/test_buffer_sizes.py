@@ -1,0 +1,102 @@
+"""--buffer-sizes, of all collectives: a model of fewer than four, or an all_reduce of one rank, is skipped with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.cases import Case
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.parser import read_options
+from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
+from perf import test_all_reduce, test_projection
+from perf.common.calls import GPU_SIZES, RING_SIZE
+
+pytest_plugins = ["pytester"]
+
+KiB, MiB = 2**10, 2**20
+Read = Callable[..., Options]
+
+
+@pytest.fixture
+def read(pytester: pytest.Pytester) -> Read:
+    return lambda *arguments, gpus=0: read_options(
+        pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus
+    )
+
+
+def sizes(cases: Iterable[Case]) -> list[int]:
+    found: list[int] = []
+    for case in cases:
+        assert isinstance(case, AllReduceSpec | CollectiveSpec)
+        found.append(case.nbytes)
+    return found
+
+
+def reasons(cases: Iterable[Any]) -> list[str]:
+    return [case.marks[0].kwargs["reason"] for case in cases]
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_sizes_given_are_every_experiments(read: Read, gpus: int) -> None:
+    options = read("--buffer-sizes", "64KiB, 1MiB,4096,2MiB", gpus=gpus)
+    given = [4 * KiB, 64 * KiB, MiB, 2 * MiB]
+    assert options.links.buffer_sizes == tuple(given)
+    for experiment in (test_all_reduce.calls, test_all_reduce.contests, test_all_reduce.collectives):
+        assert sorted(set(sizes(experiment(options)))) == given
+    assert sizes(test_all_reduce.largest(options)) == [2 * MiB]
+    assert sizes(test_all_reduce.algorithms(options)) == [2 * MiB] * len(OWN_ALGORITHMS)
+
+
+def test_by_default_gpus_have_every_fourfold_size_and_large_buffers_are_the_rings(read: Read) -> None:
+    assert list(GPU_SIZES) == [4**power * KiB for power in range(11)]
+    options = read(gpus=2)
+    assert set(sizes(test_all_reduce.contests(options))) == set(GPU_SIZES)
+    ours = [
+        case
+        for case in test_all_reduce.calls(options)
+        if isinstance(case, AllReduceSpec) and case.algorithm in OWN_ALGORITHMS
+    ]
+    assert {case.algorithm for case in ours if case.nbytes >= RING_SIZE} == {"ring"}
+    assert set(sizes(test_all_reduce.algorithms(options))) == {16 * MiB}
+    only_large = read("--buffer-sizes", "64MiB,128MiB,256MiB,512MiB")
+    assert [
+        case.algorithm for case in test_all_reduce.algorithms(only_large) if isinstance(case, AllReduceSpec)
+    ] == ["ring"]
+
+
+def test_a_model_needs_four_sizes(read: Read) -> None:
+    options = read("--buffer-sizes", "1MiB", "--world-sizes", "1,2,4")
+    reason = "a model is chosen by 4 sizes or more, got 1; name more in --buffer-sizes"
+    assert (
+        reasons(test_all_reduce.largest(options))
+        == reasons(test_all_reduce.algorithms(options))
+        == [reason] * 2
+    )
+    assert reasons(test_projection.steps(options)) == [reason]
+    assert set(sizes(test_all_reduce.calls(options))) == {MiB}
+
+
+def test_what_is_too_small_to_be_shared_is_skipped(read: Read) -> None:
+    """What is broadcast need not be shared; of the last two sizes two ranks share the same."""
+    cases = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))
+    assert len({case.id for case in cases}) == len(cases)
+    measured = {
+        kind: [case.nbytes for case in cases if isinstance(case, CollectiveSpec) and case.kind == kind]
+        for kind in test_all_reduce.KINDS
+    }
+    assert measured == {kind: [64 * KiB] for kind in test_all_reduce.KINDS} | {
+        "broadcast": [4, 64 * KiB, 65540]
+    }
+    skipped = [case for case in cases if not isinstance(case, CollectiveSpec)]
+    assert [case.id for case in skipped] == [
+        f"world_size=2-4B-{kind}" for kind in test_all_reduce.KINDS if kind != "broadcast"
+    ]
+    assert set(reasons(skipped)) == {"4B is less than a float32 for each of 2 ranks; name a larger size"}
+
+
+def test_one_rank_has_no_all_reduce(read: Read) -> None:
+    cases = list(test_all_reduce.calls(read("--world-sizes", "1")))
+    assert reasons(cases) == ["an all_reduce needs two ranks or more; pass --world-sizes 1,2"]

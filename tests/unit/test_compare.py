@@ -1,0 +1,278 @@
+"""Comparing with a baseline: a ratio where the work is equal, a hole wherever it is not or was not looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.verdict.change import Change
+from ddpperf.verdict.run_history import PastRun
+from ddpperf.verdict.settings import read_decision
+from ddpperf.verdict.stored_run import CPU_LIMIT, LAUNCH_BOUND, Comparison, compare
+from ddpperf.verdict.verdict import Outcome, Status, decide
+from tests.generated import BOUNDED, measurements, specs
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+GPU = read_decision({}, name="t.toml")["gpu"]
+Counters = dict[str, tuple[float, ...]]
+
+
+def measured(*step_seconds: float, spec: Spec = SPEC, iterations: int = 1) -> Measured:
+    rounds = tuple((seconds * iterations,) for seconds in step_seconds)
+    return Measured(
+        spec=spec, iterations=iterations, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
+    )
+
+
+def compared(
+    now: dict[str, Measured],
+    then: dict[str, Measured],
+    expected: set[str] | None = None,
+    limit: float | None = 1.5,
+    history: Sequence[dict[str, Measured]] = (),
+) -> Comparison:
+    tests = now.keys() | then.keys() if expected is None else expected
+    runs = [PastRun(measured=run, promoted=True) for run in history]
+    return compare(now, then, expected=tests, baseline="0001_x.json", limit=limit, settings=GPU, history=runs)
+
+
+def test_the_ratio_is_now_over_then_by_their_medians() -> None:
+    comparison = compared({"t": measured(0.2, 0.3, 9.0)}, {"t": measured(0.1, 0.1, 0.2, 0.1)})
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
+    assert comparison.changes["t"].ratio == pytest.approx(3)
+    assert comparison.missing == {}
+
+
+def test_steps_are_compared_rather_than_rounds() -> None:
+    comparison = compared({"t": measured(0.5, iterations=64)}, {"t": measured(0.5, iterations=2)})
+    assert comparison.changes["t"].ratio == 1
+
+
+@BOUNDED
+@given(st.data())
+def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
+    of = st.just(data.draw(specs))
+    now, then = {"t": data.draw(measurements(of))}, {"t": data.draw(measurements(of))}
+    forth, back = compared(now, then).changes["t"], compared(then, now).changes["t"]
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    assert (forth.ratio > 1) == (forth.now_seconds > forth.then_seconds)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        AllReduceSpec(world_size=2, nbytes=2048),
+        AllReduceSpec(world_size=3, nbytes=1024),
+        TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
+        SamplerSpec(world_size=2, epoch_images=1024),
+    ],
+)
+def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
+    comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1)})
+    assert comparison.changes == {}
+    assert comparison.missing == {"t": "measures another spec than in 0001_x.json"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "resnet50_cifar"},
+        {"memory_format": "channels_last"},
+        {"data": "cifar10"},
+        {"digest": "0f"},
+        {"epoch_images": 512},
+        {"drop_last": False},
+        {"delay_seconds": 0.001},
+    ],
+)
+def test_other_work_under_the_same_test_id_is_a_hole(change: dict[str, Any]) -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    other = dataclasses.replace(spec, **change)
+    assert compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=spec)}).missing.keys() == {"t"}
+
+
+def test_an_epoch_is_not_compared_with_its_step() -> None:
+    step = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    epoch = EpochSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    assert compared({"t": measured(0.1, spec=epoch)}, {"t": measured(0.1, spec=step)}).missing.keys() == {"t"}
+
+
+@pytest.mark.parametrize(("now", "then", "where"), [(1.0, 0.0, "this run"), (0.0, 1.0, "0001_x.json")])
+def test_a_run_that_went_on_from_a_checkpoint_is_a_hole(now: float, then: float, where: str) -> None:
+    """One that was complete trains nothing, in no time."""
+    comparison = compared(
+        {"t": with_counters(measured(0.001), {"resumed_epochs": (now, now)})},
+        {"t": with_counters(measured(0.1), {"resumed_epochs": (then, then)})},
+    )
+    assert comparison.missing == {
+        "t": f"went on from a checkpoint in {where}, so that its seconds are not all of it"
+    }
+
+
+def test_what_is_missing_on_one_side_is_a_hole_and_on_neither_none() -> None:
+    comparison = compared({"new": measured(0.1)}, {"gone": measured(0.1)}, {"new", "gone", "neither"})
+    assert comparison.changes == {}
+    assert comparison.missing == {
+        "gone": "is in 0001_x.json but was not measured",
+        "new": "is not in 0001_x.json",
+    }
+
+
+def test_what_was_not_expected_is_not_compared() -> None:
+    comparison = compared(
+        {"t": measured(0.1), "u": measured(0.1)}, {"t": measured(0.1), "v": measured(0.1)}, {"t"}
+    )
+    assert set(comparison.changes) == {"t"}
+    assert not comparison.missing
+
+
+@BOUNDED
+@given(
+    st.dictionaries(st.sampled_from("abcd"), measurements()),
+    st.dictionaries(st.sampled_from("abcd"), measurements()),
+    st.sets(st.sampled_from("abcde")),
+)
+def test_each_expected_test_of_either_side_is_a_change_or_a_hole(
+    now: dict[str, Measured], then: dict[str, Measured], expected: set[str]
+) -> None:
+    comparison = compared(now, then, expected)
+    assert comparison.changes.keys() | comparison.missing.keys() == expected & (now.keys() | then.keys())
+    assert not comparison.changes.keys() & comparison.missing.keys()
+    assert all(now[test].spec == then[test].spec for test in comparison.changes)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "slower"), [(2.0, 3.0, False), (2.0, 3.01, True), (2.0, 1.0, False), (1.0, 100.0, True)]
+)
+def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool) -> None:
+    change = Change(then_seconds=then, now_seconds=now, limit=1.5)
+    comparison = Comparison(baseline="0001_x.json", changes={"t": change})
+    assert comparison.slower == ({"t": change} if slower else {})
+
+
+@BOUNDED
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.floats(0.1, 10))
+def test_the_median_shift_is_of_logs_and_swapping_negates_it(ratios: list[float], faster: float) -> None:
+    then = {str(number): measured(1.0) for number, _ in enumerate(ratios)}
+    now = {str(number): measured(ratio) for number, ratio in enumerate(ratios)}
+    shift, back = compared(now, then).median_shift(), compared(then, now).median_shift()
+    assert shift is not None
+    assert shift == pytest.approx(-(back or 0.0))
+    twice = compared({test: measured(faster * ratios[int(test)]) for test in now}, then).median_shift()
+    assert twice == pytest.approx(shift + math.log(faster))
+    assert sum(math.log(ratio) <= shift + 1e-9 for ratio in ratios) * 2 >= len(ratios)
+
+
+# --- bound by launches
+
+
+def counted(launch_bound: float | None, cpu_seconds: float | None, step_seconds: float = 0.1) -> Measured:
+    """A set of two ranks, of which the second counted more; None for a counter that nobody has."""
+    counters = {"device_seconds": launch_bound and step_seconds / launch_bound, "cpu_seconds": cpu_seconds}
+    return with_counters(
+        measured(step_seconds),
+        {name: (value / 2, value) for name, value in counters.items() if value is not None},
+    )
+
+
+def with_counters(one: Measured, *by_set: Counters) -> Measured:
+    """The same with as many sets as there are `by_set`, and these counters."""
+    sets = (
+        dataclasses.replace(one.samples[0], set=f"A{number}", counters=each)
+        for number, each in enumerate(by_set, 1)
+    )
+    return dataclasses.replace(one, samples=tuple(sets))
+
+
+@pytest.mark.parametrize(("then", "now"), [(1.06, 3.6), (1.06, None)])
+def test_what_launches_bound_in_the_baseline_is_compared_by_its_cpu_seconds(
+    then: float | None, now: float | None
+) -> None:
+    """By the rank that needed most, whatever the times did, and whatever limit was set on them."""
+    comparison = compared({"t": counted(now, 0.006, step_seconds=9.0)}, {"t": counted(then, 0.005)})
+    assert comparison.changes == {
+        "t": Change(then_seconds=0.005, now_seconds=0.006, limit=CPU_LIMIT, quantity="CPU seconds")
+    }
+    assert not comparison.missing
+    assert not comparison.slower
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [(LAUNCH_BOUND, LAUNCH_BOUND), (None, 1.0), (1.0, None), (1.0, 3.6), (3.6, 1.0)]
+)
+def test_what_launches_did_not_bound_is_compared_by_its_times(then: float | None, now: float | None) -> None:
+    """Nor what they bound no more: a device that takes longer than all launches would not be noticed."""
+    comparison = compared({"t": counted(now, 0.006, step_seconds=0.12)}, {"t": counted(then, None)})
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.12, limit=1.5)}
+
+
+def test_what_is_captured_is_compared_by_its_times_whatever_bound_it() -> None:
+    """A captured step that waits is what has to be noticed, and its CPU seconds are few and move."""
+    step = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", execution="graph")
+    then = dataclasses.replace(counted(2.0, 0.005), spec=step)
+    comparison = compared(
+        {"t": dataclasses.replace(counted(9.0, 0.005, step_seconds=0.3), spec=step)}, {"t": then}
+    )
+    assert comparison.slower == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
+
+
+@pytest.mark.parametrize(("cpu_seconds", "slower"), [(0.005, False), (0.0051, True), (0.001, False)])
+@pytest.mark.parametrize("limit", [None, 1.01, 9.0])
+def test_cpu_seconds_have_their_own_limit(cpu_seconds: float, slower: bool, limit: float | None) -> None:
+    sides = {"t": counted(2.0, cpu_seconds)}, {"t": counted(2.0, 0.004)}
+    comparison = compared(*sides, limit=limit, history=[sides[1]] * 2)
+    assert (comparison.changes["t"].limit, "t" in comparison.slower) == (CPU_LIMIT, slower)
+    assert (comparison.suspects, comparison.median_shift()) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "side"),
+    [
+        (None, 0.005, "0001_x.json"),
+        (0.005, None, "this run"),
+        (None, None, "0001_x.json"),
+        (0.0, 0.005, "0001_x.json"),
+        (0.005, 0.0, "this run"),
+    ],
+)
+def test_bound_by_launches_without_cpu_seconds_is_a_hole(
+    then: float | None, now: float | None, side: str
+) -> None:
+    comparison = compared({"t": counted(None, now)}, {"t": counted(2.0, then)})
+    assert comparison.changes == {}
+    assert comparison.missing == {
+        "t": f"is bound by launches, and {side} has no CPU seconds of it to compare"
+    }
+
+
+def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
+    outcomes, then = {"t": Outcome(outcome="passed")}, {"t": counted(2.0, 0.004)}
+    more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
+    reasons = decide(outcomes, measured=outcomes, answer=more).reasons
+    assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
+    verdict = decide(outcomes, measured=outcomes, answer=none)
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons == ("t is bound by launches, and this run has no CPU seconds of it to compare",)
+
+
+def test_of_several_sets_the_median_counts() -> None:
+    bound: list[Counters] = [
+        {"device_seconds": (0.1 / bound,), "cpu_seconds": (cpu,)}
+        for bound, cpu in ((1.0, 0.004), (1.1, 0.006), (1.2, 0.009))
+    ]
+    free: list[Counters] = [
+        {"device_seconds": (0.1 / bound,), "cpu_seconds": (0.009,)} for bound in (1.0, 1.0, 9.0)
+    ]
+    now = with_counters(measured(0.1), *free)
+    then = with_counters(measured(0.1), *bound)
+    assert compared({"t": now}, {"t": now}).changes["t"].quantity == "step"
+    change = compared({"t": then}, {"t": then}).changes["t"]
+    assert (change.quantity, change.then_seconds, change.now_seconds) == ("CPU seconds", 0.006, 0.006)

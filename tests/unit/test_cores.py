@@ -1,0 +1,245 @@
+"""Who gets which cores of a machine, when nobody gets any, and how the kernel tells of them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.machine import hardware
+from ddpperf.machine.cores import LEAST_CORES, Nodes, Plan, numa_nodes, share_cores
+from tests.generated import BOUNDED
+
+
+def node(first: int, last: int) -> list[tuple[int, ...]]:
+    """The cores `first`..`last`, without hyperthreads."""
+    return [(core,) for core in range(first, last + 1)]
+
+
+def span(first: int, last: int) -> tuple[int, ...]:
+    return tuple(range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank_nodes", "ranks", "controller"),
+    [
+        ({0: node(0, 7)}, [None] * 2, [span(2, 4), span(5, 7)], (0, 1)),
+        ({0: node(0, 4)}, [None] * 2, [(1, 2), (3, 4)], (0,)),
+        ({0: node(0, 4)}, [None, 0], [(1, 2), (3, 4)], (0,)),
+        ({0: node(0, 10)}, [None] * 3, [span(2, 4), span(5, 7), span(8, 10)], (0, 1)),
+        ({0: node(0, 63)}, [0] * 4, [span(4, 18), span(19, 33), span(34, 48), span(49, 63)], span(0, 3)),
+        (
+            {0: node(0, 7), 1: node(8, 15)},
+            [None] * 4,
+            [(2, 3, 4), (5, 6, 7), (10, 11, 12), (13, 14, 15)],
+            (0, 1, 8, 9),
+        ),
+        (
+            {0: node(0, 3), 1: node(4, 7)},
+            [1, 1],
+            [(4, 5), (6, 7)],
+            (0, 1, 2, 3),
+        ),  # near its GPU, though others are free
+        (
+            {0: node(0, 7), 1: node(8, 15)},
+            [1, None, None, 1],
+            [(10, 11, 12), (2, 3, 4), (5, 6, 7), (13, 14, 15)],
+            (0, 1, 8, 9),
+        ),
+        ({0: node(0, 2), 2: node(3, 5)}, [2, 7], [(4, 5), (1, 2)], (0, 3)),  # no cores in node 7
+        ({0: [(0,), (2,), (4,), (8,), (9,), (31,)]}, [None] * 2, [(4, 8), (9, 31)], (0, 2)),
+    ],
+    ids=[
+        "8",
+        "least",
+        "one unknown",
+        "odd",
+        "64",
+        "two nodes",
+        "one full node",
+        "some unknown",
+        "no such node",
+        "gaps",
+    ],
+)
+def test_ranks_share_their_nodes_cores_and_the_controller_has_the_first(
+    nodes: Nodes, rank_nodes: list[int | None], ranks: list[tuple[int, ...]], controller: tuple[int, ...]
+) -> None:
+    assert share_cores(nodes, rank_nodes) == Plan(ranks=tuple(ranks), controller=controller)
+
+
+def test_eight_ranks_are_on_the_nodes_of_their_gpus() -> None:
+    nodes = {0: node(0, 31), 1: node(32, 63)}
+    planned = share_cores(nodes, [1, 1, 0, 0, 1, 1, 0, 0])
+    assert isinstance(planned, Plan)
+    assert [len(share) for share in planned.ranks] == [7] * 8
+    assert [share[0] // 32 for share in planned.ranks] == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert planned.controller == (*span(0, 3), *span(32, 35))
+
+
+@pytest.mark.parametrize(
+    ("physical", "world_size", "ranks", "controller"),
+    [
+        (
+            [(0, 8), (1, 9), (2, 10), (3, 11)],
+            2,
+            ((2, 10), (3, 11)),
+            (0, 1, 8, 9),
+        ),  # not 3 each, with one split
+        ([(core, core + 32) for core in range(32)], 4, None, (*span(0, 3), *span(32, 35))),
+        ([(0, 1, 2, 3), (4, 5, 6, 7)], 3, ((2, 3), (4, 5), (6, 7)), (0, 1)),  # nothing but splitting helps
+        ([(0,), (1, 2), (3, 4)], 2, ((1, 2), (3, 4)), (0,)),
+    ],
+    ids=["whole", "whole of 64", "split", "some without"],
+)
+def test_hyperthreads_of_a_core_stay_together_where_ranks_have_enough(
+    physical: list[tuple[int, ...]],
+    world_size: int,
+    ranks: tuple[tuple[int, ...], ...] | None,
+    controller: tuple[int, ...],
+) -> None:
+    planned = share_cores({0: physical}, [None] * world_size)
+    assert isinstance(planned, Plan)
+    assert planned.controller == controller
+    if ranks is not None:
+        assert planned.ranks == ranks
+    else:
+        assert planned.ranks[0] == (*span(4, 10), *span(36, 42))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank_nodes", "why"),
+    [
+        ({0: node(0, 1)}, [None] * 2, "2 ranks and the controller need 5 cores, found 2"),
+        ({0: node(0, 1)}, [None], "1 rank and the controller need 3 cores, found 2"),
+        ({0: node(0, 3)}, [None] * 2, "2 ranks and the controller need 5 cores, found 4"),
+        ({0: node(0, 1), 1: node(2, 3)}, [0, 1], "2 ranks and the controller need 5 cores, found 4"),
+        ({0: node(0, 31), 1: node(32, 34)}, [1, 1], "2 ranks on NUMA node 1 must have 4 cores, found 3"),
+        ({0: node(0, 31), 1: node(32, 32)}, [0, 1], "1 rank on NUMA node 1 must have 2 cores, found 1"),
+    ],
+)
+def test_too_few_cores_are_told_in_a_sentence(nodes: Nodes, rank_nodes: list[int | None], why: str) -> None:
+    assert share_cores(nodes, rank_nodes) == f"not pinned: {why}"
+
+
+@st.composite
+def machines(draw: st.DrawFn, threads: st.SearchStrategy[int]) -> tuple[Nodes, list[int | None]]:
+    """Nodes of up to 9 physical cores with gaps in their numbers, and ranks' nodes, some of them unknown."""
+    numbers = itertools.count()
+    nodes = {
+        number: [
+            tuple(2 * next(numbers) for _ in range(draw(threads))) for _ in range(draw(st.integers(1, 9)))
+        ]
+        for number in draw(st.sampled_from([[0], [0, 1], [1, 3], [0, 1, 2]]))
+    }
+    return nodes, draw(st.lists(st.none() | st.sampled_from([0, 1, 3]), min_size=1, max_size=5))
+
+
+def most_cores(nodes: Nodes, rank_nodes: list[int | None]) -> int:
+    """How many single threads each rank can have at most, by trying every node for those of no known one."""
+    counts = {number: sum(map(len, physical)) for number, physical in nodes.items()}
+    choices = [[home] if home is not None and home in nodes else list(nodes) for home in rank_nodes]
+    each = [min(counts[home] // homes.count(home) for home in homes) for homes in itertools.product(*choices)]
+    return min(max(each), (sum(counts.values()) - 1) // len(rank_nodes))
+
+
+@BOUNDED
+@given(machines(threads=st.integers(1, 3)))
+def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[int | None]]) -> None:
+    nodes, rank_nodes = machine
+    planned = share_cores(nodes, rank_nodes)
+    if isinstance(planned, str):
+        assert most_cores(nodes, rank_nodes) < LEAST_CORES
+        return
+    given_out = [*planned.controller, *itertools.chain(*planned.ranks)]
+    assert len(given_out) == len(set(given_out))
+    assert len(planned.ranks) == len(rank_nodes)
+    assert planned.controller
+    assert len({len(share) for share in planned.ranks}) == 1
+    assert len(planned.ranks[0]) >= LEAST_CORES
+    for share, home in zip(planned.ranks, rank_nodes, strict=True):
+        places = {
+            (number, i)
+            for number, cpus in nodes.items()
+            for i, cpu in enumerate(cpus)
+            if set(cpu) & set(share)
+        }
+        assert len({number for number, _ in places}) == 1
+        if home in nodes:
+            assert {number for number, _ in places} == {home}
+        indices = [index for _, index in places]
+        assert max(indices) - min(indices) < len(indices), "contiguous"
+
+
+@BOUNDED
+@given(machines(threads=st.just(1)))
+def test_no_spread_over_the_nodes_gives_more_cores(machine: tuple[Nodes, list[int | None]]) -> None:
+    planned = share_cores(*machine)
+    most = most_cores(*machine)
+    assert most < LEAST_CORES if isinstance(planned, str) else len(planned.ranks[0]) == most
+
+
+@BOUNDED
+@given(machines(threads=st.just(2)))
+def test_pairs_of_hyperthreads_are_never_split(machine: tuple[Nodes, list[int | None]]) -> None:
+    planned = share_cores(*machine)
+    if isinstance(planned, Plan):
+        owners = {
+            core: owner for owner, share in enumerate([planned.controller, *planned.ranks]) for core in share
+        }
+        assert all(
+            owners.get(first) == owners.get(second) for cpus in machine[0].values() for first, second in cpus
+        )
+
+
+def test_nodes_and_hyperthreads_are_read_from_the_kernel(tmp_path: Path) -> None:
+    for number, listed in {0: "0-1,4-5", 1: "", 10: "2-3,6-7,9"}.items():  # a node of memory alone has none
+        folder = tmp_path / "node" / f"node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{listed}\n")
+    for core in range(8):
+        folder = tmp_path / "cpu" / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert numa_nodes(range(10), tmp_path) == {0: [(0, 4), (1, 5)], 10: [(2, 6), (3, 7), (9,)]}
+    assert numa_nodes([0, 4, 5], tmp_path) == {0: [(0, 4), (5,)]}
+
+
+def test_a_machine_that_does_not_tell_is_one_node(tmp_path: Path) -> None:
+    assert numa_nodes([3, 1], tmp_path) == {0: [(1,), (3,)]}
+
+
+@pytest.mark.parametrize(
+    ("address", "node"),
+    [
+        ("00000000:4B:00.0", 1),
+        ("0000000A:4B:00.0", 2),
+        ("00000000:5C:00.0", None),  # a virtual machine's kernel says -1
+        ("00000000:6D:00.0", None),  # no such device
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_gpus_node_is_that_of_its_slot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, node: int | None
+) -> None:
+    for slot, told in {"0000:4b:00.0": "1", "000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():
+        (tmp_path / "sys/bus/pci/devices" / slot).mkdir(parents=True)
+        (tmp_path / "sys/bus/pci/devices" / slot / "numa_node").write_text(f"{told}\n")
+    monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / path.lstrip("/"))
+    driver = MagicMock(NVMLError=pynvml.NVMLError, NVML_NVLINK_MAX_LINKS=0)
+    driver.nvmlDeviceGetCount.return_value = 1
+    driver.nvmlDeviceGetNumaNodeId.return_value = 3  # the node of the GPU's own memory
+    driver.nvmlDeviceGetPciInfo.side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if address is not None:
+        driver.nvmlDeviceGetPciInfo.side_effect = [pynvml.nvmlPciInfo_t(busId=address.encode())]
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (gpu,) = hardware.visible_gpus()
+    assert gpu.numa_node == node

@@ -1,0 +1,217 @@
+"""Images: seeded and learnable, or a file's; and an epoch of them is split between ranks without a gap or a hidden repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.data.images import (
+    IMAGE_SHAPE,
+    NUM_CLASSES,
+    EpochBatches,
+    load_images,
+    load_run_images,
+    load_test_images,
+    synthetic_images,
+)
+from ddpperf.specs import EpochSpec, Strategy
+from tests.generated import BOUNDED
+
+
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_synthetic_images_have_the_shape_of_cifar10(count: int) -> None:
+    images = synthetic_images(count)
+    assert (images.pixels.shape, images.pixels.dtype) == ((count, *IMAGE_SHAPE), torch.uint8)
+    assert (images.labels.shape, images.labels.dtype) == ((count,), torch.int64)
+
+
+def test_labels_are_of_every_class() -> None:
+    assert synthetic_images(1000).labels.unique().tolist() == list(range(NUM_CLASSES))
+
+
+def test_the_same_number_gives_the_same_images() -> None:
+    first = synthetic_images(8)
+    synthetic_images.cache_clear()
+    second = synthetic_images(8)
+    assert first.pixels is not second.pixels
+    assert torch.equal(first.pixels, second.pixels)
+    assert torch.equal(first.labels, second.labels)
+
+
+def test_no_image_comes_twice() -> None:
+    assert len(synthetic_images(500).pixels.unique(dim=0)) == 500
+
+
+def test_what_half_the_images_teach_holds_in_the_others() -> None:
+    images = synthetic_images(700)
+    pixels, labels = images.pixels.float().flatten(1), images.labels
+    means = torch.stack([pixels[:500][labels[:500] == label].mean(0) for label in range(NUM_CLASSES)])
+    assert torch.equal(torch.cdist(pixels[500:], means).argmin(1), labels[500:])
+
+
+def test_images_of_a_class_differ_by_uniform_noise() -> None:
+    images = synthetic_images(1000)
+    of_one_class = images.pixels[images.labels == 0].float()
+    assert of_one_class.std(0).mean().item() == pytest.approx(128 / 12**0.5, rel=0.05)
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    synthetic_images.cache_clear()
+    before = torch.get_rng_state()
+    synthetic_images(4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- a cached tensor file
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    generator = torch.Generator().manual_seed(5)
+    content = {
+        "train_images": torch.randint(256, (6, 3, 4, 5), generator=generator, dtype=torch.uint8),
+        "train_labels": torch.tensor([3, 1, 4, 1, 5, 9]),
+        "test_images": torch.zeros(2, 3, 4, 5, dtype=torch.uint8),
+        "test_labels": torch.tensor([0, 0]),
+        "classes": ["ape", "bee"],
+    }
+    torch.save(content, tmp_path / "images.pt")
+    return tmp_path / "images.pt", content
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, 1), (4, 4), (6, 6), (100, 6)])
+def test_a_file_gives_its_first_training_images(
+    stored: tuple[Path, dict[str, Any]], count: int, found: int
+) -> None:
+    path, content = stored
+    images = load_images(str(path), count)
+    assert torch.equal(images.pixels, content["train_images"][:found])
+    assert torch.equal(images.labels, content["train_labels"][:found])
+
+
+def test_a_file_is_mapped_and_not_copied_by_each_process_that_loads(
+    stored: tuple[Path, dict[str, Any]],
+) -> None:
+    path, _ = stored
+    images = load_images(str(path), 4)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    assert len(images.pixels) == 4
+
+
+def test_without_a_file_the_images_are_synthetic() -> None:
+    assert load_images(None, 16) is synthetic_images(16)
+
+
+# --- an epoch's batches
+
+counts: dict[str, st.SearchStrategy[Any]] = {
+    "images": st.integers(1, 80),
+    "world_size": st.integers(1, 8),
+    "batch_size": st.integers(1, 24),
+    "drop_last": st.booleans(),
+}
+
+
+def batches_of_ranks(
+    images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int = 0
+) -> list[list[list[int]]]:
+    """By rank, the batches of an epoch."""
+    ranks = [
+        EpochBatches(images, world_size=world_size, rank=rank, batch_size=batch_size, drop_last=drop_last)
+        for rank in range(world_size)
+    ]
+    for each in ranks:
+        each.set_epoch(epoch)
+    return [list(each) for each in ranks]
+
+
+@BOUNDED
+@given(**counts, epoch=st.integers(0, 5))
+def test_the_ranks_share_the_images_equally(
+    images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int
+) -> None:
+    """Dropping the last, nobody sees an image twice; else all are seen, and only what fills up the last places is repeated."""
+    images = max(images, world_size)
+    ranks = batches_of_ranks(images, world_size, batch_size, drop_last, epoch)
+    sizes = [[len(batch) for batch in rank] for rank in ranks]
+    assert all(each == sizes[0] for each in sizes), "no rank waits for another's step"
+    shard = images // world_size if drop_last else -(-images // world_size)
+    if shard < batch_size:
+        assert sizes[0] == [batch_size]
+        for (batch,) in ranks:
+            assert batch == [batch[place % shard] for place in range(batch_size)], "it wraps around"
+        ranks = [[batch[:shard]] for (batch,) in ranks]
+    elif drop_last:
+        assert sizes[0] == [batch_size] * (shard // batch_size)
+    else:
+        assert set(sizes[0][:-1]) <= {batch_size}
+        assert sum(sizes[0]) == shard
+    seen = Counter(index for rank in ranks for batch in rank for index in batch)
+    if drop_last:
+        assert set(seen.values()) == {1}
+        assert seen.keys() <= set(range(images))
+    else:
+        assert seen.keys() == set(range(images))
+        assert max(seen.values()) <= 2
+
+
+@BOUNDED
+@given(**counts, strategy=st.sampled_from(("ddp", "data_parallel", "single")))
+def test_a_spec_counts_an_epochs_steps_and_images(
+    images: int, world_size: int, batch_size: int, drop_last: bool, strategy: Strategy
+) -> None:
+    """Against a plain enumeration of every process' batches: data_parallel is one process with all ranks' images."""
+    world_size = 1 if strategy == "single" else max(world_size, 2)
+    images = max(images, world_size)
+    spec = EpochSpec(
+        model="resnet18_cifar",
+        world_size=world_size,
+        per_rank_batch_size=batch_size,
+        strategy=strategy,
+        input="device",
+        epoch_images=images,
+        drop_last=drop_last,
+    )
+    processes, process_batch = (world_size, batch_size) if strategy == "ddp" else (1, world_size * batch_size)
+    enumerated = batches_of_ranks(images, processes, process_batch, drop_last)
+    assert (spec.processes, spec.process_batch_size) == (processes, process_batch)
+    assert {len(rank) for rank in enumerated} == {spec.steps_per_epoch}
+    assert sum(len(batch) for rank in enumerated for batch in rank) == spec.images_per_epoch
+
+
+def test_an_epoch_that_is_told_its_number_has_an_order_of_its_own() -> None:
+    epochs = [
+        [index for (batch,) in batches_of_ranks(64, 2, 32, True, epoch) for index in batch]
+        for epoch in range(4)
+    ]
+    assert all(sorted(epoch) == list(range(64)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert epochs[0] != list(range(64)), "the first is shuffled too"
+
+
+def test_an_epoch_that_is_not_told_its_number_repeats_the_one_before() -> None:
+    batches = EpochBatches(64, world_size=2, rank=1, batch_size=8, drop_last=True)
+    assert list(batches) == list(batches)
+    batches.set_epoch(3)
+    assert list(batches) == list(batches) == batches_of_ranks(64, 2, 8, True, epoch=3)[1]
+
+
+def test_a_runs_images_are_coarse_and_others_than_those_that_it_is_tested_on() -> None:
+    train, test = load_run_images(None, 300), load_test_images(None, 300)
+    assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
+    classes = range(NUM_CLASSES)
+    patterns = [
+        torch.stack([each.pixels[each.labels == label].float().mean(0) for label in classes])
+        for each in (train, test)
+    ]
+    assert (patterns[0] - patterns[1]).abs().mean() < 15, "of the same classes"
+    steps = (patterns[0][..., 1:] - patterns[0][..., :-1]).abs().mean()
+    assert steps < (patterns[0][..., 8:] - patterns[0][..., :-8]).abs().mean() / 2, (
+        "what lies beside each other is alike"
+    )

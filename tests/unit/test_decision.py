@@ -1,0 +1,231 @@
+"""The decision over two looks: what its arithmetic must not depend on, and what must never give an answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t
+
+from ddpperf.verdict.two_stage_test import (
+    CPU,
+    GPU,
+    PRIOR_FREEDOM,
+    Array,
+    Finding,
+    Look,
+    Noise,
+    Settings,
+    class_variances,
+    confirm,
+    minimum_detectable_effect,
+    noise,
+    screen,
+    sets_needed,
+)
+from tests.generated import BOUNDED
+
+FLOOR = 0.0005**2
+ORDER = [Finding.BETTER, Finding.UNCHANGED, Finding.UNDECIDED, Finding.SUSPECT]
+
+logs = st.floats(-0.2, 0.2, allow_subnormal=False)
+
+
+@st.composite
+def looks(draw: st.DrawFn) -> Look:
+    metrics, sets = draw(st.integers(1, 4)), draw(st.integers(2, 6))
+    sides = st.lists(st.lists(logs, min_size=sets, max_size=sets), min_size=metrics, max_size=metrics)
+    return Look(np.array(draw(sides)), np.array(draw(sides)))
+
+
+def look(base: Array | list[float], candidate: Array | list[float]) -> Look:
+    return Look(np.array([base]), np.array([candidate]))
+
+
+def noise_of(variance: float, freedom: float = 12) -> Noise:
+    return Noise(np.array([variance]), np.array([freedom]))
+
+
+@given(looks())
+@BOUNDED
+def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: Look) -> None:
+    swapped = Look(one.candidate, one.base)
+    assert swapped.effect == pytest.approx(-one.effect)
+    assert swapped.variance == pytest.approx(one.variance)
+
+
+@given(looks(), st.floats(-3, 3), st.floats(-0.5, 0.5), st.randoms())
+@BOUNDED
+def test_units_and_order_change_nothing_and_a_factor_shifts_the_effect(
+    one: Look, unit: float, shift: float, chance: Any
+) -> None:
+    """A factor is a constant added to a log."""
+    order = chance.sample(range(one.sets), one.sets)
+    moved = Look(one.base[:, order] + unit, one.candidate + unit + shift)
+    assert moved.effect == pytest.approx(one.effect + shift)
+    assert moved.variance == pytest.approx(one.variance, abs=1e-12)
+
+
+@given(looks(), st.floats(0, 0.3), st.integers(1, 1000))
+@BOUNDED
+def test_a_worse_candidate_never_gets_a_better_answer(one: Look, shift: float, gated: int) -> None:
+    classes = ["one"] * len(one.base)
+    found = []
+    for each in (one, Look(one.base, one.candidate + shift)):
+        spread = noise(each, class_variances(each, classes, FLOOR), PRIOR_FREEDOM, 0.0)
+        found.append([ORDER.index(every) for every in screen(each, spread, GPU, gated)])
+    unchanged, undecided = ORDER.index(Finding.UNCHANGED), ORDER.index(Finding.UNDECIDED)
+    for before, after in zip(*found, strict=True):
+        assert after >= before or (before, after) == (undecided, unchanged), (
+            "an undecided gain may shrink to no change"
+        )
+
+
+@given(looks(), st.integers(1, 500), st.integers(1, 500))
+@BOUNDED
+def test_a_larger_suite_never_finds_more(one: Look, gated: int, more: int) -> None:
+    spread = noise(one, class_variances(one, ["one"] * len(one.base), FLOOR), PRIOR_FREEDOM, 0.0)
+    few, many = (confirm(one, spread, GPU, count) for count in (gated, gated + more))
+    assert {i for i, found in enumerate(many) if found is Finding.WORSE} <= {
+        i for i, found in enumerate(few) if found is Finding.WORSE
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "what"),
+    [
+        ([[0.0]], [[0.0]], r"two sets or more, got \(1, 1\) and \(1, 1\)"),
+        ([[0.0, 0.0]], [[0.0, 0.0, 0.0]], r"the same two sets or more, got \(1, 2\) and \(1, 3\)"),
+        ([[0.0, math.nan]], [[0.0, 0.0]], "holds a value that is no finite number"),
+        ([[0.0, 0.0]], [[0.0, -math.inf]], "holds a value that is no finite number"),
+    ],
+)
+def test_what_cannot_be_compared_is_no_look(
+    base: list[list[float]], candidate: list[list[float]], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        Look(np.array(base), np.array(candidate))
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"margin": 0.02}, r"margin 0\.02 must be at least 0 and below tolerance 0\.02"),
+        ({"margin": -0.1}, r"margin -0\.1 must be at least 0"),
+        ({"screen_alpha": 0.01}, r"screen_alpha must lie between 0\.01 and 0\.5, got 0\.01"),
+        ({"confirm_sets": 1}, "two process sets a side are the least, got 3 and 1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], what: str) -> None:
+    values: dict[str, Any] = {
+        "margin": 0.005, "tolerance": 0.02, "screen_alpha": 0.02, "screen_sets": 3, "confirm_sets": 6,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=what):
+        Settings(**values | fields)
+
+
+def test_the_second_look_has_what_the_union_bound_leaves_it() -> None:
+    assert GPU.confirm_alpha(240) == pytest.approx(0.01 / (240 * 0.02))
+    assert GPU.confirm_alpha(1) == GPU.screen_alpha, "it is never laxer than the first"
+
+
+def test_each_answer_has_its_bound() -> None:
+    """With a known variance: the bounds are Student's, one-sided, on an error of both sides' sets."""
+    sets, freedom, gated = 3, 12, 10
+    error = 0.003 * math.sqrt(2 / sets)
+    suspected = GPU.margin + t.isf(GPU.screen_alpha, freedom) * error
+    better = -GPU.margin - t.isf(GPU.suite_alpha / gated, freedom) * error
+    unchanged = 0.05 - t.isf(0.025, freedom) * error
+    wide = replace(GPU, tolerance=0.05)  # so that the bounds do not overlap
+    for effect, found in (
+        (suspected + 1e-6, Finding.SUSPECT),
+        (suspected - 1e-6, Finding.UNCHANGED),
+        (better - 1e-6, Finding.BETTER),
+        (better + 1e-6, Finding.UNCHANGED),
+    ):
+        assert screen(look([0.0] * sets, [effect] * sets), noise_of(0.003**2), wide, gated) == [found], effect
+    assert unchanged > suspected
+    narrow = replace(GPU, tolerance=0.01)
+    assert screen(look([0.0] * sets, [0.009] * sets), noise_of(0.003**2), narrow, gated) == [
+        Finding.UNDECIDED
+    ]
+    error = 0.003 * math.sqrt(2 / 6)
+    worse = GPU.margin + t.isf(GPU.confirm_alpha(gated), freedom) * error
+    for settings in (wide, GPU):
+        same = settings.tolerance - t.isf(0.025, freedom) * error
+        otherwise = Finding.UNCHANGED if worse < same else Finding.UNDECIDED
+        assert confirm(look([0.0] * 6, [worse + 1e-6] * 6), noise_of(0.003**2), settings, gated) == [
+            Finding.WORSE
+        ]
+        assert confirm(look([0.0] * 6, [worse - 1e-6] * 6), noise_of(0.003**2), settings, gated) == [
+            otherwise
+        ]
+
+
+def test_worse_outdoes_unchanged() -> None:
+    """A change of 1 %, seen sharply, is above the margin and within the tolerance."""
+    sharp = noise_of(1e-12)
+    assert confirm(look([0.0] * 6, [0.01] * 6), sharp, GPU, 10) == [Finding.WORSE]
+    assert confirm(look([0.0] * 6, [0.004] * 6), sharp, GPU, 10) == [Finding.UNCHANGED]
+
+
+def test_a_class_lends_its_variance_and_an_outlier_keeps_its_own() -> None:
+    rng = np.random.default_rng(0)
+    sigma = np.where(np.arange(400) < 20, 0.1, 0.003)[:, None]
+    one = Look(rng.normal(size=(400, 3)) * sigma, rng.normal(size=(400, 3)) * sigma)
+    usual = class_variances(one, ["gpu"] * 400, FLOOR)
+    assert usual[0] ** 0.5 == pytest.approx(0.003, rel=0.15)
+    spread = noise(one, usual, PRIOR_FREEDOM, 0.0)
+    noisy = spread.freedom[:20] == 4
+    assert noisy.mean() > 0.9
+    assert spread.variance[:20][noisy] == pytest.approx(one.variance[:20][noisy])
+    assert np.mean(spread.freedom[20:] == PRIOR_FREEDOM + 4) > 0.97
+    assert spread.variance[20:].std() < one.variance[20:].std()
+    both = class_variances(one, ["noisy"] * 20 + ["gpu"] * 380, FLOOR)
+    assert both[0] > 100 * both[-1], "each class by itself"
+    still = Look(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert class_variances(still, ["a", "a"], FLOOR) == pytest.approx(FLOOR), (
+        "nothing is quieter than calibrated"
+    )
+
+
+@pytest.mark.parametrize(("settings", "least", "most"), [(GPU, 0.012, 0.025), (CPU, 0.012, 0.05)])
+def test_the_least_effect_that_is_found_is_found_so_often(
+    settings: Settings, least: float, most: float
+) -> None:
+    """Simulated with the variance known: about the power that was asked for, of both looks together."""
+    rng, trials, spread = np.random.default_rng(1), 4000, noise_of(0.003**2, 1e6)
+    effect = float(minimum_detectable_effect(spread, settings, 240)[0])
+    assert least < effect < most
+    many = Noise(np.full(trials, 0.003**2), np.full(trials, 1e6))
+
+    def drawn(sets: int) -> Look:
+        return Look(rng.normal(size=(trials, sets)) * 0.003, effect + rng.normal(size=(trials, sets)) * 0.003)
+
+    first = screen(drawn(settings.screen_sets), many, settings, 240)
+    second = confirm(drawn(settings.confirm_sets), many, settings, 240)
+    found = np.mean(
+        [one is Finding.SUSPECT and two is Finding.WORSE for one, two in zip(first, second, strict=True)]
+    )
+    assert 0.9 <= found <= 0.99
+
+
+def test_a_suspect_of_a_stored_run_has_one_look_whose_sets_alone_say_what_it_would_find() -> None:
+    """More of them find less, and as many as are advised find a change of the tolerance."""
+    spread = noise_of(0.0055**2, 30)
+    few, many = (replace(GPU, confirm_sets=sets) for sets in (6, 40))
+    detectable = [
+        float(minimum_detectable_effect(spread, each, 4000, screened=False)[0]) for each in (few, many)
+    ]
+    assert detectable[1] == pytest.approx(few.margin + (detectable[0] - few.margin) * math.sqrt(6 / 40))
+    needed = int(sets_needed(spread, few, 4000, screened=False)[0])
+    assert needed > 6
+    enough = float(
+        minimum_detectable_effect(spread, replace(GPU, confirm_sets=needed), 4000, screened=False)[0]
+    )
+    assert enough <= GPU.tolerance

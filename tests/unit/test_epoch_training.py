@@ -1,0 +1,184 @@
+"""An epoch in process: every image once, step after step, reported on the way, and another order the next time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf.specs import DATA_VARIABLE, EpochSpec
+from ddpperf.training import epoch as epochs
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.models import MODELS
+from ddpperf.training.optim import PEAK_RATE, cosine_rates
+
+IMAGES = 22
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A small model, and a data set in which each image's label is its place."""
+    monkeypatch.setitem(MODELS, "resnet18", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, IMAGES)))
+    pixels = torch.randint(
+        256, (IMAGES, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    torch.save({"train_images": pixels, "train_labels": torch.arange(IMAGES)}, tmp_path / "images.pt")
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "images.pt"))
+
+
+def epoch_of(**fields: Any) -> TrainingEpoch:
+    values: dict[str, Any] = {
+        "per_rank_batch_size": 4,
+        "input": "device",
+        "data": "mine",
+        "epoch_images": IMAGES,
+        "drop_last": False,
+    }
+    spec = EpochSpec(world_size=1, strategy="single", **values | fields)
+    return TrainingEpoch(spec, rank=0, device=torch.device("cpu"))
+
+
+class Watched:
+    """Which labels an epoch trained on, batch by batch, and how often the optimizer stepped."""
+
+    def __init__(self, epoch: TrainingEpoch) -> None:
+        self.labels: list[list[int]] = []
+        self.updates = 0
+        self._loss_of = epoch.loss_of
+        epoch.loss_of = self._watch
+        epoch.optimizer.register_step_post_hook(self._count)
+
+    def _watch(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.labels.append(targets.tolist())
+        return self._loss_of(outputs, targets)
+
+    def _count(self, *_: Any) -> None:
+        self.updates += 1
+
+    def images(self) -> list[int]:
+        return [label for batch in self.labels for label in batch]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("input", ["device", "dataloader"])
+def test_an_epoch_is_one_update_a_batch_over_every_image_once(input: str) -> None:
+    if input == "dataloader":
+        pytest.importorskip("torchvision")
+    epoch = epoch_of(input=input)
+    watched = Watched(epoch)
+    epoch.step()
+    first = watched.images()
+    assert (watched.updates, [len(batch) for batch in watched.labels]) == (6, [4, 4, 4, 4, 4, 2])
+    assert sorted(first) == list(range(IMAGES))
+    epoch.step()
+    assert watched.updates == 12
+    assert sorted(watched.images()[IMAGES:]) == list(range(IMAGES))
+    assert watched.images()[IMAGES:] != first, "the next epoch is shuffled anew"
+
+
+@pytest.mark.usefixtures("small")
+def test_an_epochs_last_batch_is_left_out_where_that_is_asked_for() -> None:
+    epoch = epoch_of(drop_last=True)
+    watched = Watched(epoch)
+    epoch.step()
+    assert (watched.updates, [len(batch) for batch in watched.labels]) == (5, [4] * 5)
+    assert len(set(watched.images())) == 20
+
+
+@pytest.mark.usefixtures("small")
+def test_the_first_epoch_of_a_data_set_is_warm_up() -> None:
+    epoch, plain = epoch_of(), epoch_of()
+    epoch.warm_up(2)
+    assert epoch.steps == 6
+    watched, expected = Watched(epoch), Watched(plain)
+    epoch.step()
+    plain.step()
+    plain.step()
+    assert watched.labels == expected.labels[6:], "the timed one is the second"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("steps", "done"), [(2, 2), (10, 6)])
+def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int) -> None:
+    epoch = epoch_of(input="fixed")
+    watched = Watched(epoch)
+    epoch.warm_up(steps)
+    assert epoch.steps == done
+    epoch.step()
+    assert epoch.steps == done + 6
+    assert len({tuple(batch) for batch in watched.labels}) == 1
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("input", ["fixed", "device"])
+def test_a_timed_epoch_has_the_whole_schedule_whatever_warmed_it_up(input: str) -> None:
+    epoch, rates = epoch_of(input=input), list[float]()
+    epoch.warm_up(2)
+    epoch.optimizer.register_step_pre_hook(lambda *_: rates.append(epoch.optimizer.param_groups[0]["lr"]))
+    epoch.step()
+    epoch.step()
+    assert rates == cosine_rates(PEAK_RATE, 6) * 2
+
+
+@pytest.mark.usefixtures("small")
+def test_the_next_epoch_is_prepared_at_an_epochs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one once, before it begins."""
+    epoch, done = epoch_of(), list[str]()
+    for name in ("prepare", "begin"):
+        called = getattr(epoch.input, name)
+        monkeypatch.setattr(epoch.input, name, partial(noted, done, name, called))
+    epoch.step()
+    epoch.step()
+    assert done == ["begin 0", "prepare 0", "prepare 1", "begin 1", "prepare 2"]
+
+
+def noted(done: list[str], name: str, called: Callable[[int], None], number: int) -> None:
+    done.append(f"{name} {number}")
+    called(number)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock that goes on by what was last asked for whenever it is read."""
+    state = {"now": 100.0, "by": 0.0}
+
+    def monotonic() -> float:
+        state["now"] += state["by"]
+        return state["now"]
+
+    clocks = {"perf_counter": time.perf_counter, "process_time": time.process_time}
+    monkeypatch.setattr(epochs, "time", SimpleNamespace(monotonic=monotonic, **clocks))
+    return lambda by: state.update(by=by)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("step_seconds", "steps"), [(0.1, []), (0.4, [3, 6]), (0.6, [2, 4, 6]), (30.0, [1, 2, 3, 4, 5, 6])]
+)
+def test_an_epoch_reports_what_is_done_once_a_second(
+    clock: Callable[[float], None], step_seconds: float, steps: list[int]
+) -> None:
+    epoch, reported = epoch_of(), list[float]()
+    epoch.report = reported.append
+    clock(step_seconds)
+    epoch.step()
+    assert reported == pytest.approx([step / 6 for step in steps])
+
+
+def test_the_loss_falls_over_a_few_epochs_of_crops() -> None:
+    epoch = epoch_of(data="synthetic", epoch_images=64, per_rank_batch_size=16)
+    losses: list[float] = []
+    for _ in range(3):
+        epoch.step()
+        epoch.end_round(1)
+        losses.append(epoch.loss.item())
+    assert losses[0] < 7, "a thousand outputs start at 6.9"
+    assert losses[2] < losses[0] - 1
+    assert epoch.finish().keys() == {"loss_after_5_steps", "cpu_seconds"}

@@ -1,0 +1,113 @@
+"""Every form of a step trains as the eager one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf.errors import CannotTrain
+from ddpperf.execution import compiled, forbid_compiling, forget_compiled, require_none_new
+from ddpperf.machine.compiler import compiler_reason
+from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.training import task
+from ddpperf.training.step import TrainingStep
+
+needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+
+
+def small_model(name: str) -> nn.Module:
+    """Quickly compiled, and without a batch's statistics."""
+    del name
+    convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    return nn.Sequential(
+        convolution, nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10)
+    )
+
+
+def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of training in epochs of 4 steps, from images on the device, at a rate high enough that its moving shows."""
+    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr("ddpperf.training.step.PEAK_RATE", 0.5)
+    spec = TrainingSpec(
+        world_size=1,
+        per_rank_batch_size=16,
+        strategy="single",
+        execution=execution,
+        input="device",
+        epoch_images=64,
+        accumulation_steps=2,
+    )
+    training = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    trajectory = []
+    for _ in range(steps):
+        training.step()
+        trajectory.append(training.loss.item())
+    assert training.startup_seconds.keys() == ({"compile_seconds"} if spec.compiled else set())
+    return trajectory
+
+
+@needs_compiler
+def test_a_compiled_step_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = losses("eager", 10, monkeypatch)
+    assert losses("compile", 10, monkeypatch) == pytest.approx(eager, rel=1e-4)
+    assert max(eager) - min(eager) > 0.1  # it learns, so that a wrong step would show
+
+
+@needs_compiler
+def test_one_function_is_compiled_as_often_as_trainings_need_it() -> None:
+    """torch gives a function up after a few compilations, and runs it eagerly from then on."""
+
+    def doubled(numbers: Tensor, times: int) -> Tensor:
+        return numbers * times
+
+    for times in range(2 * torch._dynamo.config.recompile_limit):
+        compiled_frames = torch._dynamo.utils.counters["frames"]
+        compiled_frames.clear()
+        compiled(doubled, "")(torch.ones(times + 1), times)
+        assert compiled_frames["ok"] == 1
+
+
+@needs_compiler
+def test_compiling_again_is_an_error_once_everything_was_warmed_up() -> None:
+    """It would be timed as a part of the step."""
+
+    def doubled(numbers: Tensor, times: int) -> Tensor:
+        return numbers * times
+
+    function = compiled(doubled, "")
+    function(torch.ones(2), 1)
+    forbid_compiling()
+    assert function(torch.ones(2), 1).tolist() == [1, 1]
+    again = r"a compiled step was compiled again in a timed round \(.*times.*\); if its control flow .*, use --executions eager$"
+    with pytest.raises(CannotTrain, match=again):
+        function(torch.ones(2), 2)
+    forget_compiled()
+    assert compiled(doubled, "")(torch.ones(3), 3).tolist() == [3, 3, 3]
+
+
+@needs_compiler
+def test_compiling_a_part_that_runs_for_the_first_time_is_an_error_too() -> None:
+    """Torch itself forbids only what was compiled before."""
+
+    def branching(numbers: Tensor) -> Tensor:
+        return numbers + 1 if numbers.sum() > 0 else numbers - 1
+
+    function = compiled(branching, "")
+    function(torch.ones(2))
+    before = forbid_compiling()
+    function(torch.ones(2))
+    require_none_new(before)
+    assert function(-torch.ones(2)).tolist() == [-2, -2]
+    with pytest.raises(
+        CannotTrain, match=r"compiled again in a timed round \(a part of it ran for the first time\); if its"
+    ):
+        require_none_new(before)
+    forget_compiled()
+
+
+def test_an_option_that_the_compiler_has_not_is_told_in_one_sentence() -> None:
+    with pytest.raises(
+        CannotTrain, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"
+    ):
+        compiled(small_model, "bogus")

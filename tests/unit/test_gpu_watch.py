@@ -1,0 +1,382 @@
+"""What disturbs and spoils a round, by readings as the driver gives them; without a GPU nothing does, and nothing raises."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.machine import gpu_watch
+from ddpperf.machine.gpu_watch import (
+    Disturbance,
+    GpuWatch,
+    Reading,
+    foreign,
+    named,
+    read,
+    sentences,
+    throttled,
+    violations,
+)
+from tests.generated import BOUNDED
+
+
+def reading(
+    at: float, held_ns: int | None = None, reasons: Collection[str] = (), processes: Collection[int] = ()
+) -> Reading:
+    counted = {} if held_ns is None else {"power cap": held_ns}
+    return Reading(
+        reference_seconds=at,
+        violations_ns=counted,
+        reasons=frozenset(reasons),
+        processes=frozenset(processes),
+    )
+
+
+# --- throttled
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (reading(7.0, 5_000), reading(8.0, 5_000), set()),
+        (reading(7.0, 5_000), reading(8.0, 10_005_000), set()),  # 1 % of the time
+        (reading(7.0, 5_000), reading(8.0, 10_005_001), {"power cap"}),
+        (
+            reading(7.0, 0),
+            reading(7.05, 100_000_000),
+            {"power cap"},
+        ),  # a step of the counter, longer than the round
+        (reading(7.0, 5_000), reading(8.0, 0), set()),  # the driver started again
+        (reading(7.0, 0), reading(8.0, 0, ["power cap"]), set()),  # the counter saw the whole time
+        (reading(7.0, 0), reading(8.0, 0, ["power brake"]), {"power brake"}),  # nothing counts it
+        (reading(7.0, 0), reading(8.0, 900_000_000, ["power brake"]), {"power cap", "power brake"}),
+        (reading(7.0), reading(8.0, 900_000_000, ["power cap"]), {"power cap"}),  # no counter before
+        (reading(7.0, 0), reading(8.0, reasons=["power cap"]), {"power cap"}),  # nor now
+        (reading(7.0, reasons=["power cap"]), reading(8.0), set()),
+    ],
+)
+def test_a_round_is_throttled_by_the_counters_and_else_by_the_moment(
+    before: Reading, now: Reading, why: set[str]
+) -> None:
+    assert throttled(before, now) == why
+
+
+counted = st.sampled_from(sorted(gpu_watch.COUNTERS.values()))
+counters = st.dictionaries(counted, st.integers(0, 2**40))
+pids = st.frozensets(st.integers(1, 9))
+
+
+def readings(reference_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[Reading]:
+    momentary = st.frozensets(st.sampled_from(sorted(gpu_watch.REASONS.values())))
+    return st.builds(
+        Reading,
+        reference_seconds=reference_seconds,
+        violations_ns=counters,
+        reasons=momentary,
+        processes=pids,
+    )
+
+
+@BOUNDED
+@given(readings(st.floats(0, 1e3)), readings(st.floats(1e3, 1e6)))
+def test_only_what_moved_or_is_held_down_now_throttles(before: Reading, now: Reading) -> None:
+    moved = {reason for reason, ns in now.violations_ns.items() if ns > before.violations_ns.get(reason, ns)}
+    assert throttled(before, now) <= moved | now.reasons
+
+
+@BOUNDED
+@given(readings(st.just(5.0)), st.floats(5.0, 1e6), st.sets(counted), st.floats(1.01, 100))
+def test_a_counter_throttles_from_its_least_share_up(
+    before: Reading, then: float, moving: set[str], times: float
+) -> None:
+    step = int(gpu_watch.LEAST_SHARE * (then - 5.0) * 1e9 * times) + 1
+    now = {reason: ns + step * (reason in moving) for reason, ns in before.violations_ns.items()}
+    assert throttled(before, Reading(reference_seconds=then, violations_ns=now)) == moving & now.keys()
+
+
+# --- other processes
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "before", "others"),
+    [
+        ({1, 2, 3}, {1, 2}, set(), {3}),
+        ({1, 3}, {1, 2}, {3}, {3}),
+        ({501, 502, 503}, {1, 2}, {503}, {503}),  # the host's process ids: two of these may be ours
+        ({501, 502}, {1, 2}, set(), set()),
+        ({501}, {1, 2}, {503}, set()),  # it was there before, and has ended
+        (set(), {1, 2}, {3}, set()),
+        ({3}, set(), {3}, {3}),
+    ],
+)
+def test_a_process_is_foreign_if_it_cannot_be_ours(
+    listed: set[int], own: set[int], before: set[int], others: set[int]
+) -> None:
+    assert foreign(listed, own, before) == others
+
+
+@BOUNDED
+@given(pids, pids, pids)
+def test_neither_ours_nor_the_unlisted_are_foreign(
+    listed: frozenset[int], own: frozenset[int], before: frozenset[int]
+) -> None:
+    others = foreign(listed, own, before)
+    assert others <= listed
+    assert not others & own
+    assert others >= (listed & before) - own
+
+
+# --- sentences
+
+
+def rounds_of(*disturbances: Disturbance | None) -> list[dict[int, Disturbance]]:
+    """Rounds of GPU 1 beside an undisturbed GPU 0; None is undisturbed, too."""
+    return [{0: Disturbance(), 1: each or Disturbance()} for each in disturbances]
+
+
+HOT = Disturbance(throttled=frozenset({"temperature"}))
+CAPPED = Disturbance(throttled=frozenset({"power cap"}))
+JOINED = Disturbance(foreign=frozenset({12, 64}))
+SHARED = Disturbance(foreign=frozenset({4711}))
+FULL, NEAR, LOW = (
+    Disturbance(megahertz=each) for each in (1980, 1941, 1940)
+)  # 1940.4 is 2 % less than the first
+
+
+@pytest.mark.parametrize(
+    ("rounds", "warnings"),
+    [
+        ([], []),
+        (rounds_of(CAPPED, None, CAPPED), ["doubtful: GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
+        (
+            rounds_of(HOT, CAPPED, None),
+            ["doubtful: GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"],
+        ),
+        (rounds_of(None, SHARED, SHARED), ["doubtful: process 4711 also uses GPU 1"]),
+        (rounds_of(SHARED, JOINED), ["doubtful: processes 12, 64, 4711 also use GPU 1"]),
+        (rounds_of(FULL, NEAR, None), []),
+        (rounds_of(FULL, None, LOW), ["doubtful: GPU 1's clock was 1940 to 1980 MHz"]),
+        (
+            rounds_of(FULL, replace(LOW, throttled=CAPPED.throttled)),
+            ["doubtful: GPU 1 was throttled (power cap) during 1 of 2 rounds"],
+        ),
+    ],
+)
+def test_a_doubt_names_the_gpu_and_what_disturbed_it(
+    rounds: list[dict[int, Disturbance]], warnings: list[str]
+) -> None:
+    assert sentences(rounds) == warnings
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reasons"),
+    [
+        (rounds_of(HOT, SHARED, None), []),
+        (rounds_of(HOT, HOT), ["GPU 1 was throttled (temperature)"]),  # the work's own it never is
+        (rounds_of(None, CAPPED), []),
+        (rounds_of(None, None, CAPPED), ["GPU 1 was throttled (power cap)"]),
+        (rounds_of(FULL, NEAR), []),
+        (rounds_of(FULL, LOW, None), []),
+        (rounds_of(LOW, FULL), []),  # the round before was the slower one
+        (rounds_of(FULL, None, LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (rounds_of(FULL, replace(LOW, megahertz=1200), LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
+        (
+            rounds_of(FULL, replace(LOW, megahertz=900, throttled=HOT.throttled), LOW),
+            ["GPU 1's clock was 1940 MHz, of 1980"],
+        ),
+        (
+            rounds_of(replace(FULL, throttled=CAPPED.throttled), LOW),
+            [],
+        ),  # the work's own cap, which did not count here
+        (rounds_of(FULL, replace(LOW, throttled=HOT.throttled)), ["GPU 1 was throttled (temperature)"]),
+        (
+            [{0: CAPPED}, {0: CAPPED}, {0: Disturbance(), 1: CAPPED}],
+            ["GPU 1 was throttled (power cap)"],
+        ),  # those were GPU 0's
+    ],
+)
+def test_a_round_is_spoiled_by_all_but_the_works_own_cap(
+    rounds: list[dict[int, Disturbance]], reasons: list[str]
+) -> None:
+    assert gpu_watch.spoiling(rounds) == reasons
+
+
+# --- what NVML says
+
+
+def test_counters_are_nanoseconds_by_reason_where_the_gpu_has_them() -> None:
+    values = (pynvml.c_nvmlFieldValue_t * len(gpu_watch.COUNTERS))()
+    for value, (number, ns) in zip(values, {74: 2**40 + 1, 75: 0, 76: 3, 77: 4, 79: 5}.items(), strict=True):
+        value.fieldId, value.value.ullVal = number, ns
+    values[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert violations(values) == {
+        "power cap": 2**40 + 1,
+        "temperature": 0,
+        "board limit": 4,
+        "reliability limit": 5,
+    }
+
+
+def test_the_numbers_of_the_counters_are_nvmls() -> None:
+    names = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")
+    assert list(gpu_watch.COUNTERS) == [getattr(pynvml, f"NVML_FI_DEV_PERF_POLICY_{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0, set()),
+        (0x1 + 0x2 + 0x100, set()),  # idle, and clocks that someone set
+        (0x1 + 0x4 + 0x10, {"power cap", "sync boost"}),
+        (0x20, {"temperature"}),
+        (0x8 + 0x40, {"hardware slowdown", "hardware's temperature limit"}),
+        (0x80, {"power brake"}),
+        (0x200 + 0x400, {"board limit", "reliability limit"}),  # which only some of NVML's own headers name
+    ],
+)
+def test_clocks_that_someone_chose_are_not_throttled(bits: int, reasons: set[str]) -> None:
+    assert named(bits) == reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("SwPowerCap", "power cap"),
+        ("HwSlowdown", "hardware slowdown"),
+        ("SyncBoost", "sync boost"),
+        ("SwThermalSlowdown", "temperature"),
+        ("HwThermalSlowdown", "hardware's temperature limit"),
+        ("HwPowerBrakeSlowdown", "power brake"),
+    ],
+)
+def test_a_bit_stands_for_what_nvml_names_so(name: str, reason: str) -> None:
+    assert named(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == {reason}
+
+
+def refused(*_: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def test_a_reading_that_the_driver_refuses_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    empty = read(object())
+    assert empty.reference_seconds == pytest.approx(time.monotonic(), abs=60)
+    assert empty == Reading(reference_seconds=empty.reference_seconds)
+
+
+@pytest.mark.parametrize(
+    "current", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
+)
+def test_a_part_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch, current: str) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    monkeypatch.setattr(pynvml, current, lambda handle: handle)
+    assert read(0x84).reasons == {"power cap", "power brake"}
+    assert read(0x84).processes == frozenset()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [SimpleNamespace(pid=4711)])
+    assert read(0x1).processes == {4711}
+    assert read(0x1).violations_ns == {}
+
+
+def test_a_clock_is_that_of_the_multiprocessors_of_a_gpu_that_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, refused)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda _, kind: {pynvml.NVML_CLOCK_SM: 1980}[kind])
+    assert read(0x0).megahertz is None, "nobody tells whether it is idle"
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
+    assert read(pynvml.nvmlClocksThrottleReasonGpuIdle).megahertz is None
+    assert read(0x4).megahertz == 1980
+
+
+# --- the watch
+
+
+def test_without_the_gpu_nothing_is_doubted() -> None:
+    watch = GpuWatch(["GPU-00000000-0000-0000-0000-000000000000", "no uuid at all"])
+    assert [watch.look({1}, done) for done in range(3)] == ["", "", ""]
+    assert watch.warnings() == []
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[Reading]]]:
+    """By uuid, the readings that the GPU of that uuid gives, one after the other; all are read to the end."""
+    script: dict[str, deque[Reading]] = {}
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: script[uuid]
+    )  # raises for others, as NVML does
+    monkeypatch.setattr(gpu_watch, "read", lambda readings: readings.popleft())
+    yield script
+    assert not any(script.values())
+
+
+def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(
+    driver: dict[str, deque[Reading]],
+) -> None:
+    driver["GPU-b"] = deque(
+        reading(at, held * 10**9) for at, held in enumerate((6, 7, 8, 8, 8, 8, 9))
+    )  # 7 before all rounds
+    watch = GpuWatch(["GPU-a", "GPU-b"])  # the driver does not know GPU-a
+    assert [watch.look({1}, done) for done in range(4)] == [""] * 4
+    assert watch.warnings() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 3 rounds"]
+    assert watch.warnings() == []
+    assert [watch.look({1}, done) for done in range(2)] == [""] * 2
+    assert watch.warnings() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 1 round"]
+
+
+def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(
+    driver: dict[str, deque[Reading]],
+) -> None:
+    lists = [9], [9, 501], [1, 2], [1, 3, 2], [3, 8], [3]
+    driver["GPU-a"] = deque(reading(at, processes=listed) for at, listed in enumerate(lists))
+    watch = GpuWatch(["GPU-a"])
+    assert watch.look({1}, 1) == "process 9 also used GPU 0", "perhaps one of ours is listed as 501"
+    assert watch.warnings() == ["doubtful: process 9 also uses GPU 0"]
+    assert watch.look({1, 2}, 1) == ""
+    assert watch.look({1, 3}, 2) == "", "rank 2 was replaced and is still listed"
+    assert watch.look({3}, 3) == "process 8 also used GPU 0"
+    watch.look({3}, 0)
+    assert watch.warnings() == [], "that was another measurement"
+
+
+def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]]) -> None:
+    """As the driver has it, no reason holds it down."""
+    driver["GPU-a"] = deque(
+        replace(reading(at), megahertz=each) for at, each in enumerate((345, 345, 1980, 1200, 1980, 1200))
+    )
+    watch = GpuWatch(["GPU-a"])
+    assert [watch.look({1}, done) for done in (0, 1, 2, 2, 3)] == [
+        "",
+        "",
+        "GPU 0's clock was 1200 MHz, of 1980",
+        "",
+        "GPU 0's clock was 1200 MHz, of 1980",
+    ]
+    assert watch.warnings() == [
+        "doubtful: GPU 0's clock was 1200 to 1980 MHz",
+        "1 spoiled round was measured again: GPU 0's clock was 1200 MHz, of 1980",
+    ]
+
+
+def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:
+    driver["GPU-a"] = deque([reading(0.0, 0, processes=[9]), reading(1.0, 0, processes=[9, 1])])
+    driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, ["temperature"], processes=[2])])
+    watch = GpuWatch(["GPU-a", "GPU-b"])
+    assert watch.look({1, 2}, 1) == "process 9 also used GPU 0; GPU 1 was throttled (temperature)"
+    throttled = "doubtful: GPU 1 was throttled (power cap, temperature) during 1 of 1 round"
+    assert watch.warnings() == ["doubtful: process 9 also uses GPU 0", throttled]

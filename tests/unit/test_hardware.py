@@ -1,0 +1,320 @@
+"""The machine's key: what CUDA_VISIBLE_DEVICES shows, names that compare."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pynvml
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.machine import hardware
+from ddpperf.machine.hardware import (
+    Gpu,
+    Machine,
+    computes_bf16,
+    core_count,
+    cpu_model,
+    data_rate,
+    first_unmapped,
+    hardware_key,
+    machine,
+    select_visible,
+    visible_gpus,
+)
+from ddpperf.machine.links import Links
+from tests.generated import BOUNDED
+
+
+def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
+    return Gpu(
+        name=name,
+        uuid=uuid,
+        memory_bytes=None,
+        power_limit_watts=None,
+        nvlinks=None,
+        nvlink_bytes_per_second=None,
+        driver=None,
+        numa_node=None,
+    )
+
+
+GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("0", [0]),
+        ("3,1", [3, 1]),
+        (" 2 , 0 ", [2, 0]),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("1,-1,2", [1]),  # what follows an unknown one is hidden
+        ("0,4,1", [0]),
+        ("2,,1", [2]),
+        ("1,1", [1]),
+        ("GPU-bb30,0", [2, 0]),
+        ("GPU-b", [2]),
+        ("0,GPU-aa10", [0]),
+        ("3,GPU-aa,1", [3]),  # the beginning of two
+        ("GPU-", []),
+        ("MIG-1234", []),
+        ("1.0", []),
+    ],
+)
+def test_visible_devices_are_numbered_as_cuda_numbers_them(visible: str | None, indices: list[int]) -> None:
+    assert select_visible(GPUS, visible) == [GPUS[index] for index in indices]
+
+
+@BOUNDED
+@given(st.none() | st.text(alphabet="0123-GPUab, ", max_size=12))
+def test_no_device_is_visible_twice(visible: str | None) -> None:
+    selected = select_visible(GPUS, visible)
+    assert len({each.uuid for each in selected}) == len(selected)
+    assert set(selected) <= set(GPUS)
+
+
+def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        (["NVIDIA H200"] * 4, "h200x4"),
+        (["NVIDIA H200"], "h200x1"),
+        (["NVIDIA A100-SXM4-80GB"] * 8, "a100-sxm4-80gbx8"),
+        (["NVIDIA GeForce RTX 4090"] * 2, "geforce-rtx-4090x2"),
+        (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], "h200x1+a100-sxm4-80gbx1"),
+    ],
+)
+def test_gpus_give_the_key(names: list[str], key: str) -> None:
+    assert hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)]) == key
+
+
+def test_another_mix_of_gpus_gives_another_key() -> None:
+    """Ranks take the GPUs in order, so two ranks run on other hardware in each of these."""
+    mixes = ["HHAA", "HAAA", "HHHA"]
+    names = {"H": "NVIDIA H200", "A": "NVIDIA A100-SXM4-80GB"}
+    keys = [
+        hardware_key("cuda", [gpu(f"GPU-{index}", names[each]) for index, each in enumerate(mix)])
+        for mix in mixes
+    ]
+    assert len(set(keys)) == len(mixes)
+
+
+@pytest.mark.parametrize(
+    ("model", "cores", "key"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz", 2, "cpu2-xeon-8581c"),
+        ("AMD EPYC 9B14 96-Core Processor", 8, "cpu8-epyc-9b14"),
+        ("Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz", 6, "cpu6-i7-8700k"),
+        ("aarch64", 4, "cpu4-aarch64"),
+        ("", 4, "cpu4"),
+    ],
+)
+def test_cores_give_the_key(monkeypatch: pytest.MonkeyPatch, model: str, cores: int, key: str) -> None:
+    monkeypatch.setattr(hardware, "cpu_model", lambda: model)
+    monkeypatch.setattr(hardware, "core_count", lambda: cores)
+    assert hardware_key("cpu", GPUS) == key
+
+
+@BOUNDED
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=3))
+def test_a_key_is_a_folders_name(names: list[str]) -> None:
+    key = hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)])
+    assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-+")
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for the kernel's files that are read: `cpuinfo` and `cpu.max`."""
+    monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / Path(path).name)
+    return tmp_path
+
+
+def cpuinfo(**facts: str) -> str:
+    lines = [f"{name.replace('_', ' ')}\t: {value}\n" for name, value in facts.items()]
+    return "".join([*lines, "power management:\n", "\n"]) * 2  # two cores
+
+
+CLOUD = {"vendor_id": "GenuineIntel", "cpu_family": "6", "model": "85", "stepping": "7"}
+ARM = {"CPU_implementer": "0x41", "CPU_architecture": "8", "CPU_part": "0xd0c"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "model", "key"),
+    [
+        (
+            CLOUD | {"model_name": "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz"},
+            "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz",
+            "cpu2-xeon-8581c",
+        ),
+        (
+            CLOUD | {"model_name": "Intel(R) Xeon(R) Processor"},
+            "Intel(R) Xeon(R) Processor 6 85 7",
+            "cpu2-xeon-6-85-7",
+        ),
+        (
+            CLOUD | {"model_name": "Intel(R) Xeon(R) CPU @ 2.20GHz"},
+            "Intel(R) Xeon(R) CPU @ 2.20GHz 6 85 7",
+            "cpu2-xeon-6-85-7",
+        ),
+        (ARM, "aarch64 0x41 0xd0c", "cpu2-aarch64-0x41-0xd0c"),
+    ],
+)
+def test_a_cpu_without_a_number_is_told_by_its_design(
+    system: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], model: str, key: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(hardware, "core_count", lambda: 2)
+    (system / "cpuinfo").write_text(cpuinfo(**facts))
+    assert cpu_model() == model
+    assert hardware_key("cpu", []) == key
+
+
+def test_a_cpu_that_the_kernel_does_not_tell_is_its_machine(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert not (system / "cpuinfo").exists()
+    assert cpu_model() == "riscv64"
+
+
+@pytest.mark.parametrize(
+    ("flags", "computes"),
+    [
+        ({"flags": "fpu sse avx2 avx512f avx512dq avx512bw avx512vl"}, True),
+        ({"flags": "fpu sse avx2 avx512f avx512dq"}, False),
+        ({"flags": "fpu sse avx2 avx_ne_convert"}, True),
+        ({"flags": "fpu sse avx2 fma"}, False),
+        ({"Features": "fp asimd bf16"}, True),
+        ({"Features": "fp asimd"}, False),
+        ({}, True),
+    ],
+)
+def test_what_a_cpu_computes_bf16_with_is_told_by_the_kernel(
+    system: Path, flags: dict[str, str], computes: bool
+) -> None:
+    (system / "cpuinfo").write_text(cpuinfo(**CLOUD, **flags))
+    assert computes_bf16() is computes
+
+
+def test_a_cpu_that_tells_nothing_is_taken_to_compute_bf16(system: Path) -> None:
+    assert not (system / "cpuinfo").exists()
+    assert computes_bf16()
+
+
+def test_torch_itself_says_the_same_of_this_cpu() -> None:
+    assert computes_bf16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        (None, 8),
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("250000 100000", 3),
+        ("50000 100000", 1),
+        ("6400000 100000", 8),
+        ("", 8),
+    ],
+)
+def test_cores_are_those_allowed_within_the_quota(
+    system: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    if quota is not None:
+        (system / "cpu.max").write_text(f"{quota}\n")
+    assert core_count() == cores
+
+
+# --- what experiments compare with
+
+
+H200S = [replace(gpu(uuid), nvlinks=18, nvlink_bytes_per_second=450e9) for uuid in ("GPU-1", "GPU-2")]
+
+
+def test_the_link_is_what_the_driver_says_unless_the_user_says_more() -> None:
+    assert machine("cuda", H200S, Links()) == Machine(
+        device="cuda", gpu="NVIDIA H200", link_bytes_per_second=450e9
+    )
+    assert machine("cuda", H200S, Links(bytes_per_second=400e9)).link_bytes_per_second == 400e9
+    assert machine("cpu", [], Links(bytes_per_second=10e9)).link_bytes_per_second == 10e9
+
+
+def test_what_is_not_known_of_every_gpu_is_absent() -> None:
+    assert machine("cuda", [H200S[0], gpu("GPU-2")], Links()) == Machine(
+        device="cuda", gpu="NVIDIA H200", link_bytes_per_second=None
+    )
+    assert machine("cuda", [H200S[0], gpu("GPU-2", "NVIDIA H100 PCIe")], Links()) == Machine(device="cuda")
+    assert machine("cpu", H200S, Links()) == Machine(), "the GPUs are not used"
+
+
+@pytest.mark.parametrize(
+    ("apart", "expected"),
+    [
+        ([], None),
+        ([(1, 2)], (1, 2)),
+        ([(0, 3), (1, 2)], (1, 2)),
+        ([(0, 1), (0, 2)], (0, 1)),
+        ([(2, 3)], (2, 3)),
+    ],
+)
+def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
+    monkeypatch: pytest.MonkeyPatch, apart: list[tuple[int, int]], expected: tuple[int, int] | None
+) -> None:
+    """First: those that the smallest number of GPUs holds."""
+
+    def status(one: int, other: int, capability: int) -> int:
+        assert (ctypes.c_int(capability).value,) == pynvml.NVML_P2P_CAPS_INDEX_READ, (
+            "the number that the driver takes"
+        )
+        if (one, other) in apart:
+            return int(pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED)
+        return int(pynvml.NVML_P2P_STATUS_UNKNOWN if (one, other) == (0, 2) else pynvml.NVML_P2P_STATUS_OK)
+
+    uuids = [each.uuid for each in GPUS]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", uuids.index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
+    assert first_unmapped(GPUS) == machine("cuda", GPUS, Links()).unmapped == expected
+    assert machine("cpu", GPUS, Links()).unmapped is None
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_driver_says_of_gpus_what_cuda_says() -> None:
+    able = all(
+        torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(torch.cuda.device_count()), 2)
+    )
+    assert (first_unmapped(visible_gpus()) is None) == able
+
+
+def test_a_driver_that_does_not_tell_lets_all_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    assert first_unmapped(GPUS) is None, "no driver, or no such GPU"
+    for name in ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleByUUID"):
+        monkeypatch.setattr(pynvml, name, lambda *_: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", refused)
+    assert first_unmapped(GPUS) is None
+
+
+def test_a_lines_rate_is_more_than_it_carries_where_its_coding_needs_some() -> None:
+    assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
+    assert data_rate(14062) == 14.062e9, "as the driver says"

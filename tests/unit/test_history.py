@@ -1,0 +1,225 @@
+"""How far runs differ, learned from those that are stored: limits that chance keeps to, whatever was accepted on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, t
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, Spec
+from ddpperf.verdict.run_history import Bounds, PastRun, Spread, bounds, drift, first_and_last, spread
+from ddpperf.verdict.settings import read_decision
+from tests.generated import BOUNDED
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+OTHER = AllReduceSpec(world_size=2, nbytes=2048)
+GPU = read_decision({}, name="t.toml")["gpu"]
+USUAL = GPU.run_spread
+CELLS = 60
+
+logs = st.lists(st.floats(-3, 3), min_size=1, max_size=20)
+usuals = st.floats(0.001, 0.5)
+
+
+def measured(*step_seconds: float, spec: Spec = SPEC) -> Measured:
+    rounds = tuple((seconds,) for seconds in step_seconds)
+    return Measured(
+        spec=spec, iterations=1, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
+    )
+
+
+def past(*runs: dict[str, Measured], promoted: bool = True) -> list[PastRun]:
+    return [PastRun(measured=run, promoted=promoted) for run in runs]
+
+
+def bounds_of(history: Sequence[float], usual: float = USUAL, tests: int = CELLS) -> Bounds:
+    return bounds(spread(history, usual), margin=0.005, suite_alpha=0.01, compared=tests)
+
+
+# --- the spread
+
+
+@pytest.mark.parametrize(("hardware", "quiet", "noisy"), [("gpu", 0.01, 0.2), ("cpu", 0.06, 0.2)])
+def test_what_is_usual_is_built_in_and_may_be_given(hardware: str, quiet: float, noisy: float) -> None:
+    built_in = read_decision({}, name="t.toml")[hardware]
+    assert (built_in.run_spread, built_in.noisy_run_spread) == (quiet, noisy)
+    given = read_decision(
+        {"decision": {hardware: {"run_spread": 0.1, "noisy_run_spread": 0.1}}}, name="t.toml"
+    )[hardware]
+    assert (given.run_spread, given.noisy_run_spread) == (0.1, 0.1)
+    assert (given.default, given.metrics) == (built_in.default, built_in.metrics)
+    assert given.with_sets(9).run_spread == 0.1
+
+
+@pytest.mark.parametrize(
+    ("history", "deviation", "freedom"),
+    [
+        ([], 0.01, 10),
+        ([5.0], 0.01, 10),
+        ([0.0, 0.04], math.sqrt((10 * 1e-4 + 1 * 8e-4) / 11), 11),
+        ([0.0, 0.04, 0.0], math.sqrt((10 * 1e-4 + 1.6 * 8e-4) / 11.6), 11.6),
+        ([1.0] * 5, math.sqrt(10 * 1e-4 / (10 + 32 / 11)), 10 + 32 / 11),
+    ],
+)
+def test_a_tests_own_runs_count_beside_what_is_usual(
+    history: list[float], deviation: float, freedom: float
+) -> None:
+    found = spread(history, 0.01)
+    assert (found.deviation, found.freedom) == pytest.approx((deviation, freedom))
+
+
+@pytest.mark.parametrize("runs", [2, 5, 20])
+def test_successive_differences_have_the_variance_and_the_freedom_that_is_counted(runs: int) -> None:
+    """A variance with f degrees of freedom has 2 / f of its own square as its variance."""
+    own = np.array(
+        [(np.diff(each) ** 2).mean() / 2 for each in np.random.default_rng(1).normal(size=(20_000, runs))]
+    )
+    assert own.mean() == pytest.approx(1, rel=0.05)
+    assert 2 / own.var() == pytest.approx(spread([0.0] * runs, 1.0).freedom - 10, rel=0.1)
+
+
+@BOUNDED
+@given(logs, usuals, st.floats(-5, 5), st.floats(1, 10))
+def test_units_change_nothing_and_a_wider_history_never_makes_a_bound_tighter(
+    history: list[float], usual: float, shift: float, wider: float
+) -> None:
+    here, there = bounds_of(history, usual), bounds_of([each + shift for each in history], usual)
+    assert (there.suspect, there.slower) == pytest.approx((here.suspect, here.slower))
+    wide = bounds_of([each * wider for each in history], usual)
+    assert wide.suspect >= here.suspect * (1 - 1e-12)
+    assert wide.slower >= here.slower * (1 - 1e-12)
+
+
+@BOUNDED
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=19), usuals, st.floats(1, 10))
+def test_more_runs_of_a_noisy_test_never_make_a_bound_tighter(
+    offsets: list[float], usual: float, factor: float
+) -> None:
+    """Noisy: each run is at least 2.5 times what is usual from the one before."""
+    history = [0.0]
+    for offset in offsets:
+        longer = [*history, history[-1] + (2.5 * usual * factor + offset) * (-1) ** len(history)]
+        assert bounds_of(longer, usual).suspect >= bounds_of([], usual).suspect
+        assert bounds_of(longer, usual).slower >= bounds_of([], usual).slower
+        history = longer
+
+
+@BOUNDED
+@given(logs, usuals, st.integers(1, 1000), st.integers(1, 1000))
+def test_slower_is_above_suspect_and_grows_with_the_tests(
+    history: list[float], usual: float, few: int, more: int
+) -> None:
+    one, many = (bounds_of(history, usual, tests) for tests in sorted((few, few + more)))
+    assert 0.005 < one.suspect == many.suspect <= one.slower <= many.slower
+
+
+def test_the_bounds_are_the_formulas() -> None:
+    found = bounds(Spread(deviation=0.02, freedom=13.5), margin=0.005, suite_alpha=0.01, compared=60)
+    assert found.suspect == pytest.approx(0.005 + t.isf(0.01, 13.5) * 0.02 * math.sqrt(2))
+    assert found.slower == pytest.approx(0.005 + t.isf(0.01 / 60, 13.5) * 0.02 * math.sqrt(2))
+
+
+# --- how often that errs, simulated
+
+
+def suites(
+    deviation: float, runs: int, *, number: int = 400, accepted: float = 0.0, now: float = 0.0
+) -> tuple[float, int]:
+    """Of `number` suites of `CELLS` tests: the share of tests that are suspects or slower; how many suites have a slower one.
+
+    The last half of the runs, and this one, have an `accepted` change; this one is slower than those by `now`, in logs.
+    """
+    random = np.random.default_rng([runs, int(deviation * 1e4)])
+    history = random.normal(0, deviation, (number, CELLS, runs))
+    history[..., runs // 2 :] += accepted
+    last = random.normal(accepted + now, deviation, (number, CELLS))
+    found = [[bounds_of(each) for each in suite] for suite in history.tolist()]
+    change = last - history[..., -1]
+    suspect = change > np.array([[each.suspect for each in suite] for suite in found])
+    slower = change > np.array([[each.slower for each in suite] for suite in found])
+    return float(suspect.mean()), int(slower.any(axis=1).sum())
+
+
+@pytest.mark.parametrize(("deviation", "runs"), [(0.005, 1), (0.005, 5), (0.01, 1), (0.01, 5), (0.01, 20)])
+def test_chance_fails_less_than_one_suite_in_a_hundred(deviation: float, runs: int) -> None:
+    suspects, failed = suites(deviation, runs)
+    assert binomtest(failed, 400).proportion_ci(method="wilson").high < 0.01
+    assert suspects < 0.01
+
+
+def test_of_runs_that_differ_by_twice_the_usual_chance_fails_some_suites_and_fewer_the_more_runs_are_known() -> (
+    None
+):
+    """About 12, 5 and 3 in a hundred: what is usual has to be measured before it is trusted."""
+    failed = [suites(0.02, runs)[1] / 400 for runs in (1, 5, 20)]
+    assert 0.2 > failed[0] > failed[1] > failed[2]
+    assert failed[2] < 0.06
+
+
+@pytest.mark.parametrize("runs", [1, 5, 20])
+def test_ten_percent_is_a_suspect_always_and_slower_nearly_always(runs: int) -> None:
+    suspects, failed = suites(0.005, runs, number=50, now=math.log(1.1))
+    assert (suspects, failed) == (1, 50)
+
+
+@pytest.mark.parametrize(("runs", "gain"), [(5, 0.05), (10, 0.1), (20, 0.1)])
+def test_a_gain_that_was_accepted_and_is_lost_makes_suspects(runs: int, gain: float) -> None:
+    suspects, _ = suites(0.005, runs, number=50, accepted=math.log(1 - gain), now=math.log(1.1))
+    assert suspects > 0.99
+
+
+# --- slow drift
+
+
+@pytest.mark.parametrize("deviation", [0.002, 0.005, 0.01])
+def test_nights_that_do_not_drift_are_not_said_to(deviation: float) -> None:
+    nights = np.random.default_rng(4).normal(0, deviation, (CELLS, 105)).tolist()
+    found = [
+        drift(each[:5], each[night - 4 : night + 1], USUAL, 0.01 / CELLS)
+        for each in nights
+        for night in range(9, 105)
+    ]
+    assert set(found) == {0.0}
+
+
+@BOUNDED
+@given(st.lists(st.floats(-0.004, 0.004), min_size=10, max_size=10), st.floats(0.06, 1), st.integers(0, 3))
+def test_what_sums_up_to_six_percent_is_a_drift_and_its_size_is_told(
+    noise: list[float], change: float, zone: int
+) -> None:
+    first, last = [zone + each for each in noise[:5]], [zone + change + each for each in noise[5:]]
+    assert drift(first, last, USUAL, 0.01 / CELLS) == pytest.approx(
+        change + sum(noise[5:]) / 5 - sum(noise[:5]) / 5
+    )
+    assert drift(last, first, USUAL, 0.01 / CELLS) == 0
+    assert drift(first, last, 0.2, 0.01 / CELLS) == 0 or change > 0.4, (
+        "of what moves that much it says nothing"
+    )
+
+
+def test_the_first_five_promoted_are_compared_with_the_last_five_runs() -> None:
+    def runs(*seconds: float, promoted: bool) -> list[PastRun]:
+        return past(*({"t": measured(each)} for each in seconds), promoted=promoted)
+
+    begun = [
+        *runs(9.0, promoted=False),
+        *runs(1, 2, 3, promoted=True),
+        *runs(9.0, promoted=False),
+        *runs(4, 5, promoted=True),
+    ]
+    between = [
+        *past({"t": measured(7.0, spec=OTHER)}, {}),
+        *runs(6, 7, promoted=False),
+        *runs(8, promoted=True),
+    ]
+    ends = first_and_last([*begun, *between, *runs(9, promoted=False)], "t", measured(10.0))
+    assert ends is not None
+    assert [[round(math.exp(each)) for each in end] for end in ends] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert first_and_last([*begun, *between], "t", measured(10.0)) is None, "four follow the fifth"
+    assert first_and_last(runs(*[1.0] * 20, promoted=False), "t", measured(1.0)) is None, "none was promoted"

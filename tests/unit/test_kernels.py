@@ -1,0 +1,220 @@
+"""The kernels of a step: named by one profile that leaves nothing on, told by a digest, and compared by set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.instruments import timing
+from ddpperf.instruments.kernels import digest, digest_of_ranks, kernel_names, other_kernels
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import TrainingSpec
+from tests.generated import BOUNDED
+from tests.unit.test_session import session
+
+CPU = torch.device("cpu")
+STEP = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+
+
+def multiply() -> None:
+    matrix = torch.ones(4, 4, requires_grad=True)
+    with torch.profiler.record_function("mine::note"):
+        torch.mm(matrix, matrix).relu().sum().backward()
+
+
+def profiling() -> bool:
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+# --- names
+
+
+def test_the_operators_of_a_step_are_named_once_and_no_annotation_is() -> None:
+    names = kernel_names(multiply, CPU)
+    assert names == sorted(set(names))
+    assert {"aten::mm", "aten::relu", "autograd::engine::evaluate_function: MmBackward0"} <= set(names)
+    assert "mine::note" not in names
+    assert all("::" in name for name in names)
+
+
+def test_a_step_is_run_once_and_the_profiler_only_meanwhile() -> None:
+    calls: list[bool] = []
+    kernel_names(lambda: calls.append(profiling()), CPU)
+    assert calls == [True]
+    assert not profiling()
+
+
+def test_what_a_step_raises_is_raised_and_the_profiler_is_off() -> None:
+    def fail() -> None:
+        raise ArithmeticError("of the step")
+
+    with pytest.raises(ArithmeticError, match="of the step"):
+        kernel_names(fail, CPU)
+    assert not profiling()
+    assert kernel_names(multiply, CPU)
+
+
+EVENTS = [
+    {"cat": "kernel", "name": "void at::native::fill<4>(float*)"},
+    {"cat": "kernel", "name": "triton_poi_fused_relu_3"},
+    {"cat": "kernel", "name": "triton_poi_fused_relu_3"},
+    {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)"},
+    {"cat": "gpu_memset", "name": "Memset (Device)"},
+    {"cat": "gpu_user_annotation", "name": "nccl:all_reduce"},
+    {"cat": "cuda_runtime", "name": "cudaGraphLaunch"},
+    {"cat": "cpu_op", "name": "aten::mm"},
+    {"name": "process_name"},
+]
+
+
+class Profiler:
+    """One of a GPU's, in which one call may fail."""
+
+    failing = ""
+    calls: list[str]
+
+    def __init__(self, *, activities: list[Any]) -> None:
+        assert activities == [torch.profiler.ProfilerActivity.CUDA]
+        Profiler.calls = []
+        self.call("made")
+
+    def call(self, name: str) -> None:
+        Profiler.calls.append(name)
+        if name == Profiler.failing:
+            raise RuntimeError(f"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {name}")
+
+    def start(self) -> None:
+        self.call("started")
+
+    def stop(self) -> None:
+        self.call("stopped")
+
+    def export_chrome_trace(self, path: str) -> None:
+        self.call("exported")
+        Path(path).write_text(json.dumps({"traceEvents": EVENTS}))
+
+
+@pytest.fixture
+def gpu_profiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Names the kernels of a step on a GPU whose profiler fails at a call."""
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(timing, "synchronize", lambda device: Profiler.calls.append("synchronized"))
+
+    def names(failing: str) -> list[str]:
+        Profiler.calls = []
+        monkeypatch.setattr(Profiler, "failing", failing)
+        return kernel_names(lambda: Profiler.calls.append("step"), torch.device("cuda", 0))
+
+    return names
+
+
+def test_of_a_gpu_its_kernels_are_named_neither_copies_nor_launches(
+    gpu_profiler: Callable[[str], list[str]],
+) -> None:
+    assert gpu_profiler("") == ["triton_poi_fused_relu_3", "void at::native::fill<4>(float*)"]
+    assert Profiler.calls == ["made", "started", "step", "synchronized", "stopped", "exported"]
+
+
+@pytest.mark.parametrize("failing", ["made", "started", "stopped", "exported"])
+def test_a_profiler_that_fails_names_nothing_and_the_step_is_run_all_the_same(
+    gpu_profiler: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    """A rank that left it out would let the others of its group wait."""
+    assert gpu_profiler(failing) == []
+    assert Profiler.calls.count("step") == 1
+    assert ("stopped" in Profiler.calls) == (failing != "made"), "whatever of it has started"
+    assert (
+        f"could not be profiled: RuntimeError('CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {failing}')"
+        in capsys.readouterr().out
+    )
+
+
+# --- digests
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (["a", "b"], ["b", "a", "b"], True),
+        (["a", "b"], ["a"], False),
+        (["a b"], ["a", "b"], False),
+        (["kernel<at 0x7f00aB>"], ["kernel<at 0x55e>"], True),  # where a process keeps it
+        (["triton_poi_fused_relu_3"], ["triton_poi_fused_relu_4"], False),  # something else was fused
+        (["sm90_xmma_tilesize64x64x64"], ["sm90_xmma_tilesize128x64x64"], False),
+        ([], [], True),
+    ],
+)
+def test_equal_kernels_have_equal_digests(one: list[str], other: list[str], equal: bool) -> None:
+    assert (digest(one) == digest(other)) == equal
+
+
+@BOUNDED
+@given(st.lists(st.text("abc\n 0", max_size=3)), st.lists(st.text("abc\n 0", max_size=3)))
+def test_a_digest_tells_sets_of_names_apart_and_of_none_is_empty(one: list[str], other: list[str]) -> None:
+    assert re.fullmatch("[0-9a-f]{12}" if one else "", digest(one))
+    assert (digest(one) == digest(other)) == (set(one) == set(other))
+
+
+def test_a_sets_digest_is_of_each_ranks_in_its_place_and_unknown_if_one_is() -> None:
+    assert digest_of_ranks(["aa", "bb"]) != digest_of_ranks(["bb", "aa"])
+    assert digest_of_ranks(["aa", "bb", "bb"]) != digest_of_ranks(["aa", "aa", "bb"])
+    assert digest_of_ranks(["aa", "bb"]) == digest_of_ranks(["aa", "bb"]) != ""
+    assert digest_of_ranks(["aa", ""]) == digest_of_ranks([]) == ""
+
+
+# --- sets that differ
+
+
+def measured(**kernels: str) -> Measured:
+    """Sets by their names, which begin with the side's, and what each ran."""
+    samples = [
+        Sample(set=name, side=name[0], torch="2.11", seconds=((0.1,),), kernels=digest)
+        for name, digest in kernels.items()
+    ]
+    return Measured(spec=STEP, iterations=1, samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "warnings"),
+    [
+        ({"A1": "x", "A2": "x"}, []),
+        ({"A1": "", "A2": "x", "A3": "x"}, []),
+        ({"A1": "x", "B2": "y", "A3": "x", "B4": "y"}, []),  # two sides may differ
+        (
+            {"A1": "y", "A2": "x", "A3": "y", "A4": "x", "A5": "x"},
+            ["sets A1 and A3 ran other kernels than the rest"],
+        ),
+        (
+            {"A1": "y", "A2": "z", "A3": "w", "A4": "x", "A5": "x"},
+            ["sets A1, A2 and A3 ran other kernels than the rest"],
+        ),
+        ({"A1": "x", "A2": "x", "A3": "y"}, ["set A3 ran other kernels than the rest"]),
+        ({"A1": "x", "A2": "y"}, ["set A2 ran other kernels than set A1"]),
+        (
+            {"A1": "x", "A2": "y", "A3": "y", "A4": "x"},
+            ["sets A2 and A3 ran other kernels than sets A1 and A4"],
+        ),
+        (
+            {"A1": "x", "B2": "y", "A3": "x", "B4": "x", "A5": "y", "B6": "y"},
+            ["set A5 ran other kernels than the rest", "set B4 ran other kernels than the rest"],
+        ),
+    ],
+)
+def test_the_sets_that_ran_other_kernels_are_named(kernels: dict[str, str], warnings: list[str]) -> None:
+    assert other_kernels(measured(**kernels)) == [f"doubtful: {warning}" for warning in warnings]
+
+
+def test_a_run_doubts_what_sets_with_different_kernels_measured(tmp_path: Path) -> None:
+    different = measured(A1="x", A2="x", A3="y")
+    for fresh in (True, False):
+        assert session(tmp_path).warnings(different, fresh) == [
+            "doubtful: set A3 ran other kernels than the rest"
+        ]

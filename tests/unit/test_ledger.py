@@ -1,0 +1,48 @@
+"""The ledger of messages: what it has not been told about it sees, too, and its totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpperf.instruments.message_ledger import OTHER, Ledger, Message, totals
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_message_that_it_has_not_been_told_about_is_seen() -> None:
+    values = torch.ones(100)
+    with (ledger := Ledger()):
+        ledger.phase = "forward"
+        dist.all_reduce(values)
+        dist.all_gather([torch.empty(100)], values)
+        dist.reduce_scatter_tensor(torch.empty(100), values)
+        dist.barrier()
+    dist.all_reduce(values)
+    told = [(message.collective, message.kind) for message in ledger.messages]
+    assert told == [
+        ("allreduce", OTHER),
+        ("allgather", "parameters"),
+        ("reduce_scatter", OTHER),
+        ("barrier", "control"),
+    ]
+    assert [message.nbytes for message in ledger.messages[:3]] == [400] * 3
+    assert totals(ledger.messages)[OTHER] == (2, 800)
+
+
+def test_totals_count_messages_and_add_bytes() -> None:
+    messages = [Message(phase="backward", collective="allreduce", nbytes=nbytes) for nbytes in (3, 4)]
+    assert totals([*messages, Message(phase="forward", collective="broadcast", nbytes=5)]) == {
+        "gradients": (2, 7),
+        "buffers": (1, 5),
+    }
+    assert totals([]) == {}

@@ -1,0 +1,158 @@
+"""Our ResNets beside torchvision's, equal to the last bit; and torchvision's own models by their names."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpperf.specs import Model
+from ddpperf.training.models import MODELS, build
+
+PUBLISHED = [name for name in MODELS if name != "resnet10_cifar"]  # a small one of our own
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def torchvision_model(name: str) -> nn.Module:
+    """torchvision's model of our name; for a CIFAR form, torchvision's with the stem and the classes replaced."""
+    models: Any = pytest.importorskip("torchvision").models
+    if not name.endswith("_cifar"):
+        plain: nn.Module = getattr(models, name)()
+        return plain
+    model: Any = getattr(models, name.removesuffix("_cifar"))(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    changed: nn.Module = model
+    return changed
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """The model with every vector away from its start: BatchNorms that are all alike would hide a swapped one."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.is_floating_point() and value.dim() == 1:
+                value.add_(torch.rand(value.shape, generator=generator), alpha=0.1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet10_cifar", 78_002),
+        ("resnet18", 11_689_512),
+        ("resnet18_cifar", 11_173_962),
+        ("resnet50_cifar", 23_520_842),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name: Model, count: int) -> None:
+    assert sum(parameter.numel() for parameter in MODELS[name]().parameters()) == count
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_outputs_equal_torchvisions(name: Model, training: bool) -> None:
+    theirs = randomized(torchvision_model(name)).train(training)
+    ours = MODELS[name]().train(training)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    with torch.no_grad():
+        outputs = ours(IMAGES)
+        assert outputs.isfinite().all()
+        assert torch.equal(outputs, theirs(IMAGES))
+    state = ours.state_dict()  # after a training forward: the running statistics moved alike
+    assert all(torch.equal(state[key], value) for key, value in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_torchvision_loads_our_state_dict(name: Model) -> None:
+    ours, theirs = randomized(MODELS[name]()), torchvision_model(name)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+def test_gradients_equal_torchvisions() -> None:
+    theirs = torchvision_model("resnet18")
+    ours = MODELS["resnet18"]()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    for model in (ours, theirs):
+        model(IMAGES).square().mean().backward()
+    for (key, our), (_, their) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert our.grad is not None
+        assert their.grad is not None
+        assert torch.equal(our.grad, their.grad), key
+
+
+def test_the_start_equals_torchvisions() -> None:
+    pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    ours = MODELS["resnet18"]().state_dict()
+    torch.manual_seed(0)
+    theirs = torchvision_model("resnet18").state_dict()
+    assert all(torch.equal(ours[key], value) for key, value in theirs.items())
+
+
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    model: Any = MODELS["resnet18_cifar"]()
+    stem = model.maxpool(model.conv1(IMAGES))
+    assert stem.shape == (2, 64, 32, 32)
+    assert model(IMAGES).shape == (2, 10)
+
+
+# --- torchvision's own
+
+
+def test_a_model_of_torchvision_goes_by_its_name() -> None:
+    models: Any = pytest.importorskip("torchvision").models
+    torch.manual_seed(0)
+    ours = build("torchvision:mobilenet_v3_small")
+    torch.manual_seed(0)
+    theirs = models.mobilenet_v3_small()
+    assert type(ours) is type(theirs)
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()), (
+        "random weights"
+    )
+    assert ours(IMAGES).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_own_names_are_ours(name: Model) -> None:
+    with torch.device("meta"):
+        assert type(build(name)) is type(MODELS[name]())
+
+
+def test_a_transformer_is_built_for_images_of_32x32() -> None:
+    pytest.importorskip("torchvision")
+    with torch.device("meta"):  # shapes only
+        model: Any = build("torchvision:vit_b_16")
+        assert model(IMAGES.to("meta")).shape == (2, 1000)
+    assert (model.image_size, model.seq_length) == (32, 1 + 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("torchvision:mobilnet_v3_small", r"such as mobilenet_v3_small, "),
+        ("torchvision:vit", r"name one of them"),
+        ("torchvision:zzzzzz", r"name one of them$"),
+        ("torchvision:fasterrcnn_resnet50_fpn", r"name one of them"),  # it classifies no images
+        ("vgg16_by_hand", r"such as vgg16"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_is_near(name: str, advice: str) -> None:
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match=rf"^model {name} is none of torchvision's; .*{advice}") as refusal:
+        build(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_torchvision_only_ours_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    with torch.device("meta"):
+        build("resnet18")
+    with pytest.raises(
+        ValueError, match=r"^model torchvision:vit_b_16 needs torchvision, which .* has not; install it$"
+    ):
+        build("torchvision:vit_b_16")

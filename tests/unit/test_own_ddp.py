@@ -1,0 +1,166 @@
+"""Our own DDP, by one rank: which gradients are sent together, when, and what is said if one is missing. Two ranks train by it
+in test_equal_strategies."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpperf import execution as executions
+from ddpperf.errors import CannotTrain
+from ddpperf.machine.compiler import compiler_reason
+from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.training.own_ddp import Bucket, OwnDDP, divided
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def spec(bucket_cap_mb: int = 0, execution: Execution = "eager") -> TrainingSpec:
+    by: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy": "own_ddp"}
+    return TrainingSpec(**by, execution=execution, bucket_cap_mb=bucket_cap_mb)
+
+
+def layers() -> nn.Sequential:
+    """Of 4 MiB each."""
+    return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("mib", "asked", "together"),
+    [
+        ([64, 32, 16, 8, 8], spec(), [64, 32, 16, 8, 8]),
+        ([8] * 8, spec(), [24, 16, 8, 8, 8]),
+        ([0.25] * 8, spec(), [1, 0.5, 0.5]),
+        ([0.25, 16, 16], spec(), [16.25, 16]),
+        ([8] * 8, spec(bucket_cap_mb=20), [16, 16, 16, 16]),
+        ([8] * 8, spec(execution="compile"), [32, 32]),
+        ([1, 48, 1, 1], spec(execution="compile"), [49, 2]),
+        ([8] * 8, spec(bucket_cap_mb=20, execution="compile"), [16, 16, 16, 16]),
+    ],
+)
+def test_gradients_are_sent_together_by_their_bytes(
+    mib: list[float], asked: TrainingSpec, together: list[float]
+) -> None:
+    parameters = [nn.Parameter(torch.empty(int(each * MIB / 4), device="meta")) for each in mib]
+    buckets = list(divided(parameters, asked))
+    assert [parameter for bucket in buckets for parameter in bucket] == parameters
+    assert [sum(each.nbytes for each in bucket) / MIB for bucket in buckets] == together
+
+
+def test_gradients_of_two_types_are_not_sent_together() -> None:
+    types = (torch.float32, torch.float16, torch.float32)
+    first, other, last = (nn.Parameter(torch.empty(4, dtype=dtype)) for dtype in types)
+    assert list(divided([first, other, last], spec())) == [[first, last], [other]]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_bucket_is_sent_when_its_last_gradient_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first step all are sent at its end, since before that their order is not known."""
+    model = OwnDDP(layers(), spec(bucket_cap_mb=8), CPU)
+    sent: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def noted(buffer: Tensor, **options: Any) -> Any:
+        sent.append(sum(each.grad is not None for each in model.parameters()))
+        return all_reduce(buffer, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", noted)
+    for expected in ([4, 4], [2, 4]):
+        sent.clear()
+        model.zero_grad()
+        model(torch.ones(1, 1024)).sum().backward()
+        assert sent == expected
+    last, first = model.buckets
+    assert [*last.parameters] == [*model.parameters()][:1:-1], "the last layers' gradients come first"
+    assert [*first.parameters] == [*model.parameters()][1::-1]
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_are_laid_out_as_their_parameters_are() -> None:
+    convolutions = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Conv2d(5, 7, 3, bias=False))
+    convolutions.to(memory_format=torch.channels_last)
+    inputs = torch.randn(2, 3, 8, 8)
+    convolutions(inputs).square().mean().backward()
+    alone = [each.grad for each in convolutions.parameters()]
+    convolutions.zero_grad()
+    OwnDDP(convolutions, spec(), CPU)(inputs).square().mean().backward()
+    for parameter, gradient in zip(convolutions.parameters(), alone, strict=True):
+        assert parameter.grad is not None
+        assert gradient is not None
+        torch.testing.assert_close(parameter.grad, gradient)
+        assert parameter.grad.stride() == parameter.stride()
+
+
+@pytest.mark.usefixtures("group")
+def test_buckets_are_sent_in_one_order_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or ranks would add up different ones."""
+    model = OwnDDP(layers(), spec(bucket_cap_mb=4), CPU)
+    model(torch.ones(1, 1024)).sum().backward()
+    sent: list[Bucket] = []
+    monkeypatch.setattr(Bucket, "sum", lambda bucket: sent.append(bucket))
+    monkeypatch.setattr(Bucket, "fill", lambda bucket: None)
+    model.zero_grad()
+    first, second, *later = model.buckets
+    for bucket in (second, *later, first):
+        model.arrived.append(bucket.parameters[0])  # as if a backward pass had begun
+        model._arrive(bucket.parameters[0])
+        assert sent == ([] if bucket is not first else model.buckets)
+
+
+@pytest.mark.usefixtures("group")
+def test_it_is_let_go_of_with_all_that_it_holds() -> None:
+    model = OwnDDP(layers(), spec(), CPU)
+    model(torch.ones(1, 1024)).sum().backward()
+    held = [weakref.ref(each) for each in (model, model.buckets[0].flat, next(model.parameters()))]
+    del model
+    gc.collect()
+    assert [each() for each in held] == [None, None, None]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_parameter_without_a_gradient_is_told_in_a_sentence() -> None:
+    model = OwnDDP(layers(), spec(), CPU)
+    next(model.parameters()).requires_grad_(False)
+    with pytest.raises(
+        CannotTrain,
+        match=re.escape("a gradient of each parameter in each step, got none of 0.weight; use all"),
+    ):
+        model(torch.ones(1, 1024)).sum().backward()
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_a_compiled_step_has_a_backward_pass_of_two_parts() -> None:
+    """The last layers' gradients are there before the first layers' begin to be computed."""
+    module = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
+    half = sum(each.nbytes for each in module.parameters()) // 2
+    compiled_passes = []
+    for part_bytes in (0, half):
+        step = executions.compiled(lambda inputs: module(inputs).square().sum(), "", part_bytes=part_bytes)
+        nodes: list[Any] = [step(torch.ones(1, 16)).grad_fn]
+        for node in nodes:
+            nodes += [each for each, _ in node.next_functions if each is not None and each not in nodes]
+        compiled_passes.append(sum("CompiledFunction" in type(node).__name__ for node in nodes))
+    assert compiled_passes == [1, 2]
+    executions.forget_compiled()
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_lie_where_16_bytes_can_be_read_at_once_and_nothing_lies_between_them() -> None:
+    model = OwnDDP(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 8), nn.Linear(8, 4)), spec(), CPU)
+    model(torch.ones(1, 5)).sum().backward()
+    (bucket,) = model.buckets
+    assert bucket.flat.numel() == sum(each.numel() for each in model.parameters())
+    misaligned = [
+        each.shape for each in model.parameters() if each.grad is not None and each.grad.data_ptr() % 16
+    ]
+    assert misaligned in ([(3,)], [(3, 5)]), (
+        "one of the two that are no multiples of 16 bytes, behind the other"
+    )

@@ -1,0 +1,182 @@
+"""The parts of a step: each is laid to where its time was spent, all of them are the step, and its FLOPs are counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf.instruments import step_parts as parts
+from ddpperf.instruments.step_parts import PartedTraining
+from ddpperf.specs import PARTS, Execution, PartsSpec
+from ddpperf.training import task
+
+SINGLE = PartsSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=8)
+CPU = torch.device("cpu")
+SPENT = {"data": 1.0, "forward": 20.0, "backward": 300.0, "optimizer": 4000.0}  # by the clock below
+DELAY_SECONDS = 0.2
+
+
+class Clock:
+    """Seconds that pass only where something says so."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, part: str) -> None:
+        self.now += SPENT[part]
+
+
+class SpendsBackward(torch.autograd.Function):
+    """Nothing but time, in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, clock: Clock) -> Tensor:
+        context.clock = clock
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        context.clock.spend("backward")
+        return gradient, None
+
+
+class Slow(nn.Module):
+    """A linear layer whose passes take the clock's time."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.linear = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.clock.spend("forward")
+        logits: Tensor = SpendsBackward.apply(self.linear(images.flatten(1)), self.clock)
+        return logits
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(task, "build", lambda _: Slow(clock))
+    return clock
+
+
+def trained(
+    spec: PartsSpec, prepare: Callable[[PartedTraining], object] = lambda _: None, rounds: int = 1
+) -> dict[str, float]:
+    """What is counted after some rounds of an untimed step and three timed ones."""
+    training = PartedTraining(spec, rank=0, device=CPU)
+    training.warm_up(2)
+    prepare(training)
+    for _ in range(rounds):
+        training.start_round()
+        for _ in range(1 + 3):
+            training.step()
+        training.end_round(1 + 3)
+    return training.finish()
+
+
+def spend_beside(training: PartedTraining, clock: Clock) -> None:
+    """Loading a batch takes time, and updating the parameters."""
+    load, update = training.input.load, training.optimizer.step
+
+    def slow_load() -> None:
+        clock.spend("data")
+        load()
+
+    def slow_update(*arguments: Any) -> Any:
+        clock.spend("optimizer")
+        return update(*arguments)
+
+    training.input.load = slow_load  # type: ignore[method-assign]
+    training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
+
+
+def seconds(counters: dict[str, float]) -> dict[str, float]:
+    return {part: counters[f"{part}_seconds"] for part in PARTS if f"{part}_seconds" in counters}
+
+
+def test_each_part_is_laid_to_where_its_time_was_spent(clock: Clock) -> None:
+    assert seconds(trained(SINGLE, lambda training: spend_beside(training, clock), rounds=2)) == SPENT
+
+
+def test_a_batch_in_parts_has_as_many_passes(clock: Clock) -> None:
+    found = seconds(
+        trained(
+            dataclasses.replace(SINGLE, accumulation_steps=2), lambda training: spend_beside(training, clock)
+        )
+    )
+    assert found == SPENT | {"forward": 2 * SPENT["forward"], "backward": 2 * SPENT["backward"]}
+
+
+def test_a_rounds_first_step_counts_as_little_as_in_its_time(clock: Clock) -> None:
+    training = PartedTraining(SINGLE, rank=0, device=CPU)
+    training.warm_up(2)
+    for _ in range(2):
+        training.start_round()
+        clock.spend("optimizer")  # whatever lies between
+        first = training.input.load
+        training.input.load = lambda: clock.spend("optimizer")  # type: ignore[method-assign]
+        training.step()
+        training.input.load = first  # type: ignore[method-assign]
+        training.step()
+        training.end_round(2)
+    assert seconds(training.finish()) == SPENT | {"data": 0.0, "optimizer": 0.0}
+
+
+def test_one_process_has_no_gradients_to_synchronize(clock: Clock) -> None:
+    assert "gradient_sync_seconds" not in trained(SINGLE)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=pytest.mark.figures)])
+def test_a_message_that_leaves_late_is_the_synchronizations(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the backward pass', in which it was given to the backend."""
+    layers = nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
+    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
+    spec = dataclasses.replace(SINGLE, strategy="ddp", comm_delay_seconds=DELAY_SECONDS, execution=execution)
+    found = seconds(trained(spec))
+    assert found["gradient_sync"] > 0.99 * DELAY_SECONDS
+    assert sum(found.values()) - found["gradient_sync"] < DELAY_SECONDS
+
+
+@pytest.mark.usefixtures("group")
+def test_a_batch_in_parts_synchronizes_once(clock: Clock) -> None:
+    training = PartedTraining(
+        dataclasses.replace(SINGLE, strategy="ddp", accumulation_steps=2), rank=0, device=CPU
+    )
+    training.warm_up(2)
+    training.step()
+    passes = ["forward", "backward", "forward", "backward", "gradient_sync", "optimizer"]
+    assert [part for part, _ in training.marks] == ["data", "optimizer", *passes]
+
+
+@pytest.mark.parametrize("in_parts", [1, 2])
+def test_the_flops_are_those_of_the_forward_and_backward_pass(
+    in_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, hidden, classes, batch = 3 * 32 * 32, 20, 10, SINGLE.per_rank_batch_size
+    layers = nn.Flatten(), nn.Linear(inputs, hidden), nn.Linear(hidden, classes)
+    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
+    forward = 2 * batch * (inputs * hidden + hidden * classes)
+    of_weights, of_activations = forward, 2 * batch * hidden * classes  # none of the images
+    counted = trained(dataclasses.replace(SINGLE, accumulation_steps=in_parts))["flops"]
+    assert counted == forward + of_weights + of_activations
+
+
+def test_a_strategy_whose_parts_do_not_follow_each_other_is_refused() -> None:
+    with pytest.raises(ValueError, match="a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"):
+        PartsSpec(world_size=2, per_rank_batch_size=4, strategy="fsdp")

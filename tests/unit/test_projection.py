@@ -1,0 +1,197 @@
+"""The excess on more devices: known ones are found again, intervals hold them, and nothing is said of a network not given."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import pytest
+
+from ddpperf.analysis.cost_models import NotToldApart, counts
+from ddpperf.analysis.projection import (
+    DOUBLING_ERROR,
+    Excess,
+    Network,
+    Sending,
+    all_reduce_seconds,
+    project,
+    sending_error,
+    sending_seconds,
+)
+from ddpperf.analysis.protocols import Envelope, choose_envelope
+from tests.unit.test_cost_models import H200
+
+MB = 1e6
+BUCKETS = [2 * MB, 25 * MB, 17 * MB]
+
+
+def lines(N: int) -> Envelope:
+    """Two protocols whose latency grows by 4 us for each doubling, on links of 400 GB/s."""
+    volume = counts("ring", N).volume
+    latency = 6e-6 + 4e-6 * N.bit_length()
+    return Envelope(lines=((latency, volume / 150e9), (latency + 10e-6, volume / 400e9)))
+
+
+def test_more_devices_have_a_rings_bytes_and_a_latency_that_grows() -> None:
+    measured = {2: lines(2), 4: lines(4)}
+    for nbytes in (0, 1000, MB, 100 * MB):
+        assert all_reduce_seconds(measured, nbytes, 4) == lines(4).seconds(nbytes)
+        assert all_reduce_seconds(measured, nbytes, 8) == pytest.approx(lines(8).seconds(nbytes))
+    assert all_reduce_seconds({2: lines(2)}, 0, 8) == lines(2).seconds(0), "of one number it is not known"
+
+
+def test_a_number_between_two_measured_ones_takes_no_less_than_nothing() -> None:
+    """A line of long messages may start at 0, and the shift to fewer devices is below that."""
+    from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
+    measured = {2: lines(2), 4: from_zero}
+    for nbytes in (0, 1000, MB):
+        assert all_reduce_seconds(measured, nbytes, 3) >= 0
+    growing = {2: lines(2), 4: lines(4)}
+    assert lines(2).seconds(0) < all_reduce_seconds(growing, 0, 3) < lines(4).seconds(0)
+    negative = {2: Envelope(lines=((5e-6, 1e-11),)), 4: Envelope(lines=((0.0, 1e-11), (40e-6, 1e-12)))}
+    negative[8] = Envelope(lines=((90e-6, 1e-11),))
+    assert all_reduce_seconds(negative, 0, 3) == 0
+
+
+@pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
+def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
+    measured = {
+        N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)
+    }
+    assert all_reduce_seconds(measured, nbytes, 8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
+
+
+def sending(N: int) -> Sending:
+    return sending_seconds({2: lines(2), 4: lines(4)}, BUCKETS, N, node=8, network=None)
+
+
+def sending_off(off: float, N: int) -> Sending:
+    """On 8 devices, what a model is off by."""
+    return Sending(within=sending(N).within * (off if N == 8 else 1))
+
+
+def known(N: int) -> float:
+    """100 us of bookkeeping, and 70 % of sending that is not hidden."""
+    return 100e-6 + 0.7 * sending(N).seconds
+
+
+BOOKKEEPING = Excess(seconds=100e-6, error=1e-6, one_device_error=1e-6)
+
+
+def test_a_known_excess_is_found_again_and_nearer_than_the_plain_guess() -> None:
+    measured = {N: Excess(seconds=known(N), error=1e-6, one_device_error=1e-6) for N in (2, 4)}
+    found = project(measured, BOOKKEEPING, sending, 8, hideable=1.0, error=0.02)
+    assert found.seconds == pytest.approx(known(8))
+    assert found.low < known(8) < found.high
+    assert found.plain == known(4)
+    assert abs(found.seconds - known(8)) < abs(found.plain - known(8))
+
+
+def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
+    """Where all of a set's excesses are taken from one t(1), which is off by as much for each."""
+    drawn, held = random.Random(3), 0
+    for _ in range(300):
+        t1 = drawn.gauss(0, 8e-6)
+        errors = {"error": 8e-6, "one_device_error": 8e-6}
+        measured = {N: Excess(seconds=known(N) + drawn.gauss(0, 8e-6) - t1, **errors) for N in (2, 4)}
+        bookkeeping = Excess(seconds=100e-6 + drawn.gauss(0, 8e-6) - t1, **errors)
+        off = 1 + drawn.gauss(0, 0.05)  # what the model makes of sending on 8
+        found = project(measured, bookkeeping, partial(sending_off, off), 8, hideable=1.0, error=0.05)
+        held += found.low <= known(8) <= found.high
+    assert 0.90 < held / 300 < 0.99
+
+
+def test_what_takes_longer_than_the_backward_pass_is_not_hidden() -> None:
+    """On two devices a tenth of it is exposed; where sending takes ten times as long, all that exceeds the backward pass is."""
+    backward = 1e-3
+
+    def sends(N: int) -> Sending:
+        return Sending(within=1e-3 if N == 2 else 10e-3)
+
+    measured = {2: Excess(seconds=200e-6, error=1e-6, one_device_error=1e-6)}
+    found = project(measured, BOOKKEEPING, sends, 64, hideable=backward, error=0.0)
+    assert found.seconds == pytest.approx(100e-6 + 10e-3 - backward)
+    assert found.low == pytest.approx(found.seconds, abs=10e-6)
+    slow = project(measured, BOOKKEEPING, sends, 64, hideable=1.0, error=0.0)
+    assert slow.seconds == pytest.approx(100e-6 + 1e-3), (
+        "a backward pass that is long enough hides the same share of it"
+    )
+
+
+@pytest.mark.parametrize(("known", "N"), [((2,), 4), ((4,), 8), ((2, 4), 8)])
+def test_h200s_are_off_by_no_more_than_is_assumed_of_twice_as_many(known: tuple[int, ...], N: int) -> None:
+    """Root mean square over sizes from 1 MiB on, which gradients have."""
+    chosen = {
+        each: choose_envelope(list(H200[each]), [t / 1e6 for t in H200[each].values()]).envelope
+        for each in known
+    }
+    large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
+    errors = [all_reduce_seconds(chosen, nbytes, N) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
+
+
+def test_the_error_grows_with_each_doubling_of_a_node_and_a_network_is_taken_for_true() -> None:
+    missed = {2: 0.03, 4: 0.04}
+    assert sending_error(missed, 4, node=8) == pytest.approx(0.04)
+    assert sending_error(missed, 8, node=8) == pytest.approx(math.hypot(0.04, DOUBLING_ERROR))
+    assert sending_error(missed, 1024, node=8) == pytest.approx(math.hypot(0.04, DOUBLING_ERROR))
+    assert sending_error(missed, 1024, node=4) == pytest.approx(0.04)
+
+
+def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
+    measured = {2: lines(2), 4: lines(4)}
+    network = Network(latency=10e-6, bandwidth=50e9)
+    alone = sending_seconds(measured, BUCKETS, 4, node=4, network=network)
+    found = sending_seconds(measured, BUCKETS, 1024, node=4, network=network)
+    nodes = 256
+    ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
+    assert alone == Sending(within=sum(all_reduce_seconds(measured, nbytes, 4) for nbytes in BUCKETS))
+    assert found.within == alone.within
+    assert found.between == pytest.approx(ring)
+    assert found.seconds == pytest.approx(alone.within + ring)
+    with pytest.raises(
+        ValueError, match="16 devices are more than a node's 4; give the latency and bandwidth between nodes"
+    ):
+        sending_seconds(measured, BUCKETS, 16, node=4, network=None)
+    with pytest.raises(ValueError, match="18 devices are no whole number of nodes of 4; use a multiple"):
+        sending_seconds(measured, BUCKETS, 18, node=4, network=network)
+    with pytest.raises(ValueError, match=r"a step that sends gradients, got buckets of \[\] bytes"):
+        sending_seconds(measured, [], 4, node=4, network=network)
+    with pytest.raises(
+        ValueError, match="a network needs a latency of 0 or more and a bandwidth above 0, got 0, 0"
+    ):
+        Network(latency=0, bandwidth=0)
+
+
+@pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
+def test_of_a_network_no_more_than_all_is_exposed_and_it_is_taken_for_true(
+    exposed: float, of_network: float
+) -> None:
+    """Within a node more than sending takes may be lost: where the CPU sends, computing is slower beside it."""
+    within, between = 1e-3, 400e-3
+    measured = {2: Excess(seconds=100e-6 + exposed * within, error=0.0, one_device_error=0.0)}
+    known = Excess(seconds=100e-6, error=0.0, one_device_error=0.0)
+
+    def sends(N: int) -> Sending:
+        return Sending(within=within, between=between if N == 64 else 0.0)
+
+    found = project(measured, known, sends, 64, hideable=10.0, error=0.1)
+    assert found.seconds == pytest.approx(100e-6 + exposed * within + of_network * between)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.1 * exposed * within, rel=0.1), (
+        "of what is within the node"
+    )
+
+
+def test_nothing_measured_projects_nothing() -> None:
+    with pytest.raises(ValueError, match="a projection needs the excess on some devices"):
+        project({}, BOOKKEEPING, sending, 8, hideable=1.0, error=0)
+
+
+def test_gradients_that_seem_to_be_sent_in_no_time_project_nothing() -> None:
+    """As where all that was measured of sending is noise."""
+    excess = {2: Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)}
+    with pytest.raises(
+        NotToldApart, match="do not tell what sending a step's gradients takes; measure more --rounds"
+    ):
+        project(excess, BOOKKEEPING, lambda devices: Sending(within=0.0), 8, hideable=1.0, error=0)

@@ -1,0 +1,230 @@
+"""What a rank does at a command, in this process: the order of a round, and that its checks are not left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import re
+import time
+import weakref
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from ddpperf import specs
+from ddpperf.specs import EpochSpec, Execution, TrainingSpec
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.step import TrainingStep
+from ddpperf.workers import rank
+from ddpperf.workers.measurements import MEASUREMENTS
+from ddpperf.workers.rank import Rank
+
+SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6)
+
+
+class Recorder:
+    """A measurement that writes down what is asked of it."""
+
+    max_iterations = 7
+    counters: ClassVar = {"loss": 0.5}
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.calls: list[str] = []
+
+    def warm_up(self, steps: int) -> None:
+        self.calls.append(f"warm up {steps}")
+
+    def start_round(self) -> None:
+        self.calls.append("start")
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def end_round(self, steps: int) -> None:
+        self.calls.append(f"end {steps}")
+
+    def finish(self) -> dict[str, float]:
+        self.calls.append("finish")
+        return dict(self.counters)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    mine = Rank(0)
+    assert mine.open(specs.to_json(SINGLE)) == {"max_iterations": 7}
+    return mine
+
+
+class EpochRecorder(Recorder, TrainingEpoch):
+    """An epoch that writes down what is asked of it, and says that half of it is done."""
+
+    def step(self) -> None:
+        super().step()
+        self.report(0.5)
+
+
+def recorder_of(mine: Rank) -> Recorder:
+    assert isinstance(mine.measurement, Recorder)
+    return mine.measurement
+
+
+def test_opening_warms_up(opened: Rank) -> None:
+    assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
+
+
+@pytest.mark.parametrize(("execution", "stream"), [("graph", "a new one"), ("eager", "the default one")])
+def test_all_of_a_measurement_is_on_one_stream(
+    execution: Execution, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its building on: what another stream used would have to be waited for."""
+    calls: list[str] = []
+
+    class Built(Recorder):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            calls.append("built")
+            self.calls = calls
+
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Built)
+    monkeypatch.setattr(rank, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a new one")
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default one")
+    monkeypatch.setattr(torch.cuda, "set_stream", calls.append)
+    mine = Rank(0)
+    mine.device = torch.device("cuda", 0)
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, execution=execution)))
+    assert calls == [stream, "built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
+
+
+def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(
+    opened: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_of(opened)
+    recorder.calls.clear()
+
+    def timed(step: Any, iterations: int, _: Any) -> float:
+        recorder.calls.append(f"timed {iterations}")
+        return 1.5
+
+    monkeypatch.setattr(rank, "seconds_of", timed)
+    assert opened.sample(3) == {"seconds": 1.5}
+    assert recorder.calls == ["start", "step", "timed 3", "end 4"]
+
+
+def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first epoch that is not timed would take as long as the one that is."""
+    monkeypatch.setitem(MEASUREMENTS, EPOCH.measurement, EpochRecorder)
+    reported: list[float] = []
+    mine = Rank(0, report=reported.append)
+    mine.open(specs.to_json(EPOCH))
+    assert recorder_of(mine).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
+    assert mine.sample(1)["seconds"] > 0
+    assert recorder_of(mine).calls[2:] == ["start", "step", "end 1"]
+    assert reported == [0.5]
+
+
+def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
+    """Not all at its end: a rank that is silent for so long would count as hung."""
+    mine = Rank(0)
+    spec = EpochSpec(
+        world_size=1,
+        per_rank_batch_size=2,
+        strategy="single",
+        epoch_images=6,
+        input="device",
+        delay_seconds=0.1,
+    )
+    mine.open(specs.to_json(spec))
+    assert isinstance(mine.measurement, TrainingEpoch)
+    began: list[float] = []
+    train = mine.measurement.run
+
+    def noted() -> None:
+        began.append(time.monotonic())
+        train()
+
+    mine.measurement.run = noted
+    assert mine.sample(1)["seconds"] >= 0.3
+    assert len(began) == 3
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
+
+
+def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    mine = Rank(0)
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
+    assert mine.sample(3)["seconds"] >= 0.03
+    mine.open(specs.to_json(SINGLE))
+    assert mine.sample(3)["seconds"] < 0.01, "nor is the next one slowed down"
+
+
+def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
+    """As a model under DDP is, whose memory on a GPU the next measurement needs."""
+    recorder = recorder_of(opened)
+    vars(recorder)["itself"] = recorder
+    gone = weakref.ref(recorder)
+    del recorder
+    opened.close()
+    assert gone() is None
+
+
+def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
+    recorder = recorder_of(opened)
+    calls = recorder.calls
+    assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
+    assert calls[-1] == "finish"
+    assert opened.measurement is None, "its memory is given back"
+    assert vars(recorder) == {}, "at once, not when a collector finds it"
+
+
+@pytest.mark.parametrize("spec", [SINGLE, EPOCH])
+def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
+    spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an epoch's too: all of it would take long. Wherever the rounds ended, what begins an epoch is no part of the step."""
+    steps: list[bool] = []
+    train = TrainingStep.train
+
+    def noted(training: TrainingStep) -> None:
+        steps.append(torch._C._autograd._profiler_enabled())
+        train(training)
+
+    monkeypatch.setattr(TrainingStep, "train", noted)
+    digests = set()
+    for more in range(3):
+        mine = Rank(0)
+        mine.open(specs.to_json(dataclasses.replace(spec, input="device", epoch_images=6)))
+        mine.sample(1)
+        assert isinstance(mine.measurement, TrainingStep)
+        for _ in range(more):
+            mine.measurement.advance()
+        steps.clear()
+        digests.add(mine.close(kernels=True)["kernels"])
+        assert steps == [True]
+    assert len(digests) == 1
+    assert re.fullmatch("[0-9a-f]{12}", *digests)
+    mine.open(specs.to_json(spec))
+    mine.sample(1)
+    steps.clear()
+    assert mine.close()["kernels"] == ""
+    assert steps == []
+
+
+def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    mine = Rank(0)
+    port = mine.setup("cpu", None)["port"]
+    gc.unfreeze()
+    began = time.perf_counter()
+    mine.join(port, "one", 1, 10)
+    took = time.perf_counter() - began
+    mine.open(specs.to_json(dataclasses.replace(SINGLE, strategy="ddp")))
+    counters = mine.close()["counters"]
+    assert counters.keys() == {"loss", "communicator_seconds"}
+    assert took / 2 < counters["communicator_seconds"] <= took
+    mine.open(specs.to_json(SINGLE))
+    assert mine.close() == {"counters": {"loss": 0.5}, "kernels": ""}, "one alone has none"
+    mine.exit()

@@ -1,0 +1,243 @@
+"""Samples: only durations are kept, a step is the slowest rank's, and JSON keeps every bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import re
+from statistics import mean, median
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
+from tests.generated import BOUNDED, measurements
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+ALONE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+
+
+def sample(*seconds: tuple[float, ...], name: str = "A1") -> Sample:
+    return Sample(set=name, side="A", torch="2.11", seconds=seconds)
+
+
+def measured(*samples: Sample, spec: Spec = SPEC, iterations: int = 1) -> Measured:
+    return Measured(spec=spec, iterations=iterations, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bound"),
+    [
+        (SPEC, 3.0 / 1.0),  # the slower rank of the median round, by the slower device
+        (ALONE, 2.0 / 0.5),  # the others' devices were not this one
+        (dataclasses.replace(ALONE, delay_seconds=0.5), 2.0 / 1.0),
+        (
+            EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6),
+            2.0 / 1.5,
+        ),  # three steps
+    ],
+)
+def test_a_step_is_bound_by_launches_as_much_as_it_is_longer_than_the_devices_part(
+    spec: Spec, bound: float
+) -> None:
+    counters: dict[str, tuple[float, ...]] = {"device_seconds": (0.5, 1.0)}
+    seconds = (4.0, 6.0), (4.0, 2.0), (18.0, 10.0)
+    one = dataclasses.replace(sample(*seconds), counters=counters)
+    unknown = dataclasses.replace(sample(*seconds, name="A2"), counters={"device_seconds": (0.0, 0.0)})
+    assert measured(one, unknown, sample((1.0, 1.0), name="A3"), spec=spec, iterations=2).launch_bound() == {
+        "A1": pytest.approx(bound)
+    }
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 0.0, -1e-3, 1e-13, 1e10])
+def test_what_is_no_duration_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match=rf"set A1 measured {seconds} s, which is no duration"):
+        sample((0.1, 0.1), (0.1, seconds))
+
+
+@pytest.mark.parametrize("rounds", [(), ((),), ((0.1, 0.2), (0.1,)), ((0.1,), ())])
+def test_a_round_without_every_rank_is_refused(rounds: tuple[tuple[float, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="set A1 must have at least one round, each with every rank"):
+        sample(*rounds)
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps"),
+    [
+        (AllReduceSpec(world_size=3, nbytes=1024), [2.0, 1.5]),
+        (AllReduceSpec(world_size=2, nbytes=1024), [0.5, 1.5]),
+        (ALONE, [0.25, 1.5]),  # the others' rounds were not the same rounds
+    ],
+)
+def test_a_step_is_the_slowest_of_the_ranks_that_share_the_work(spec: Spec, steps: list[float]) -> None:
+    rounds = measured(sample((1.0, 2.0, 8.0), (6.0, 4.0, 2.0)), spec=spec, iterations=4)
+    assert rounds.step_seconds(rounds.samples[0]) == steps
+
+
+def test_steps_come_set_after_set() -> None:
+    both = measured(sample((1.0,), (2.0,), (6.0,)), sample((3.0,), (5.0,), name="A2"))
+    assert both.all_step_seconds() == [1.0, 2.0, 6.0, 3.0, 5.0]
+    assert both.median_step_seconds() == {"A1": 2.0, "A2": 4.0}
+
+
+@pytest.mark.parametrize(("devices", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.5)])
+def test_the_slowest_device_has_the_greatest_median_of_its_own(devices: int, seconds: float) -> None:
+    """The median of each round's greatest would be 4.0 of two devices and of three: each stalls in a round of its own."""
+    one = sample((2.0, 3.0, 5.0), (8.0, 3.0, 5.0), (2.0, 8.0, 5.0))
+    other = sample((4.0, 4.0, 1.0), (2.0, 2.0, 1.0), name="A2")
+    alone = measured(one, other, spec=ALONE, iterations=2)
+    assert alone.slowest_device_seconds(devices) == {"A1": seconds, "A2": 1.5}
+
+
+def test_identical_noisy_devices_do_not_look_slower_the_more_they_are() -> None:
+    rng = random.Random(0)
+    samples = [
+        sample(*(tuple(rng.uniform(0.9, 1.1) for _ in range(8)) for _ in range(101)), name=f"A{index}")
+        for index in range(10)
+    ]
+    noisy = measured(*samples, spec=ALONE)
+    slowest = [mean(noisy.slowest_device_seconds(devices).values()) for devices in (1, 8)]
+    assert slowest[1] / slowest[0] < 1.03
+    assert (
+        mean(median(map(max, each.seconds)) for each in samples) > 1.07
+    )  # what they would look like round by round
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        (
+            AllReduceSpec(world_size=3, nbytes=1024),
+            2.0 + 8.0 + 4.0,
+        ),  # together: a round takes as long as its slowest rank
+        (ALONE, 1.0 + 2.0 + 0.5 + 8.0 + 4.0 + 0.25 + 4.0 + 1.0 + 1.0),  # one after the other
+        (
+            EpochSpec(world_size=1, per_rank_batch_size=32, strategy="single"),
+            1.0 + 8.0 + 4.0,
+        ),  # the first alone
+        (TrainingSpec(world_size=3, per_rank_batch_size=32, strategy="data_parallel"), 1.0 + 8.0 + 4.0),
+    ],
+)
+def test_what_the_rounds_took_is_told_by_who_worked_at_the_same_time(spec: Spec, seconds: float) -> None:
+    both = measured(
+        sample((1.0, 2.0, 0.5), (8.0, 4.0, 0.25)), sample((4.0, 1.0, 1.0), name="A2"), spec=spec, iterations=4
+    )
+    assert both.counted_seconds() == seconds
+
+
+@BOUNDED
+@given(measurements())
+def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measured) -> None:
+    rounds = [ranks for sample in measured.samples for ranks in sample.seconds]
+    assert sum(map(min, rounds)) <= measured.counted_seconds() * (1 + 1e-9)
+    assert measured.counted_seconds() <= sum(map(sum, rounds)) * (1 + 1e-9)
+    for step, ranks in zip(measured.all_step_seconds(), rounds, strict=True):
+        assert min(ranks) <= step * measured.iterations * (1 + 1e-9)
+        assert step * measured.iterations <= max(ranks) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("values", [(), (None, 1.0), ("a", 1.0), (math.nan, 1.0), (1.0, math.inf), ([1.0],)])
+def test_a_counter_that_is_no_number_of_each_rank_is_refused(values: tuple[Any, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"^set A1 counted .* as cpu_seconds; a finite number a rank is needed$"
+    ):
+        dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
+
+
+def test_a_counter_is_the_greatest_of_the_ranks_that_share_the_work() -> None:
+    """As a step is: a row of one device is not another device's."""
+    alone = dataclasses.replace(sample((1.0, 9.0)), counters={"cpu_seconds": (3.0, 5.0)})
+    assert measured(alone, spec=ALONE).counter("cpu_seconds") == {"A1": 3.0}
+
+
+def test_a_counter_is_the_greatest_of_its_ranks_in_each_set_that_has_it() -> None:
+    one, other = sample((1.0, 1.0)), sample((1.0, 1.0), name="A2")
+    one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})
+    assert measured(one, other).counter("peak_memory_bytes") == {"A1": 5.0}
+    assert measured(one, other).counter("gradient_bytes") == {}
+
+
+@BOUNDED
+@given(measurements())
+def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
+    assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
+
+
+def ran(*kernels: str) -> Measured:
+    """A set a digest, of the sides in turn."""
+    samples = [
+        dataclasses.replace(sample((0.1, 0.1), name=f"{side}{number}"), side=side, kernels=digest)
+        for number, (side, digest) in enumerate(zip("ABABABAB", kernels, strict=False), 1)
+    ]
+    return measured(*samples)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "different"),
+    [
+        (["x", "y"], {}),  # two sides may differ
+        (["x", "y", "x", "y"], {}),
+        (["x", "y", "z", "y"], {"x": ["A1"], "z": ["A3"]}),
+        (["x", "y", "x", "x", "z", ""], {"x": ["A1", "A3", "B4"], "z": ["A5"], "y": ["B2"]}),
+        (["x", "y", "", ""], {}),  # what is not known differs from nothing
+        (["", "", "", ""], {}),
+    ],
+)
+def test_sets_of_one_side_that_ran_different_kernels_are_told_by_digest(
+    kernels: list[str], different: dict[str, list[str]]
+) -> None:
+    assert ran(*kernels).different_kernels() == different
+
+
+def test_the_kernels_are_kept_and_an_older_file_has_none() -> None:
+    kept = ran("0123456789ab", "").to_json()
+    assert Measured.from_json(json.loads(json.dumps(kept))) == ran("0123456789ab", "")
+    for each in kept["samples"]:
+        del each["kernels"]
+    assert [each.kernels for each in Measured.from_json(kept).samples] == ["", ""]
+
+
+def stored(**change: Any) -> dict[str, Any]:
+    return measured(sample((0.1, 0.2)), iterations=2).to_json() | change
+
+
+ILLEGAL = (0, -1, 2.5, True, "2", None, 10**9 + 1, 10**400)
+
+
+def stored_sample(**change: Any) -> dict[str, Any]:
+    fields = {"set": "A1", "side": "A", "torch": "2.11", "seconds": [[0.1, 0.2]], "counters": {}}
+    return stored(samples=[fields | change])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "another form than this: KeyError('spec')"),
+        (
+            stored(spec={"measurement": "broadcast"}),
+            "sampler, training_run, copy, got 'broadcast'",
+        ),
+        (stored(spec=None), "another form than this: TypeError"),
+        (stored(samples=[{}]), "another form than this: KeyError('set')"),
+        (stored(samples=None), "another form than this: TypeError"),
+        (stored(samples=[]), "at least one set's sample"),
+        *(
+            (stored(iterations=each), "iterations must be a whole number from 1 to 1000000000, got")
+            for each in ILLEGAL
+        ),
+        (stored_sample(seconds=[]), "at least one round"),
+        (stored_sample(seconds=[[0.1], [0.1, 0.2]]), "each with every rank"),
+        (stored_sample(seconds=[[math.nan, 0.2]]), "no duration"),
+        (stored_sample(seconds=[["fast", 0.2]]), "could not convert string to float: 'fast'"),
+        (stored_sample(seconds=0.1), "another form than this: TypeError"),
+        (stored_sample(counters=[1.0]), "another form than this: AttributeError"),
+        (stored_sample(kernels=["x"]), "set A1 has ['x'] as its kernels; their digest, a word, is needed"),
+    ],
+)
+def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Measured.from_json(fields)

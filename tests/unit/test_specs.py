@@ -1,0 +1,266 @@
+"""Specs: what cannot be measured is refused, and JSON and ids tell every two of them apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.specs import (
+    AllReduceSpec,
+    EpochSpec,
+    Fault,
+    Input,
+    Model,
+    SamplerSpec,
+    Spec,
+    Strategy,
+    TrainingSpec,
+    format_bytes,
+    from_json,
+    to_json,
+)
+from ddpperf.specs.strategy import DDP_OPTIONS
+from ddpperf.training.models import MODELS
+from tests.generated import BOUNDED, epoch_specs, specs, training_specs
+
+TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
+ALL_REDUCE: dict[str, Any] = {"world_size": 4, "nbytes": 4096}
+SAMPLER: dict[str, Any] = {"world_size": 3, "epoch_images": 10}
+
+
+@BOUNDED
+@given(specs)
+def test_json_gives_the_same_spec_back(spec: Spec) -> None:
+    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+
+
+def test_reading_leaves_the_json_as_it_was() -> None:
+    spec = AllReduceSpec(**ALL_REDUCE, fault=Fault(kind="hang", rank=1))
+    fields = to_json(spec)
+    from_json(fields)
+    assert fields == to_json(spec)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {},
+            "measurement must be one of training_step, training_epoch, .*, copy, got None",
+        ),
+        ({"measurement": "broadcast", **ALL_REDUCE}, "measurement must be one of .*, got 'broadcast'"),
+        ({"measurement": ["all_reduce"], **ALL_REDUCE}, "measurement must be one of"),
+        (
+            {"measurement": "all_reduce", **TRAINING},
+            "all_reduce has other fields than these: .*per_rank_batch_size",
+        ),
+        (
+            {"measurement": "all_reduce", "world_size": 4},
+            "all_reduce has other fields than these: world_size .*nbytes",
+        ),
+        ({"measurement": "all_reduce", **ALL_REDUCE, "nbytes": 6}, "multiple of a float32's 4 bytes, got 6"),
+        (
+            {"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang"}},
+            "other fields than these: .*'rank'",
+        ),
+        (
+            {"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang", "rank": 0, "when": 1}},
+            "other fields .*'when'",
+        ),
+        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": "hang"}, "other fields than these: .*mapping"),
+    ],
+)
+def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        from_json(fields)
+
+
+def test_every_model_that_a_spec_may_name_can_be_built() -> None:
+    assert set(MODELS) == set(get_args(Model))
+
+
+@pytest.mark.parametrize("model", ["resnet18_cifar", "resnet50_cifar"])
+def test_a_cifar_form_may_have_a_batch_of_one(model: Model) -> None:
+    """Its last stage has 16 values an image, where resnet18's has one."""
+    assert (
+        TrainingSpec(model=model, world_size=1, per_rank_batch_size=1, strategy="ddp").per_rank_batch_size
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "id"),
+    [
+        (TrainingSpec(**TRAINING), "world_size=4-batch=128-resnet18-ddp-fp32-eager-fixed"),
+        (
+            TrainingSpec(
+                model="resnet50_cifar",
+                world_size=1,
+                per_rank_batch_size=32,
+                strategy="single",
+                input="device",
+            ),
+            "world_size=1-batch=32-resnet50_cifar-single-fp32-eager-device",
+        ),
+        (
+            EpochSpec(
+                **TRAINING | {"strategy": "data_parallel"},
+                precision="bf16",
+                input="dataloader",
+                loader_workers=4,
+            ),
+            "world_size=4-batch=128-resnet18-data_parallel-bf16-eager-dataloader4",
+        ),
+        (
+            EpochSpec(**TRAINING, input="dataloader"),
+            "world_size=4-batch=128-resnet18-ddp-fp32-eager-dataloader0",
+        ),
+        (
+            EpochSpec(**TRAINING, model="my.models:small"),
+            "world_size=4-batch=128-my.models:small-ddp-fp32-eager-fixed",
+        ),
+        (SamplerSpec(**SAMPLER), "world_size=3-images=10-pad-set_epoch"),
+        (
+            SamplerSpec(**SAMPLER, drop_last=True, set_epoch=False),
+            "world_size=3-images=10-drop_last-no_set_epoch",
+        ),
+        (AllReduceSpec(world_size=8, nbytes=2**22), "world_size=8-4MiB-backend-eager"),
+        (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
+    ],
+)
+def test_ids_are_the_stored_keys(spec: Spec, id: str) -> None:
+    assert spec.id == id
+
+
+def test_every_cell_has_an_id_of_its_own() -> None:
+    numbers = (2, 4, 12, 24, 124)
+    models = (*get_args(Model), "torchvision:vit_b_16", "my.models:small")
+    training = [
+        TrainingSpec(model=model, world_size=world_size, per_rank_batch_size=batch, strategy="ddp")
+        for model, world_size, batch in itertools.product(models, (1, *numbers), numbers)
+    ]
+    cases: list[Spec] = [*training, *{spec.one_device() for spec in training}]
+    cases += [dataclasses.replace(spec, strategy="data_parallel") for spec in training if spec.world_size > 1]
+    inputs: list[tuple[Input, int]] = [("device", 0), *(("dataloader", workers) for workers in (0, 1, 11))]
+    cases += [EpochSpec(**TRAINING, input=input, loader_workers=workers) for input, workers in inputs]
+    cases += [
+        SamplerSpec(world_size=N, epoch_images=images, set_epoch=told, drop_last=drop)
+        for N, images, told, drop in itertools.product(numbers, (124, 1024), (True, False), (True, False))
+    ]
+    cases += [
+        AllReduceSpec(world_size=N, nbytes=4 * count)
+        for N in numbers
+        for count in (*numbers, 256, 2**18, 2**28)
+    ]
+    assert len({spec.id for spec in cases}) == len(cases)
+
+
+@BOUNDED
+@given(training_specs() | epoch_specs())
+def test_one_device_is_the_same_work_alone_and_without_what_slows_it(spec: TrainingSpec) -> None:
+    alone = spec.one_device()
+    changed = {
+        "world_size": 1,
+        "strategy": "single",
+        "sync_batch_norm": False,
+        "delay_seconds": 0.0,
+        "fault": None,
+    }
+    assert to_json(alone) == to_json(spec) | DDP_OPTIONS | changed
+    assert type(alone) is type(spec)
+    assert alone.one_device() == alone
+
+
+@pytest.mark.parametrize(
+    ("spec", "turns", "grouped"),
+    [
+        (TrainingSpec(**TRAINING), [[0, 1, 2, 3]], True),
+        (TrainingSpec(**TRAINING).one_device(), [[0], [1], [2], [3], [4], [5]], False),
+        (TrainingSpec(**TRAINING | {"strategy": "data_parallel"}), [[0]], False),
+        (EpochSpec(**TRAINING), [[0, 1, 2, 3]], True),
+        (EpochSpec(**TRAINING).one_device(), [[0]], False),
+        (EpochSpec(**TRAINING | {"strategy": "data_parallel"}), [[0]], False),
+        (AllReduceSpec(**ALL_REDUCE), [[0, 1, 2, 3]], True),
+        (SamplerSpec(**SAMPLER), [[0, 1, 2]], True),
+    ],
+)
+def test_of_a_set_of_six_these_ranks_work_in_these_turns(
+    spec: Spec, turns: list[list[int]], grouped: bool
+) -> None:
+    assert (spec.turns(6), spec.grouped) == (turns, grouped)
+
+
+@pytest.mark.parametrize(("strategy", "processes", "batch"), [("ddp", 4, 128), ("data_parallel", 1, 512)])
+def test_data_parallel_is_one_process_with_the_whole_batch(
+    strategy: Strategy, processes: int, batch: int
+) -> None:
+    spec = TrainingSpec(**TRAINING | {"strategy": strategy})
+    assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes"),
+    [({}, 4), ({"strategy": "data_parallel"}, 1), ({"input": "dataloader", "loader_workers": 2}, 12)],
+)
+def test_busy_processes_are_the_ranks_at_work_with_their_loaders(
+    changes: dict[str, Any], processes: int
+) -> None:
+    assert EpochSpec(**TRAINING | changes).busy_processes == processes
+
+
+def test_an_epoch_is_not_its_step() -> None:
+    assert to_json(EpochSpec(**TRAINING)) != to_json(TrainingSpec(**TRAINING))
+    assert (TrainingSpec.repeats, EpochSpec.repeats, AllReduceSpec.repeats, SamplerSpec.repeats) == (
+        True,
+        False,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (4, "4B"),
+        (1000, "1000B"),
+        (1024, "1KiB"),
+        (1536, "1536B"),
+        (2**20, "1MiB"),
+        (3 * 2**19, "1536KiB"),
+        (2**30, "1GiB"),
+    ],
+)
+def test_sizes_are_spelled_in_the_largest_whole_unit(nbytes: int, text: str) -> None:
+    assert format_bytes(nbytes) == text
+
+
+@BOUNDED
+@given(st.integers(1, 2**40) | st.integers(1, 2**20).map(lambda kib: kib * 1024))
+def test_a_spelled_size_can_be_read_back(nbytes: int) -> None:
+    text = format_bytes(nbytes)
+    scale = next(
+        scale
+        for unit, scale in {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "B": 1}.items()
+        if text.endswith(unit)
+    )
+    assert int(text.rstrip("KMGiB")) * scale == nbytes
+
+
+def test_a_fixed_batch_is_whole_in_the_last_step_too() -> None:
+    """Three steps of the same 4 images train on 12, whatever the epoch's 10 leave for the last one."""
+    spec = EpochSpec(
+        model="resnet18_cifar",
+        world_size=1,
+        per_rank_batch_size=4,
+        strategy="single",
+        epoch_images=10,
+        drop_last=False,
+    )
+    assert (spec.steps_per_epoch, spec.images_per_epoch) == (3, 12)
+    assert dataclasses.replace(spec, input="device").images_per_epoch == 10

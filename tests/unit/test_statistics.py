@@ -1,0 +1,218 @@
+"""Drift and spread: known points, bounds, and how often noise alone is called a drift."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.analysis.statistics import LEAST_DRIFT, drift, mean_interval, spread_over_ranks, welch_interval
+from tests.generated import BOUNDED, seconds
+from tests.project import REPOSITORY
+
+Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
+
+NOISES: dict[str, Noise] = {
+    "normal": lambda generator, rounds: 1 + 0.05 * generator.standard_normal(rounds).clip(-9, 9),
+    "heavy-tailed": lambda generator, rounds: np.exp(0.05 * generator.standard_t(2, rounds).clip(-99, 99)),
+    "stalls": lambda generator, rounds: (
+        1 + 0.001 * generator.random(rounds) + 3 * (generator.random(rounds) < 0.1)
+    ),
+}
+
+
+def share_drifting(noise: Noise, rounds: int, trend: float, tries: int) -> float:
+    """The share of seeded runs of `rounds` rounds that are called drifting, their last round slower by `trend`."""
+    generator = np.random.default_rng(20)
+    steady = 1 + trend * np.linspace(0, 1, rounds)
+    return sum(drift(list(steady * noise(generator, rounds))) is not None for _ in range(tries)) / tries
+
+
+# --- drift
+
+
+@pytest.mark.parametrize(
+    ("rounds", "change"),
+    [
+        ([1.0 + 0.01 * index for index in range(10)], 0.09 / 1.045),
+        ([2.0 - 0.02 * index for index in range(10)], -0.18 / 1.91),
+        ([1.0 + 0.01 * index for index in range(9)] + [50.0], 0.09 / 1.045),  # the last round stalled, too
+        ([1.0 + 0.02 * (index // 2) for index in range(10)], 0.09 / 1.04),  # ties, as of a coarse clock
+        ([1.0 + 0.01 * index for index in range(40)], 0.39 / 1.195),
+    ],
+)
+def test_a_steady_trend_is_its_change_over_the_median(rounds: list[float], change: float) -> None:
+    assert drift(rounds) == pytest.approx(change, rel=0.01)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [],
+        [1.0],
+        [1.0, 2.0],
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],  # one order of 720, and its reverse: p = 0.0028
+        [1.0] * 10,
+        [1.0] * 9 + [2.0],
+        [1.0, 2.0] * 5,
+        [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 4.0, 3.0, 2.0, 1.0],
+    ],
+)
+def test_where_no_trend_can_be_told_there_is_none(rounds: list[float]) -> None:
+    assert drift(rounds) is None
+
+
+def test_of_all_orders_of_seven_rounds_only_the_two_sorted_ones_drift() -> None:
+    """So 2 of 5040 of whatever distribution are false alarms, if rounds are independent and alike."""
+    drifting = [order for order in permutations(range(1, 8)) if drift(order) is not None]
+    assert drifting == [(1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("rounds", [10, 40])
+def test_noise_alone_hardly_ever_drifts(noise: str, rounds: int) -> None:
+    """At most 1 in 1000, of 2000 tries: with 60 tests a run, a false alarm in at most one run of 17."""
+    assert share_drifting(NOISES[noise], rounds, 0.0, 2000) <= 0.0025
+
+
+@pytest.mark.parametrize(
+    ("rounds", "trend", "noise", "least", "most"),
+    [
+        (10, 0.05, 0.001, 1.0, 1.0),  # a GPU-bound step
+        (
+            10,
+            0.05,
+            0.01,
+            0.3,
+            0.5,
+        ),  # five of 45 pairs may be out of order: this is the price of few false alarms
+        (10, 0.10, 0.01, 0.9, 1.0),
+        (20, 0.05, 0.01, 0.9, 1.0),
+        (7, 0.05, 0.01, 0.0, 0.15),
+        (40, 0.01, 0.001, 0.0, 0.0),  # certain, and too small to matter
+    ],
+)
+def test_a_trend_is_seen_as_often_as_its_rounds_allow(
+    rounds: int, trend: float, noise: float, least: float, most: float
+) -> None:
+    share = share_drifting(
+        lambda generator, count: 1 + noise * generator.standard_normal(count), rounds, trend, 300
+    )
+    assert least <= share <= most
+
+
+@pytest.mark.filterwarnings("error")
+@BOUNDED
+@given(st.lists(seconds, max_size=12) | st.lists(seconds, min_size=7, max_size=12, unique=True).map(sorted))
+def test_a_drift_is_large_enough_and_turns_with_time(rounds: list[float]) -> None:
+    change = drift(rounds)
+    assert change is None or abs(change) >= LEAST_DRIFT
+    assert drift(rounds[::-1]) == (None if change is None else pytest.approx(-change))
+
+
+@BOUNDED
+@given(
+    st.lists(st.integers(100, 200), min_size=7, max_size=12, unique=True).map(sorted), st.integers(-20, 20)
+)
+def test_the_unit_does_not_change_the_drift(rounds: list[int], power: int) -> None:
+    """Scaled by powers of two, so that no rounding moves a change over the least one."""
+    change = drift(rounds)
+    assert change is not None
+    assert drift([each * 2.0**power for each in rounds]) == pytest.approx(change)
+
+
+def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
+    """Every command would wait for them, the controller needs no torch, and a CUDA context would take memory."""
+    tests = [f"perf.{path.stem}" for path in sorted((REPOSITORY / "perf").glob("test_*.py"))]
+    assert len(tests) > 5
+    script = (
+        f"import sys, ddpperf.plugin, {', '.join(tests)}; print(*{{'torch', 'scipy'}} & set(sys.modules))"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert imported.stdout.split() == []
+
+
+def test_scipy_is_loaded_by_the_first_drift_only() -> None:
+    script = (
+        "import sys; from ddpperf.analysis.statistics import drift; drift([1.0] * 6); assert 'scipy' not in sys.modules;"
+        "drift([1.0] * 7); assert 'scipy' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# --- the spread over ranks
+
+
+@pytest.mark.parametrize(
+    ("rounds", "spread"),
+    [
+        ([[1.0]], None),
+        ([[1.0], [2.0], [3.0]], None),
+        ([[1.0, 1.0]] * 3, 0.0),
+        ([[1.0, 3.0]], 1.0),
+        ([[1.0, 2.0, 5.0, 2.0]] * 4, 2.0),
+        ([[1.0, 1.1], [1.0, 1.1], [90.0, 1.1]], 0.1 / 1.05),  # a stalled round makes no rank slow
+        ([[1.0, 1.1], [1.1, 1.0], [1.0, 1.1], [1.1, 1.0]], 0.0),  # in turn slow: no rank is
+    ],
+)
+def test_the_spread_over_ranks_is_of_their_own_medians(
+    rounds: list[list[float]], spread: float | None
+) -> None:
+    assert spread_over_ranks(rounds) == (None if spread is None else pytest.approx(spread))
+
+
+rounds_by_rank = st.integers(2, 5).flatmap(
+    lambda ranks: st.lists(st.tuples(*[seconds] * ranks), min_size=1, max_size=6)
+)
+
+
+@BOUNDED
+@given(rounds_by_rank, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
+def test_neither_the_unit_nor_the_order_changes_the_spread(
+    rounds: Sequence[tuple[float, ...]], scale: float, random: Random
+) -> None:
+    spread = spread_over_ranks(rounds)
+    assert spread is not None
+    assert spread >= 0
+    shuffled = [[each * scale for each in ranks[::-1]] for ranks in rounds]
+    random.shuffle(shuffled)
+    assert spread_over_ranks(shuffled) == pytest.approx(spread, rel=1e-9, abs=1e-9)
+
+
+def test_every_round_has_every_rank() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        spread_over_ranks([[1.0, 2.0], [1.0]])
+
+
+def test_a_means_interval_is_students() -> None:
+    half = 4.302653 * 0.1 / 3**0.5
+    assert mean_interval([0.5, 0.6, 0.7], 0.95) == pytest.approx((0.6 - half, 0.6 + half))
+    assert mean_interval([0.5, 0.5], 0.95) == (0.5, 0.5)
+
+
+def test_a_differences_interval_is_welchs() -> None:
+    """By hand: variances of a mean 0.0013/3 and 0.00303/3, whose freedom is 3.45."""
+    ours, theirs = [0.9, 0.92, 0.97], [0.7, 0.71, 0.8]
+    one, other = (np.var(each, ddof=1) / 3 for each in (ours, theirs))
+    freedom = (one + other) ** 2 / (one**2 / 2 + other**2 / 2)
+    half = 2.9607 * (one + other) ** 0.5
+    assert freedom == pytest.approx(3.448, abs=1e-3)
+    apart = np.mean(ours) - np.mean(theirs)
+    assert welch_interval(ours, theirs, 0.95) == pytest.approx((apart - half, apart + half), abs=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low, high = welch_interval([0.5, 0.5], [0.6, 0.8], 0.95)
+    assert (low, high) == pytest.approx((-0.2 - 12.7062 * 0.1, -0.2 + 12.7062 * 0.1), abs=1e-4), (
+        "of the other's spread alone"
+    )

@@ -1,0 +1,279 @@
+"""Runs and baselines on disk: written whole under a new number, found in the right order, and read only if they are ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
+from ddpperf.specs import AllReduceSpec, to_json
+from tests.generated import BOUNDED, measurements
+from tests.project import full_disk
+
+KEY = "h200x4"
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+MEASURED = Measured(
+    spec=SPEC, iterations=2, samples=(Sample(set="A1", side="A", torch="2.11", seconds=((0.1, 0.2),)),)
+)
+
+
+def run_of(
+    measured: dict[str, Measured] | None = None, *, status: str = "PASS", **outcomes: str
+) -> dict[str, Any]:
+    """A run's document as far as storage reads it; by default of one test `t`, which passed and was measured."""
+    tests = {"t": MEASURED} if measured is None else measured
+    return {
+        "machine_info": {},
+        "benchmarks": [
+            {"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()
+        ],
+        "ddpperf": {
+            "schema": SCHEMA,
+            "hardware_key": KEY,
+            "outcomes": {
+                test: {"outcome": each, "reason": ""} for test, each in (outcomes or {"t": "passed"}).items()
+            },
+            "verdict": {"status": status, "reasons": []},
+        },
+    }
+
+
+def unfit_run(why: str, *, status: str) -> dict[str, Any]:
+    run = run_of(status=status)
+    return run | {"ddpperf": run["ddpperf"] | {"unfit": [why]}}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(root=tmp_path, hardware_key=KEY)
+
+
+def put(folder: Path, name: str, document: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(document))
+    return folder / name
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file())
+
+
+@BOUNDED
+@given(st.dictionaries(st.text(max_size=5), measurements(), min_size=1, max_size=3))
+def test_what_was_written_is_read_back(measured: dict[str, Measured]) -> None:
+    with TemporaryDirectory() as root:
+        storage = Storage(root=Path(root), hardware_key=KEY)
+        path = storage.save_run(run_of(measured), "abc")
+        assert storage.load(path).measured == measured
+
+
+def test_runs_and_baselines_lie_in_their_folders_under_the_next_number(storage: Storage) -> None:
+    first, second = (storage.save_run(run_of(), commit) for commit in ("0a1b2c3d4+", "nogit"))
+    promoted = storage.promote(run_of(), "main")
+    assert first.parent == second.parent == storage.root / ".ddpperf" / "runs" / KEY
+    assert first.name.startswith("0001_0a1b2c3d4+_")
+    assert second.name.startswith("0002_nogit_")
+    assert promoted == storage.root / "perf" / "baselines" / KEY / "0001_main.json"
+    assert promoted.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("present", "following"),
+    [("0007_x.json", "0008_y.json"), ("9999_x.json", "10000_y.json"), ("x.json", "0004_y.json")],
+)
+def test_the_next_number_follows_the_largest(storage: Storage, present: str, following: str) -> None:
+    put(storage.baselines, present, {})
+    put(storage.baselines, "0003_w.json", {})
+    assert storage.promote(run_of(), "y").name == following
+
+
+def test_nothing_is_ever_overwritten(storage: Storage) -> None:
+    """Many at once under one name: each finds a number of its own, and what it wrote."""
+    writers, writes = 8, 5
+    together = threading.Barrier(writers)
+
+    def write(writer: int) -> dict[Path, int]:
+        written = {}
+        for mark in range(writer * writes, (writer + 1) * writes):
+            together.wait()
+            written[storage.promote({"mark": mark}, "main")] = mark
+        return written
+
+    with ThreadPoolExecutor(writers) as pool:
+        written = [item for each in pool.map(write, range(writers)) for item in each.items()]
+    assert len({path for path, _ in written}) == writers * writes
+    assert all(json.loads(path.read_text()) == {"mark": mark} for path, mark in written)
+    assert files_below(storage.root) == sorted(path.name for path, _ in written)
+
+
+WRITES: list[Callable[[Storage, dict[str, Any]], Path]] = [
+    lambda storage, document: storage.save_run(document, "abc"),
+    lambda storage, document: storage.promote(document, "main"),
+    lambda storage, document: write_atomically(storage.root / "copy.json", document),
+]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["save_run", "promote", "write_atomically"])
+def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write(storage, run_of() | {"mean": math.nan})
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write(storage, run_of() | {"long": "x" * 100_000})
+    assert files_below(storage.root) == []
+    path = write(storage, run_of())
+    assert files_below(storage.root) == [path.name]
+    assert storage.load(path).measured == {"t": MEASURED}
+
+
+def test_a_copy_replaces_what_was_there_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = write_atomically(tmp_path / "copy.json", {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_atomically(path, {"new": math.nan})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert json.loads(write_atomically(path, {"new": 1}).read_text()) == {"new": 1}
+
+
+def test_a_tests_parameters_are_written_whatever_they_are(storage: Storage) -> None:
+    path = storage.promote(run_of() | {"params": {"spec": SPEC, "folder": Path("x"), "own": {1, 2}}}, "main")
+    assert json.loads(path.read_text())["params"] == {"spec": to_json(SPEC), "folder": "x", "own": "{1, 2}"}
+
+
+@pytest.mark.parametrize(
+    ("older", "newest"), [("0001_old.json", "0002_new.json"), ("9999_z.json", "10000_a.json")]
+)
+def test_a_bare_compare_takes_the_newest_promoted(storage: Storage, older: str, newest: str) -> None:
+    put(storage.runs, "90000_run.json", run_of())
+    put(storage.baselines, newest, run_of())
+    put(storage.baselines, older, run_of())
+    assert storage.find(True).name == newest
+
+
+def test_a_bare_compare_without_a_promoted_one_takes_the_newest_good_run(storage: Storage) -> None:
+    put(storage.runs, "0001_good.json", run_of())
+    good = put(storage.runs, "0002_good.json", run_of(t="passed", u="skipped", status="NO VERDICT"))
+    no_outcomes = {"benchmarks": [], "ddpperf": {"outcomes": None, "verdict": {"status": "PASS"}}}
+    bads: list[object] = [run_of(t="failed"), run_of({}), no_outcomes, {}, [], None]
+    for number, bad in enumerate(bads, start=3):
+        put(storage.runs, f"{number:04}_bad.json", bad)
+    (storage.runs / "0011_binary.json").write_bytes(b"\xff\xfe")
+    (storage.runs / "0012_folder.json").mkdir()
+    assert storage.find(True) == good
+
+
+def test_without_a_baseline_of_this_hardware_it_is_said_how_to_save_one(storage: Storage) -> None:
+    Storage(root=storage.root, hardware_key="h200x8").promote(run_of(), "main")
+    for no_number in ("README.json", "0001_x.json.tmp", "12_x.json"):
+        put(storage.baselines, no_number, run_of())
+    with pytest.raises(
+        NoBaseline, match=r"^no baseline for h200x4: .*; save one with --benchmark-save=NAME, then compare$"
+    ):
+        storage.find(True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("0001", "0001_main.json"), ("1", "0001_main.json"), ("10000", "10000_b.json"), ("main", "0002_main.json"),
+     ("b", "10000_b.json"), ("0001_ma", "0001_main.json"), ("0002_main.json", "0002_main.json"),
+     ("0003", "0003_abc_20260101.json"), ("0003_abc", "0003_abc_20260101.json")],
+)  # fmt: skip
+def test_a_file_is_found_by_number_name_or_beginning(storage: Storage, wanted: str, found: str) -> None:
+    """The newest of a name; a baseline before a run; and a run, asked for by its name, need not have passed."""
+    for name in ("0001_main.json", "0002_main.json", "10000_b.json"):
+        put(storage.baselines, name, run_of())
+    put(storage.runs, "0001_run.json", run_of())
+    assert storage.find(str(elsewhere := put(storage.root, "mine.json", run_of()))) == elsewhere
+    put(storage.runs, "0003_abc_20260101.json", run_of(t="failed"))
+    assert storage.find(wanted).name == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "advice"),
+    [
+        *((each, "name one of theirs") for each in ("0003", "1000", "ain", "missing.json", "x" * 5000)),
+        ("/", "put it last"),
+    ],
+    ids=["number", "cut number", "end", "file", "long", "folder"],
+)
+def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) -> None:
+    put(storage.baselines, "0001_main.json", run_of())
+    put(storage.baselines, "10000_b.json", run_of())
+    with pytest.raises(NoBaseline, match=rf"is no file, nor number or name of one in .*{advice}$"):
+        storage.find(wanted)
+
+
+def damaged(**change: object) -> dict[str, Any]:
+    return run_of() | {
+        "benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]
+    }
+
+
+def with_seconds(seconds: float | int) -> dict[str, Any]:
+    return damaged(samples=[MEASURED.to_json()["samples"][0] | {"seconds": [[seconds]]}])
+
+
+def other(**header: object) -> dict[str, Any]:
+    return run_of() | {"ddpperf": run_of()["ddpperf"] | header}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({}, r"was not saved by ddpperf \(no 'ddpperf'\); name a file below"),
+        ([], r"was not saved by ddpperf .*; name a file below"),
+        (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
+        (other(schema=SCHEMA - 1), rf"has schema {SCHEMA - 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
+        (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
+        (run_of() | {"benchmarks": {"t": 1}}, r"is damaged \(TypeError"),
+        ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
+        (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
+        (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
+        (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
+        (with_seconds(-1.0), r"is damaged .*no duration"),
+        ({name: part for name, part in run_of().items() if name != "machine_info"}, r"is damaged \(KeyError\('machine_info'"),
+        (other(environment=[1]), r"is damaged \(AttributeError"),
+        (with_seconds(10**400), r"is damaged \(OverflowError"),
+        (run_of({}), r"holds no measured test; name another, or save one anew$"),
+        (other(against={}), r"measured two sides in turn, and this run one; name a run of one side$"),
+        (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
+        *((each, r"cannot be read \(.*\); name another, or save one anew$") for each in (b"", b'{"', b"\xff", b"[" * 100_000)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_with_gives_one_sentence(
+    storage: Storage, content: object, sentence: str
+) -> None:
+    path = storage.root / "0001_x.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(NoBaseline, match=sentence) as refusal:
+        storage.load(path)
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("run", "good"),
+    [
+        (run_of({"t": MEASURED, "u": MEASURED}, t="passed", u="passed", v="skipped"), True),
+        (run_of(t="passed", status="NO VERDICT"), True),  # the first run of all has nothing to compare with
+        (run_of(t="passed", status="FAIL"), False),
+        (run_of(t="passed", u="failed"), False),
+        (run_of(t="passed", u="not run", status="NO VERDICT"), False),
+        (unfit_run("t is slower", status="NO VERDICT"), False),  # with a control that failed beside
+        (run_of({}, t="passed", status="NO VERDICT"), False),  # benchmarks were disabled
+        (run_of(t="passed", u="passed", status="NO VERDICT"), False),  # one test measured nothing
+    ],
+)  # fmt: skip
+def test_a_baseline_is_a_run_whose_tests_were_all_measured_and_passed(
+    run: dict[str, Any], good: bool
+) -> None:
+    assert is_baseline(run) == good

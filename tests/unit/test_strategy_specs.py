@@ -1,0 +1,324 @@
+"""Strategies, their options and forms in a spec: what does not go together is refused, and ids tell them apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+
+from ddpperf.specs import CommHook, EpochSpec, Execution, Strategy, TrainingSpec, gpu_reason, to_json
+from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.step import TrainingStep
+from tests.generated import BOUNDED, epoch_specs, training_specs
+
+TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
+ALONE: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 128, "strategy": "single"}
+FSDP, ZERO1, DATA_PARALLEL = (
+    TRAINING | {"strategy": strategy} for strategy in ("fsdp", "zero1", "data_parallel")
+)
+STRATEGIES = "strategy must be one of single, ddp, own_ddp, data_parallel, fsdp, zero1, got "
+FORMS = "form must be one of eager, compile, graph, compile+graph, got "
+HOOKS = "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got "
+INDUCTOR = "inductor must be names of torch's inductor options joined by +, got "
+# An option of DDP, not as it is by default.
+CHANGED: dict[str, Any] = {
+    "comm_hook": "bf16",
+    "bucket_cap_mb": 4,
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "buffer_sync": False,
+}
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    *((TRAINING, {"strategy": name}, f"{STRATEGIES}{name!r}") for name in ("pipeline", None)),
+    *((TRAINING, {"execution": name}, f"{FORMS}{name!r}") for name in ("fast", "", ["eager"])),
+    *((TRAINING, {"comm_hook": name}, f"{HOOKS}{name!r}") for name in ("int8", None)),
+    *(
+        (TRAINING, {name: value}, f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name, least in (("bucket_cap_mb", 0), ("accumulation_steps", 1))
+        for value in (least - 1, 1.5, True, "2", None)
+    ),
+    (TRAINING, {"bucket_cap_mb": MOST_BUCKET_CAP_MB + 1}, "bucket_cap_mb goes up to 1048576, got 1048577"),
+    *(
+        (TRAINING, {name: value}, f"{name} must be a bool, got {value!r}")
+        for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm")
+        for value in (0, "true", None)
+    ),
+    *(
+        (TRAINING | {"execution": "compile"}, {"inductor": value}, INDUCTOR + repr(value))
+        for value in (
+            "a b",
+            "+a",
+            "a+",
+            "a++b",
+            "A",
+            "1a",
+            "a-b",
+            "a=1",
+            "a.",
+            ".a",
+            "a..b",
+            "a\n",
+            None,
+            True,
+        )
+    ),
+    *(
+        (
+            fields,
+            {name: value},
+            f"{name}={value} is an option of DDP, got strategy {fields['strategy']}; use ddp or zero1",
+        )
+        for fields in (ALONE, FSDP, DATA_PARALLEL)
+        for name, value in CHANGED.items()
+    ),
+    *(
+        (
+            fields,
+            {"sync_batch_norm": True},
+            f"sync_batch_norm needs a process group, got strategy {fields['strategy']};",
+        )
+        for fields in (ALONE, DATA_PARALLEL)
+    ),
+    *(
+        (
+            fields,
+            {"memory_format": "channels_last"},
+            f"{fields['strategy']} lays parameters one after the other, got channels_",
+        )
+        for fields in (FSDP, ZERO1)
+    ),
+    (
+        FSDP,
+        {"precision": "fp16"},
+        "fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision",
+    ),
+    (
+        TRAINING | {"static_graph": True},
+        {"accumulation_steps": 2},
+        "static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out",
+    ),
+    *(
+        (
+            TRAINING | {"strategy": name},
+            {"execution": execution},
+            f"form {execution} cannot capture {name}, {why}; use form eager",
+        )
+        for name, why in NOT_CAPTURED.items()
+        if name != "powersgd"
+        for execution in ("graph", "compile+graph")
+    ),
+    *(
+        (
+            ZERO1 | {"execution": execution},
+            {"precision": "fp16"},
+            f"form {execution} cannot capture fp16's scaler beside zero1, which waits",
+        )
+        for execution in ("graph", "compile+graph")
+    ),
+    (
+        TRAINING | {"comm_hook": "powersgd", "execution": "compile"},
+        {"execution": "graph"},
+        "form graph cannot capture powersgd, which waits for the device where it compresses; use form eager",
+    ),
+    *(
+        (
+            fields,
+            {"execution": "compile"},
+            f"form compile cannot compile strategy {fields['strategy']}; use form eager",
+        )
+        for fields in (FSDP, DATA_PARALLEL)
+    ),
+    *(
+        (
+            TRAINING,
+            {"inductor": "a", "execution": execution},
+            f"inductor=a needs form compile or compile+graph, got {execution}",
+        )
+        for execution in ("eager", "graph")
+    ),
+    # of a batch
+    *(
+        (
+            fields,
+            {"accumulation_steps": 3},
+            f"accumulation_steps=3 does not divide a batch of {size} images; use a divisor",
+        )
+        for fields, size in ((TRAINING, 128), (ALONE, 128), (DATA_PARALLEL, 512))
+    ),
+    (
+        ALONE | {"epoch_images": 258, "drop_last": False, "input": "device", "model": "resnet18_cifar"},
+        {"epoch_images": 259, "accumulation_steps": 2},
+        "accumulation_steps=2 does not divide a batch of 3 images; use a divisor",
+    ),
+    (
+        TRAINING | {"per_rank_batch_size": 8, "accumulation_steps": 4},
+        {"accumulation_steps": 8},
+        "resnet18 normalizes one value an image in its last stage, got a batch of 8 in 8 parts; use batches of at least 16",
+    ),
+    *(
+        (
+            ALONE | {"epoch_images": 260, "input": "device", "execution": execution},
+            {"drop_last": False},
+            f"form {execution} repeats one batch size, an epoch ends with a smaller one; use drop_last",
+        )
+        for execution in ("graph", "compile+graph")
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
+@pytest.mark.parametrize(("fields", "change", "sentence"), REFUSED)
+def test_what_does_not_go_together_is_refused(
+    kind: type[TrainingSpec], fields: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
+    kind(**fields)
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        kind(**fields | change)
+
+
+@pytest.mark.parametrize("inductor", ["combo_kernels", "a", "_a+b2+c_d", "triton.cooperative_reductions+a"])
+def test_inductors_options_are_names_joined_by_plus(inductor: str) -> None:
+    assert TrainingSpec(**TRAINING, execution="compile", inductor=inductor).inductor == inductor
+
+
+def test_every_option_of_ddp_has_a_value_here_that_is_not_the_default() -> None:
+    assert CHANGED.keys() == DDP_OPTIONS.keys()
+    spec = TrainingSpec(**TRAINING)
+    for name, value in DDP_OPTIONS.items():
+        assert getattr(spec, name) == value != CHANGED[name]
+
+
+# --- ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({}, "ddp-fp32-eager"),
+        ({"strategy": "zero1"}, "zero1-fp32-eager"),
+        ({"strategy": "fsdp", "precision": "bf16"}, "fsdp-bf16-eager"),
+        ({"execution": "compile+graph"}, "ddp-fp32-compile+graph"),
+        ({"execution": "compile", "inductor": "combo_kernels+b"}, "ddp-fp32-compile+combo_kernels+b"),
+        ({"comm_hook": "powersgd"}, "ddp+powersgd-fp32-eager"),
+        ({"bucket_cap_mb": 4}, "ddp+bucket=4-fp32-eager"),
+        ({"gradient_as_bucket_view": True}, "ddp+view-fp32-eager"),
+        ({"static_graph": True}, "ddp+static-fp32-eager"),
+        ({"buffer_sync": False}, "ddp+no_buffer_sync-fp32-eager"),
+        ({"strategy": "fsdp", "sync_batch_norm": True}, "fsdp+sync_batch_norm-fp32-eager"),
+        ({"strategy": "data_parallel", "accumulation_steps": 2}, "data_parallel+accumulate=2-fp32-eager"),
+        (
+            {**CHANGED, "static_graph": False, "sync_batch_norm": True, "accumulation_steps": 8},
+            "ddp+bf16+bucket=4+view+no_buffer_sync+sync_batch_norm+accumulate=8-fp32-eager",
+        ),
+    ],
+)
+def test_an_id_names_what_is_not_the_default(fields: dict[str, Any], part: str) -> None:
+    assert TrainingSpec(**TRAINING | fields).id == f"world_size=4-batch=128-resnet18-{part}-fixed"
+
+
+def test_no_two_strategies_or_forms_have_one_id() -> None:
+    ids = []
+    options = itertools.product(
+        get_args(Strategy),
+        get_args(Execution),
+        get_args(CommHook),
+        (1, 25),
+        *[(False, True)] * 4,
+        (1, 2),
+        ("", "a", "a+b"),
+    )
+    for strategy, execution, hook, bucket, view, static, synced, normed, parts, inductor in options:
+        fields: dict[str, Any] = {
+            "strategy": strategy,
+            "execution": execution,
+            "comm_hook": hook,
+            "bucket_cap_mb": bucket,
+        }
+        fields |= {
+            "gradient_as_bucket_view": view,
+            "static_graph": static,
+            "buffer_sync": synced,
+            "sync_batch_norm": normed,
+        }
+        try:
+            ids.append(
+                TrainingSpec(
+                    **(ALONE if strategy == "single" else TRAINING) | fields,
+                    accumulation_steps=parts,
+                    inductor=inductor,
+                ).id
+            )
+        except ValueError:
+            continue  # they do not go together
+    assert len(ids) > 2000
+    assert len(set(ids)) == len(ids)
+
+
+# --- the same work in another way
+
+
+@BOUNDED
+@given(training_specs() | epoch_specs())
+def test_eager_is_the_same_work_operation_by_operation(spec: TrainingSpec) -> None:
+    assert to_json(spec.eager()) == to_json(spec) | {"execution": "eager", "inductor": ""}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_ddp_is_the_same_step_without_any_option(strategy: str) -> None:
+    changed = CHANGED if strategy != "fsdp" else {}
+    by: dict[str, Any] = {**changed, "strategy": strategy, "sync_batch_norm": True}
+    same: dict[str, Any] = {"precision": "bf16", "input": "device", "delay_seconds": 0.5}
+    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
+    by |= {"static_graph": False, "accumulation_steps": 2}
+    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
+
+
+def test_one_device_does_the_same_step_in_the_same_form_and_parts() -> None:
+    same: dict[str, Any] = {"execution": "compile", "inductor": "a", "accumulation_steps": 2}
+    by: dict[str, Any] = {**CHANGED, "static_graph": False, "sync_batch_norm": True}
+    assert TrainingSpec(**TRAINING | same | by).one_device() == TrainingSpec(**ALONE | same)
+
+
+# --- what the CPU cannot do
+
+ON_GPUS: list[tuple[dict[str, Any], str]] = [
+    ({"execution": "graph"}, "form graph is captured by a GPU's driver"),
+    ({"execution": "compile+graph"}, "form compile+graph is captured by a GPU's driver"),
+    ({"strategy": "data_parallel"}, "strategy data_parallel drives several GPUs from one process"),
+    ({"comm_hook": "avg"}, "comm_hook avg needs NCCL"),
+    ({"comm_hook": "powersgd"}, "comm_hook powersgd needs NCCL"),
+    ({"comm_hook": "symmetric_memory"}, "comm_hook symmetric_memory maps the memory of GPUs"),
+    ({"sync_batch_norm": True}, "sync_batch_norm is there for GPUs alone"),
+]
+
+
+@pytest.mark.parametrize(("fields", "what"), ON_GPUS)
+def test_what_needs_a_gpu_is_named_and_training_refuses_it_on_the_cpu(
+    fields: dict[str, Any], what: str
+) -> None:
+    spec = EpochSpec(**TRAINING | fields)
+    assert gpu_reason(spec, "cpu") == f"{what}; this runs on the CPU"
+    assert gpu_reason(spec, "cuda") == ""
+    for training in (TrainingStep, TrainingEpoch):
+        with pytest.raises(ValueError, match=f"^{re.escape(what)}; this runs on the CPU$"):
+            training(spec, rank=0, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("hook", ["none", "bf16", "fp16"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_the_cpu_can_do_the_rest(strategy: Strategy, hook: CommHook) -> None:
+    options: dict[str, Any] = CHANGED | {"comm_hook": hook, "strategy": strategy, "execution": "compile"}
+    assert gpu_reason(TrainingSpec(**TRAINING | options), "cpu") == ""
+    alone = TrainingSpec(**ALONE, accumulation_steps=2)
+    assert (
+        gpu_reason(alone, "cpu")
+        == gpu_reason(dataclasses.replace(alone, world_size=4, strategy="fsdp"), "cpu")
+        == ""
+    )

@@ -1,0 +1,339 @@
+"""The summary: a row for every collected test, and why figures are doubtful."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddpperf.report.summary import summary_lines, warnings_of
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, Execution, Spec, TrainingSpec
+from ddpperf.verdict.change import Change
+from ddpperf.verdict.stored_run import Comparison
+
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+FILE = "perf/test_it.py::"
+RISING = tuple(0.1 + 0.001 * number for number in range(10))
+Json = dict[str, Any]
+
+
+FEW = "doubtful: fewer than 4 rounds of it, or of what it rests on: their spread is not known"
+ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+
+
+def stored(
+    *step_seconds: float | tuple[float, ...],
+    notes: tuple[str, ...] = (),
+    spec: Spec = SPEC,
+    metrics: Mapping[str, float] | None = None,
+) -> Json:
+    """A stored test. step_seconds: of each round, by rank, or one number for the slowest."""
+    seconds = tuple(each if isinstance(each, tuple) else (each,) for each in step_seconds)
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
+    return {
+        **Measured(spec=spec, iterations=1, samples=(sample,)).to_json(),
+        "references": {},
+        "notes": list(notes),
+        "metrics": {
+            name: {"value": value, "unit": "J", "by_set": {"A1": value}}
+            for name, value in (metrics or {}).items()
+        },
+    }
+
+
+def document(
+    measured: dict[str, Json], outcomes: dict[str, str], status: str = "PASS", *reasons: str
+) -> Json:
+    return {
+        "benchmarks": [
+            {"fullname": FILE + test, "extra_info": {"ddpperf": each}} for test, each in measured.items()
+        ],
+        "ddpperf": {
+            "hardware_key": "h200x4",
+            "environment": {
+                "torch": "2.11.0",
+                "backend": "nccl",
+                "nccl": "2.27.5",
+                "nvls": None,
+                "commit": "0a1b2c3d4+",
+            },
+            "options": {"rounds": 10},
+            "outcomes": {
+                FILE + test: {"outcome": outcome, "reason": ""} for test, outcome in outcomes.items()
+            },
+            "verdict": {"status": status, "reasons": reasons or ["good"]},
+        },
+    }
+
+
+def passed(**measured: Json) -> Json:
+    return document(measured, dict.fromkeys(measured, "passed"))
+
+
+def row(lines: list[str], test: str) -> list[str]:
+    (line,) = [line for line in lines if re.match(rf"{re.escape(test)}\s{{2}}", line)]
+    return re.split(r" {2,}", line)
+
+
+def starting(lines: list[str], word: str) -> list[str]:
+    return [line for line in lines if line.startswith(word)]
+
+
+def test_each_test_has_a_row_with_value_and_spreads() -> None:
+    measured = {
+        "test_a": stored(*[(0.1, 0.1)] * 4),
+        "test_b": stored((0.04, 0.02), (0.05, 0.04), (0.05, 0.04), (0.07, 0.04)),
+    }
+    lines = summary_lines(document(measured, {"test_a": "passed", "test_b": "failed"}))
+    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "overhead", "outcome", "metrics"]
+    assert row(lines, "test_a") == ["test_a", "100.0 ms", "0.0%", "0.0%", "-", "passed"]
+    assert row(lines, "test_b") == ["test_b", "50.00 ms", "15.0%", "22.2%", "-", "failed"]
+    assert lines[-1] == "PASS: good"
+
+
+def test_several_sets_have_a_column_of_their_own_and_the_median_one_is_shown() -> None:
+    """What spreads between sets is not the spread of rounds."""
+    run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.1, 0.2))
+    first, *_ = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
+    others = [
+        {**first, "set": f"A{number}", "seconds": [[seconds]] * 4}
+        for number, seconds in ((2, 0.2), (3, 0.11))
+    ]
+    run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"] += others
+    lines = summary_lines(run)
+    assert lines[0].endswith("10 rounds, 3 process sets")
+    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "sets", "overhead", "outcome", "metrics"]
+    assert row(lines, "test_a") == ["test_a", "110.0 ms", "0.0%", "-", "90.9%", "-", "passed"]
+    assert row(lines, "test_b")[1:5] == ["100.0 ms", "25.0%", "-", "-"]
+
+
+def test_a_run_in_which_no_rank_started_has_a_table_and_all_reasons() -> None:
+    outcomes = {"test_a": "failed", "test_b": "not run", "test_c": "skipped"}
+    run = document({}, outcomes, "FAIL", "test_a failed: no port", "second", "third")
+    run["ddpperf"]["environment"] = {"commit": "nogit"}
+    lines = summary_lines(run)
+    assert lines[0] == "ddpperf on h200x4, 10 rounds, 0 process sets"
+    assert row(lines, "test_a") == ["test_a", "-", "-", "-", "-", "failed"]
+    assert row(lines, "test_b") == ["test_b", "-", "-", "-", "-", "not run"]
+    assert row(lines, "test_c") == ["test_c", "-", "-", "-", "-", "skipped"]
+    assert lines[-3:] == ["FAIL: test_a failed: no port", "      second", "      third"]
+
+
+def test_the_spread_over_ranks_is_of_those_that_worked_together() -> None:
+    """One device's leg has a time of every rank of the set, each alone: no spread of a test."""
+    run = passed(test_a=stored((0.1, 0.2), spec=ALONE), test_b=stored((0.1, 0.2, 0.9)))
+    assert row(summary_lines(run), "test_a")[1:4] == ["100.0 ms", "-", "-"]
+    assert row(summary_lines(run), "test_b")[1:4] == ["200.0 ms", "-", "66.7%"]
+
+
+def test_what_a_test_cost_besides_its_rounds_and_how_many_thresholds_were_applied_is_told() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1), test_c=stored(0.1))
+    overhead = {f"{FILE}test_a": 2.34, f"{FILE}test_b": 0.04, f"{FILE}test_d": 1.26}
+    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
+    run["ddpperf"]["timing"] = {"seconds": 80.0, "counted_seconds": 20.0, "overhead_seconds": overhead}
+    lines = summary_lines(run)
+    assert [row(lines, f"test_{name}")[4] for name in "abc"] == ["2.3 s", "0.0 s", "-"]
+    assert starting(lines, "took") == [
+        "took 80 s, 25% of it in rounds that count; overhead 1.3 s a test (median)"
+    ]
+    assert starting(lines, "thresholds") == ["thresholds: 2 of the 3 for h200x4 were applied"]
+    run["ddpperf"]["timing"]["overhead_seconds"] = {}
+    assert starting(summary_lines(run), "took") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
+        ("images_per_second", 12345.6, "12,346 images/s"), ("step_seconds", 0.0123, "step 12.30 ms"),
+        ("cpu_seconds", 0.00421, "CPU 4.210 ms"), ("launch_bound", 3.6, "launch bound 3.60x"),
+        ("launch_bound", 1.024, "launch bound 1.02x"), ("communicator_seconds", 0.521, "communicator 0.52 s"),
+        ("compile_seconds", 8.13, "compilation 8.1 s"), ("capture_seconds", 0.123, "capture 0.12 s"),
+        ("epoch_seconds", 12.3456, "epoch 12.35 s"), ("loss_after_5_steps", 1.2346, "loss 1.235 after 5 steps"),
+        ("communicated_bytes_per_epoch", 4.5678e9, "gradients 4.57 GB/epoch"), ("peak_memory_bytes", 1.234e9, "peak 1.23 GB"),
+        ("algbw_bytes_per_second", 236.09e9, "algbw 236 GB/s"), ("busbw_bytes_per_second", 354.1e9, "busbw 354 GB/s"),
+        ("loading_share", 0.0456, "loading 4.6%"), ("loading_share_with_2_workers", 0.0456, "loading 4.6% with 2 workers"),
+        ("enough_workers", 1.0, "loading stops limiting at 1 worker"),
+        ("enough_workers", 4.0, "loading stops limiting at 4 workers"),
+        ("missing_images", 3.0, "3 images missing"), ("repeated_images", 1.0, "1 repeated"),
+        ("repeated_places", 0.0149, "1.5% in the same place next epoch"),
+        ("unknown", 1234.56, "unknown 1235 J"),
+    ],
+)  # fmt: skip
+def test_metrics_are_scaled_for_reading(name: str, value: float, text: str) -> None:
+    assert row(summary_lines(passed(test_a=stored(0.1, metrics={name: value}))), "test_a")[-1] == text
+    two = stored(0.1, metrics={name: value, "joules": 2})
+    assert row(summary_lines(passed(test_a=two)), "test_a")[-1] == f"{text}, joules 2 J"
+
+
+@pytest.mark.parametrize(
+    ("environment", "rounds", "sets", "title"),
+    [
+        ({}, 10, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 10 rounds, 1 process set"),
+        ({"nvls": "0"}, 10, 2, "nccl 2.27.5, NVLS off, commit 0a1b2c3d4+, 10 rounds, 2 process sets"),
+        ({"nvls": "1"}, 1, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 1 round, 1 process set"),
+        ({"backend": "gloo", "nccl": None}, 3, 1, "gloo, commit 0a1b2c3d4+, 3 rounds, 1 process set"),
+    ],
+)  # fmt: skip
+def test_the_title_says_what_was_run(environment: Json, rounds: int, sets: int, title: str) -> None:
+    few, many = stored(0.1), stored(0.1)
+    many["samples"] *= sets
+    run = passed(test_a=few, test_b=many)
+    run["ddpperf"]["environment"] |= environment
+    run["ddpperf"]["options"]["rounds"] = rounds
+    assert summary_lines(run)[0] == f"ddpperf on h200x4, torch 2.11.0, {title}"
+
+
+def test_the_ratio_and_its_limit_are_shown_where_something_is_compared() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1))
+    change = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
+    lines = summary_lines(run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": change}))
+    assert row(lines, "test") == [
+        "test",
+        "time",
+        "IQR",
+        "ranks",
+        "ratio",
+        "limit",
+        "overhead",
+        "outcome",
+        "metrics",
+    ]
+    assert row(lines, "test_a")[4:6] == ["2.000", "1.5"]
+    assert row(lines, "test_b")[4:6] == ["-", "-"]
+    assert "ratio: step time over that in 0001_x.json; above its limit it is slower" in lines
+    assert not starting(lines, "ratio with cpu")
+    assert not starting(summary_lines(run), "ratio")
+
+
+def test_a_ratio_of_cpu_seconds_is_marked() -> None:
+    run = passed(test_a=stored(0.1), test_b=stored(0.1))
+    time = Change(then_seconds=0.1, now_seconds=0.1, limit=1.5)
+    cpu = Change(then_seconds=0.004, now_seconds=0.00412, limit=1.25, quantity="CPU seconds")
+    lines = summary_lines(
+        run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": cpu, f"{FILE}test_b": time})
+    )
+    assert row(lines, "test_a")[4:6] == ["1.030 cpu", "1.25"]
+    assert row(lines, "test_b")[4:6] == ["1.000", "1.5"]
+    assert (
+        "ratio with cpu: CPU seconds over those in 0001_x.json, for launches bound the step's time" in lines
+    )
+
+
+# --- what follows it
+
+
+@pytest.mark.parametrize(
+    ("rounds", "spread", "warnings"),
+    [
+        ((0.1,) * 4, "0.0%", []),
+        ((0.1,), "-", [FEW]),
+        ((0.1, 0.2, 0.3), "-", [FEW]),
+        ((0.1, 0.1, 0.125, 0.125), "22.2%", []),
+        ((0.1, 0.1, 0.13, 0.13), "26.1%", ["doubtful: the rounds spread by more than 25% (IQR)"]),
+        (RISING, "4.3%", ["doubtful: the rounds drift by +9% from the first to the last"]),
+        (RISING[::-1], "4.3%", ["doubtful: the rounds drift by -9% from the first to the last"]),
+    ],
+)
+def test_rounds_that_spread_widely_or_drift_are_doubtful(
+    rounds: tuple[float, ...], spread: str, warnings: list[str]
+) -> None:
+    lines = summary_lines(passed(test_a=stored(*rounds)))
+    assert starting(lines, "doubtful") == [f"{warning}: test_a" for warning in warnings]
+    assert row(lines, "test_a")[2] == spread
+    assert row(lines, "test_a")[5] == ("passed, doubtful" if warnings else "passed")
+
+
+def test_a_leg_makes_the_figures_that_rest_on_it_doubtful() -> None:
+    """A t(1) from rounds that spread, or from a device that is slower than its like: both make a speedup look too good."""
+    each = stored(*(0.1,) * 4)
+    each["references"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [
+        "doubtful: one_device's devices differ by more than 10%, the slowest counts: test_a",
+        "doubtful: one_device's rounds spread by more than 25% (IQR): test_a",
+    ]
+    each["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [f"{FEW}: test_a"]
+    each["references"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == []
+
+
+@pytest.mark.parametrize(
+    ("alone", "execution", "told"), [(0.102, "graph", True), (0.101, "graph", False), (0.102, "eager", False)]
+)
+def test_captured_steps_that_took_less_back_to_back_than_one_alone_are_doubtful(
+    alone: float, execution: Execution, told: bool
+) -> None:
+    each = stored(*(0.1,) * 4, spec=replace(ALONE, execution=execution))
+    each["samples"][0]["counters"] = {"device_seconds": [alone]}
+    warnings = [
+        "doubtful: the steps took less time back to back than one by itself: the GPU changed its pace: test_a"
+    ]
+    assert starting(summary_lines(passed(test_a=each)), "doubtful") == warnings * told
+
+
+def test_the_largest_drift_of_several_sets_is_told() -> None:
+    each = stored(*RISING)
+    each["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
+    assert starting(summary_lines(passed(test_a=each)), "doubtful: the rounds drift by -17%")
+
+
+def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
+    shared = "doubtful: 4 ranks share 2 cores"
+    run = passed(
+        test_a=stored(*(0.1,) * 4, notes=(shared,)),
+        test_b=stored(*(0.1,) * 4, notes=(shared, "doubtful: loading the images limits")),
+        test_c=stored(*(0.1,) * 4, notes=("1 spoiled round was measured again: process 7 also uses GPU 0",)),
+    )
+    for test, reason in {
+        "test_d": "it needs a GPU",
+        "test_e": "it needs a GPU",
+        "test_f": "it needs two",
+    }.items():
+        run["ddpperf"]["outcomes"][FILE + test] = {"outcome": "skipped", "reason": reason}
+    lines = summary_lines(run)
+    assert lines[lines.index("") + 8 :] == [
+        "",
+        "doubtful: 4 ranks share 2 cores: 2 tests",
+        "doubtful: loading the images limits: test_b",
+        "1 spoiled round was measured again: process 7 also uses GPU 0: test_c",
+        "skipped: it needs a GPU: 2 tests",
+        "skipped: it needs two: test_f",
+        "thresholds: none for h200x4",
+        "PASS: good",
+    ]
+    outcomes = [row(lines, f"test_{name}")[5] for name in "abcd"]
+    assert outcomes == ["passed, doubtful", "passed, doubtful", "passed", "skipped"]
+
+
+def test_columns_are_aligned() -> None:
+    run = passed(
+        test_a=stored(0.1, metrics={"speedup": 2}),
+        test_with_a_long_name=stored(0.0123, metrics={"speedup": 1}),
+    )
+    run["ddpperf"]["timing"] = {
+        "seconds": 9.0,
+        "counted_seconds": 1.0,
+        "overhead_seconds": {f"{FILE}test_a": 100.04},
+    }
+    header, first, second = summary_lines(run)[2:5]
+    for column, cases in {"time": ("100.0 ms", "12.30 ms"), "overhead": ("100.0 s", "-")}.items():
+        end = header.index(column) + len(column)
+        assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cases
+    assert first.index("passed") == second.index("passed") == header.index("outcome")
+    assert first.index("speedup") == second.index("speedup") == header.index("metrics")
+
+
+def test_many_legs_that_spread_are_one_doubt() -> None:
+    for references, lines in ((3, 3), (4, 1)):
+        test = stored(1.0, 1.0, 1.0, 1.0) | {
+            "references": {f"leg{each}": stored(1.0, 2.0, 1.0, 2.0) for each in range(references)}
+        }
+        assert (
+            len([warning for warning in warnings_of(test) if "spread by more than 25% (IQR)" in warning])
+            == lines
+        )

@@ -1,0 +1,58 @@
+"""TF32 is used where it is asked for, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpperf.specs import Precision, TrainingSpec
+from ddpperf.training.models import MODELS
+from ddpperf.training.step import TrainingStep, allow_tf32
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(MODELS, "resnet18", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)))
+    yield
+    allow_tf32(False)
+
+
+def training_step(precision: Precision = "fp32") -> None:
+    spec = TrainingSpec(
+        world_size=1, per_rank_batch_size=4, strategy="single", precision=precision, epoch_images=8
+    )
+    TrainingStep(spec, rank=0, device=torch.device("cpu"))
+
+
+def test_tf32_is_allowed_where_it_is_asked_for() -> None:
+    backends: Any = torch.backends
+    training_step("tf32")
+    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def test_fp32_is_not_tf32() -> None:
+    backends: Any = torch.backends
+    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
+    training_step()
+    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's; found none, run this on one")
+def test_convolutions_on_a_gpu_are_as_exact_as_float32() -> None:
+    backends: Any = torch.backends
+    images = torch.randn(32, 64, 32, 32, device="cuda")
+    weights = torch.randn(64, 64, 3, 3, device="cuda")
+    exact = torch.nn.functional.conv2d(images.double(), weights.double())
+
+    def error() -> float:
+        difference = torch.nn.functional.conv2d(images, weights) - exact
+        return float(difference.norm() / exact.norm())
+
+    backends.cudnn.conv.fp32_precision = "tf32"
+    assert error() > 1e-4
+    allow_tf32(False)
+    assert error() < 1e-6

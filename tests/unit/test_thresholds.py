@@ -1,0 +1,293 @@
+"""Thresholds are read strictly, apply to the cells that they name and to no others, and let nothing pass unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
+from ddpperf.verdict.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, read_thresholds
+from tests.generated import BOUNDED
+
+ENTRY = """
+[[threshold]]
+hardware = "h200x4"
+test = "test_weak_scaling"
+where = { world_size = 4, per_rank_batch_size = 512 }
+speedup = 3.6
+efficiency = 0.9
+"""
+KNOWN = ", ".join(METRICS + GREATEST)
+CELL = TrainingSpec(world_size=4, per_rank_batch_size=512, strategy="ddp")
+SPECS: tuple[Spec, ...] = (
+    CELL,
+    EpochSpec(
+        world_size=1,
+        per_rank_batch_size=32,
+        strategy="single",
+        input="dataloader",
+        loader_workers=2,
+        drop_last=False,
+    ),
+    AllReduceSpec(world_size=2, nbytes=1024),
+    SamplerSpec(world_size=3, epoch_images=100),
+)
+
+
+def entry(
+    where: str = "{}", minimum: str = "speedup = 2", *, hardware: str = "h200x4", test: str = "test_x"
+) -> str:
+    return f'[[threshold]]\nhardware = "{hardware}"\ntest = "{test}"\nwhere = {where}\n{minimum}\n'
+
+
+def threshold(where: str = "{}", minimum: str = "speedup = 2") -> Threshold:
+    return read_thresholds(entry(where, minimum), name="t.toml")[0]
+
+
+def applies(one: Threshold, spec: Spec) -> bool:
+    return one.applies(hardware="h200x4", test="test_x", spec=spec)
+
+
+# --- reading
+
+
+def test_entries_are_read_in_the_files_order() -> None:
+    first, second = read_thresholds(ENTRY + entry(), name="t.toml")
+    assert first == Threshold(
+        hardware="h200x4",
+        test="test_weak_scaling",
+        where={"world_size": 4, "per_rank_batch_size": 512},
+        minimum={"speedup": 3.6, "efficiency": 0.9},
+        maximum={},
+        number=1,
+    )
+    assert (second.test, second.where, second.number) == ("test_x", {}, 2)
+
+
+def test_cpu_seconds_are_a_maximum() -> None:
+    one = threshold(minimum="speedup = 2\ncpu_seconds = 0.005")
+    assert (one.minimum, one.maximum) == ({"speedup": 2}, {"cpu_seconds": 0.005})
+    assert threshold(minimum="cpu_seconds = 1").minimum == {}
+
+
+def test_where_may_be_absent_and_a_file_empty() -> None:
+    (one,) = read_thresholds(entry().replace("where = {}\n", ""), name="t.toml")
+    assert one == threshold()
+    assert read_thresholds("# nothing yet\n", name="t.toml") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "[[threshold]\n",
+            "t.toml is no TOML that can be read (Expected ']]' at the end of an array declaration (at line 1",
+        ),
+        ("x = " + "[" * 5000, "t.toml is no TOML that can be read ("),
+        (entry() + "speedup = 3", "t.toml is no TOML that can be read (Cannot overwrite a value"),
+        (
+            "[[thresholds]]\n",
+            "t.toml has the unknown key 'thresholds'; begin every entry with [[threshold]], and the ",
+        ),
+        (
+            "[threshold]\n",
+            "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]",
+        ),
+        (
+            "threshold = [1]\n",
+            "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]",
+        ),
+    ],
+)
+def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        read_thresholds(text, name="t.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (entry().replace('hardware = "h200x4"', ""), "has no hardware; add one, such as hardware = 'h200x4'"),
+        (entry().replace('test = "test_x"', ""), "has no test; add one, such as test = 'test_weak_scaling'"),
+        (entry(hardware=""), "has hardware = ''; write a name, such as 'h200x4'"),
+        (entry().replace('"test_x"', "4"), "has test = 4; write a name, such as 'test_weak_scaling'"),
+        (
+            entry(test="test_x[world_size=4]"),
+            "has test = 'test_x[world_size=4]'; write only the function's name, and the cell's fields in where",
+        ),
+        (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
+        (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {KNOWN}"),
+        (entry(minimum="cpu_second = 2"), "has the unknown key 'cpu_second'; write cpu_seconds"),
+        (entry(minimum=""), f"has no minimum and no maximum, so it could never fail; add one of {KNOWN}"),
+        (entry(where="4"), "has where = 4; write a table, such as where = { world_size = 4 }"),
+        (
+            entry("{ worldsize = 4 }"),
+            "names 'worldsize' in where, a field that no spec has; write world_size",
+        ),
+        (entry("{ measurement = 'all_reduce' }"), "names 'measurement' in where, a field that no spec has; "),
+        (
+            entry("{ delay_seconds = 0.0 }"),
+            "names delay_seconds in where, but holds with and without it; delete delay_seconds",
+        ),
+        (entry("{ fault = 'kill' }"), "names fault in where, but holds with and without it; delete fault"),
+        (entry("{ world_size = '4' }"), "has world_size = '4' in where; write a whole number"),
+        (entry("{ world_size = 4.0 }"), "has world_size = 4.0 in where; write a whole number"),
+        (entry("{ world_size = true }"), "has world_size = True in where; write a whole number"),
+        (entry("{ world_size = [4] }"), "has world_size = [4] in where; write a whole number"),
+        (entry("{ drop_last = 1 }"), "has drop_last = 1 in where; write true or false"),
+        (entry("{ model = 18 }"), "has model = 18 in where; write a string"),
+        (entry("{ strategy = 'dpp' }"), "has strategy = 'dpp' in where; write 'single' or 'ddp'"),
+        (
+            entry("{ nbytes = 1024, strategy = 'ddp' }"),
+            "names nbytes, strategy in where, but no spec has all of these; keep one spec's fields",
+        ),
+    ],
+)
+def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^threshold 2 of t.toml {re.escape(sentence)}"):
+        read_thresholds(ENTRY + text, name="t.toml")
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "0.0", "nan", "inf", "true", "'2'", "[2]", "{}", "2026-11-20", "1" + "0" * 400]
+)
+@pytest.mark.parametrize("metric", ["efficiency", "cpu_seconds"])
+def test_a_bound_that_is_no_positive_finite_number_is_refused(metric: str, value: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^threshold 1 of t.toml has {metric} = .*; write a positive finite number$"
+    ):
+        threshold(minimum=f"speedup = 2\n{metric} = {value}")
+
+
+def test_a_bound_given_twice_is_refused() -> None:
+    other = (
+        entry("{ world_size = 2 }")
+        + entry(hardware="h200x2")
+        + entry(test="test_y")
+        + entry(minimum="efficiency = 0.5")
+    )
+    read_thresholds(entry() + other, name="t.toml")
+    sentence = "threshold 6 of t.toml gives the same cell's speedup as threshold 1; delete one of them"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        read_thresholds(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"), name="t.toml")
+    with pytest.raises(
+        ValueError, match=r"^threshold 2 of t\.toml gives the same cell's cpu_seconds as threshold 1"
+    ):
+        read_thresholds(
+            entry(minimum="speedup = 2\ncpu_seconds = 1") + entry(minimum="cpu_seconds = 2"), name="t.toml"
+        )
+
+
+def test_the_order_of_fields_does_not_make_another_cell() -> None:
+    one, other = "{ world_size = 4, nbytes = 1024 }", "{ nbytes = 1024, world_size = 4 }"
+    with pytest.raises(
+        ValueError, match=r"^threshold 2 of t\.toml gives the same cell's speedup as threshold 1"
+    ):
+        read_thresholds(entry(one) + entry(other), name="t.toml")
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
+def test_every_other_field_of_a_spec_can_be_named(spec: Spec) -> None:
+    """Whatever fields specs get: what a spec holds can be written, and then it applies to that spec."""
+    for name in (field.name for field in dataclasses.fields(spec) if field.name not in NEVER_NAMED):
+        value = getattr(spec, name)
+        written = str(value).lower() if isinstance(value, bool) else repr(value)
+        assert value is None or applies(threshold(f"{{ {name} = {written} }}"), spec)  # TOML has no None
+
+
+# --- applying
+
+
+def test_a_threshold_applies_where_hardware_test_and_every_field_are_equal() -> None:
+    (one,) = read_thresholds(ENTRY, name="t.toml")
+    assert one.applies(hardware="h200x4", test="test_weak_scaling", spec=CELL)
+    assert one.applies(
+        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, precision="bf16")
+    )
+    assert not one.applies(hardware="h200x2", test="test_weak_scaling", spec=CELL)
+    assert not one.applies(hardware="h200x4", test="test_strong_scaling", spec=CELL)
+    assert not one.applies(
+        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, world_size=2)
+    )
+    assert not one.applies(
+        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, per_rank_batch_size=32)
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
+def test_without_where_every_spec_is_meant(spec: Spec) -> None:
+    assert applies(threshold(), spec)
+
+
+def test_a_spec_without_the_field_is_not_meant() -> None:
+    assert not applies(threshold("{ nbytes = 1024 }"), CELL)
+    assert applies(threshold("{ nbytes = 1024 }"), AllReduceSpec(world_size=2, nbytes=1024))
+
+
+@pytest.mark.parametrize(("name", "value"), [("world_size", True), ("world_size", 1.0), ("drop_last", 1)])
+def test_fields_are_equal_in_type_too(name: str, value: float) -> None:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+    assert getattr(spec, name) == value
+    one = Threshold(hardware="h200x4", test="test_x", where={name: value}, minimum={}, maximum={}, number=1)
+    assert not applies(one, spec)
+
+
+def test_a_slowed_step_is_held_to_the_threshold_of_the_step() -> None:
+    one = threshold("{ world_size = 4, per_rank_batch_size = 512 }")
+    assert applies(one, dataclasses.replace(CELL, delay_seconds=0.01, fault=Fault(kind="hang", rank=0)))
+
+
+# --- violations
+
+
+def test_each_minimum_that_is_not_reached_is_a_sentence() -> None:
+    (one,) = read_thresholds(ENTRY, name="t.toml")
+    case = "threshold 1 (test_weak_scaling on h200x4, world_size=4, per_rank_batch_size=512)"
+    assert one.violations({"speedup": 3.6, "efficiency": 0.95, "images_per_second": 1.0}) == []
+    assert one.violations({"speedup": 3.41, "efficiency": 0.8525}) == [
+        f"speedup 3.41 is below 3.6, the least that {case} allows",
+        f"efficiency 0.8525 is below 0.9, the least that {case} allows",
+    ]
+
+
+def test_each_maximum_that_is_exceeded_is_a_sentence() -> None:
+    one = threshold("{ world_size = 4 }", "speedup = 2\ncpu_seconds = 0.005")
+    case = "threshold 1 (test_x on h200x4, world_size=4)"
+    assert one.violations({"speedup": 9.0, "cpu_seconds": 0.005}) == []
+    assert one.violations({"speedup": 1.0, "cpu_seconds": 0.0052}) == [
+        f"speedup 1 is below 2, the least that {case} allows",
+        f"cpu_seconds 0.0052 is above 0.005, the greatest that {case} allows",
+    ]
+
+
+@pytest.mark.parametrize(("name", "asked"), [("speedup", "2"), ("cpu_seconds", "at most 2")])
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        ({}, "was not given"),
+        ({"speedup": math.nan, "cpu_seconds": math.nan}, "is nan, which is no finite number"),
+        ({"speedup": math.inf, "cpu_seconds": math.inf}, "is inf, which is no finite number"),
+        ({"speedup": -math.inf, "cpu_seconds": -math.inf}, "is -inf, which is no finite number"),
+    ],
+)
+def test_a_metric_that_is_no_number_violates(
+    metrics: dict[str, float], found: str, name: str, asked: str
+) -> None:
+    sentence = f"{name} {found}, threshold 1 (test_x on h200x4) asks for {asked}"
+    assert threshold(minimum=f"{name} = 2").violations(metrics) == [sentence]
+
+
+@BOUNDED
+@given(st.floats(min_value=1e-6, max_value=1e15), st.floats(allow_nan=True, allow_infinity=True) | st.none())
+def test_only_a_finite_value_on_the_right_side_of_the_bound_passes(bound: float, value: float | None) -> None:
+    one = threshold(minimum=f"speedup = {bound!r}").violations({} if value is None else {"speedup": value})
+    assert (one == []) == (value is not None and bound <= value < math.inf)
+    one = threshold(minimum=f"cpu_seconds = {bound!r}").violations(
+        {} if value is None else {"cpu_seconds": value}
+    )
+    assert (one == []) == (value is not None and -math.inf < value <= bound)

@@ -1,0 +1,124 @@
+"""Timing: every step is called, the time is that of all of them, and a slow-down on purpose is in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpperf.instruments import timing
+from ddpperf.instruments.timing import delayed, launch_cost, seconds_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 64])
+def test_each_step_is_called_once(iterations: int) -> None:
+    calls: list[None] = []
+    seconds_of(lambda: calls.append(None), iterations, CPU)
+    assert len(calls) == iterations
+
+
+def test_the_time_is_that_of_all_steps() -> None:
+    start = time.perf_counter()
+    measured = seconds_of(lambda: time.sleep(0.02), 5, CPU)
+    around = time.perf_counter() - start
+    assert 5 * 0.02 <= measured <= around
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.05])
+def test_a_delayed_step_takes_so_much_longer(seconds: float) -> None:
+    calls: list[None] = []
+    step = delayed(lambda: calls.append(None), seconds, CPU)
+    fastest = min(seconds_of(step, 2, CPU) for _ in range(30))  # the machine may be busy
+    assert len(calls) == 60
+    assert 2 * seconds <= fastest < 2 * seconds + 0.02
+
+
+def test_the_delay_comes_on_top_of_the_step() -> None:
+    step = delayed(lambda: time.sleep(0.03), 0.03, CPU)
+    assert seconds_of(step, 1, CPU) >= 0.06
+
+
+@pytest.mark.parametrize("seconds", [0, 0.0])
+def test_no_delay_is_the_very_function(seconds: float) -> None:
+    def step() -> None:
+        raise AssertionError
+
+    assert delayed(step, seconds, CPU) is step
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="the device spins on a GPU; found none, run this on one"
+)
+def test_on_a_gpu_the_device_is_slowed_down_and_not_its_launches() -> None:
+    device = torch.device("cuda", 0)
+    step = delayed(lambda: None, 0.02, device)
+    step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    launched = time.perf_counter() - start
+    assert launched < 0.01
+    assert seconds_of(step, 5, device) == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="device events are a GPU's; found none, run this on one"
+)
+def test_on_a_gpu_the_time_is_the_devices_and_not_that_of_its_launches() -> None:
+    device = torch.device("cuda", 0)
+    matrix = torch.randn(4096, 4096, device=device)
+
+    def step() -> None:
+        torch.mm(matrix, matrix)
+
+    seconds_of(step, 3, device)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(20):
+        step()
+    launched = time.perf_counter() - start
+    torch.cuda.synchronize()
+    done = time.perf_counter() - start
+    assert launched < 0.5 * done, "the launches are over long before the work"
+    assert seconds_of(step, 20, device) == pytest.approx(done, rel=0.2)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_steps_cost_is_read_on_an_idle_device_and_then_behind_one_that_spins(
+    grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the CPU's seconds the least, of the device's the median; it spins for twice what giving it the step takes, and
+    some more. Ranks meet after that, and what they wait for each other is outside of what is read."""
+    clock = SimpleNamespace(cpu=0.0, wall=0.0)
+    costs, on_device = iter((5.0, 1.0, 2.0, 9.0, 3.0) * 2), iter((50.0, 10.0, 20.0, 90.0, 30.0))
+    done: list[str] = []
+
+    def step() -> None:
+        cost = next(costs)
+        clock.cpu += cost
+        clock.wall += 2 * cost
+        done.append("step")
+
+    def read(step: Callable[[], None], iterations: int, _: torch.device) -> float:
+        assert iterations == 1
+        done.append("read")
+        step()
+        return next(on_device)
+
+    clocks = SimpleNamespace(process_time=lambda: clock.cpu, perf_counter=lambda: clock.wall)
+    monkeypatch.setattr(timing, "PROBES", 5)
+    monkeypatch.setattr(timing, "time", clocks)
+    monkeypatch.setattr(timing, "seconds_of", read)
+    monkeypatch.setattr(timing, "synchronize", lambda _: done.append("wait"))
+    monkeypatch.setattr(timing, "_cycles_per_second", lambda _: 1000.0)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append(f"spin {cycles}"))
+    monkeypatch.setattr(dist, "all_reduce", lambda _: done.append("meet"))
+    assert launch_cost(step, CPU, grouped=grouped) == (1.0, 30.0)
+    before = ["wait", "spin 12001", "meet"] if grouped else ["wait", "spin 12001"]
+    assert done == ["wait", "step"] * 5 + [*before, "read", "step"] * 5

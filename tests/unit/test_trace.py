@@ -1,0 +1,189 @@
+"""Traces: what runs is told apart by its name, and what is no whole trace is refused in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddpperf.errors import CannotTrain
+from ddpperf.instruments.trace import MARK, read_trace, split_of, trace_of
+
+TRACES = Path(__file__).parents[1] / "traces"
+CPU = torch.device("cpu")
+SUM = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+GEMM = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>(Params)"
+
+
+def event(name: str, begin: float, lasted: float, category: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": lasted}
+
+
+def test_a_gpus_time_is_told_apart() -> None:
+    """Of 100 us: 50 computed, 40 sent of which 10 beside the computation, 10 copied, 10 idle."""
+    found = split_of(
+        [
+            event(GEMM, 1000, 50),
+            event(GEMM, 1010, 20),  # on another stream
+            event(SUM, 1040, 40),
+            event("Memcpy DtoD (Device -> Device)", 1090, 10, "gpu_memcpy"),
+            event("cudaLaunchKernel", 900, 5, "cuda_runtime"),
+            event("aten::mm", 900, 500, "cpu_op"),
+        ]
+    )
+    assert found is not None
+    parts = (found.whole, found.compute, found.communication, found.exposed, found.copies, found.idle)
+    assert [each * 1e6 for each in parts] == pytest.approx([100, 50, 40, 30, 10, 10])
+
+
+@pytest.mark.parametrize(
+    ("name", "communicates"),
+    [
+        (SUM, True),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", True),
+        ("void one_shot_all_reduce_kernel<float, 16>(float**)", True),
+        ("void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 4>", True),
+        ("void multimem_all_reduce_kernel<float>", True),
+        (GEMM, False),
+        ("void at::native::reduce_kernel<512, 1>(ReduceOp)", False),
+    ],
+)
+def test_what_communicates_is_known_by_its_name(name: str, communicates: bool) -> None:
+    found = split_of([event(name, 0, 10)])
+    assert found is not None
+    assert (found.communication > 0) == communicates
+    assert (found.compute > 0) != communicates
+
+
+def test_a_delay_that_was_put_in_is_neither() -> None:
+    found = split_of([event(GEMM, 0, 10), event("at::cuda::spin_kernel(long)", 10, 30), event(SUM, 40, 10)])
+    assert found is not None
+    assert (found.compute * 1e6, found.communication * 1e6, found.idle * 1e6) == pytest.approx((10, 10, 30))
+
+
+def test_where_the_ranks_met_is_no_part_of_it() -> None:
+    events = [event(GEMM, 0, 1), event(SUM, 2, 500), event(GEMM, 510, 10), event(SUM, 515, 10)]
+    found = split_of(events, met=True)
+    assert found is not None
+    assert (found.whole * 1e6, found.communication * 1e6, found.exposed * 1e6) == pytest.approx((15, 10, 5))
+
+
+def test_a_cpus_time_is_that_of_its_mark() -> None:
+    found = split_of(
+        [
+            event("gloo:barrier", 0, 90, "user_annotation"),
+            event(MARK, 100, 100, "user_annotation"),
+            event("aten::conv2d", 110, 40, "cpu_op"),
+            event("aten::mkldnn_convolution", 112, 30, "cpu_op"),
+            event("c10d::allreduce_", 140, 50, "cpu_op"),
+            event("gloo:all_reduce", 140, 50, "user_annotation"),
+            event("aten::conv2d", 250, 40, "cpu_op"),
+        ]
+    )
+    assert found is not None
+    parts = (found.whole, found.compute, found.communication, found.exposed, found.idle)
+    assert [each * 1e6 for each in parts] == pytest.approx([100, 40, 50, 40, 20])
+
+
+@pytest.mark.parametrize(("rank", "theirs"), [(0, 31.02), (1, 40.84)])
+def test_the_overlap_in_a_captured_steps_trace_is_what_hta_finds(
+    tmp_path: Path, rank: int, theirs: float
+) -> None:
+    """Kept by --traces on two H200s, of 512 images; percents of HolisticTraceAnalysis, as tests/unit/test_hta.py has them anew."""
+    path = tmp_path / "rank.json"
+    path.write_bytes(gzip.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.gz").read_bytes()))
+    found, later = (split_of(read_trace(path), met=met) for met in (False, True))
+    assert found is not None
+    assert later is not None
+    assert 100 * (1 - found.exposed / found.communication) == pytest.approx(theirs, abs=0.005)
+    assert later.communication < found.communication, "where the ranks met is no part of the step"
+
+
+def test_a_trace_of_nothing_has_no_split() -> None:
+    assert split_of([]) is None
+    assert split_of([event("cudaLaunchKernel", 0, 1, "cuda_runtime")]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"traceEvents": [{"ph": "X", "na', "is no whole trace of torch.profiler"),
+        ("", "is no whole trace of torch.profiler"),
+        ('{"schemaVersion": 2}', "is no whole trace of torch.profiler"),
+        ("[]", "is no whole trace of torch.profiler"),
+        ('{"traceEvents": {"a": 1}}', "has no list of events as torch.profiler writes it"),
+        ('{"traceEvents": [1, 2]}', "has no list of events as torch.profiler writes it"),
+    ],
+)
+def test_what_is_no_whole_trace_is_refused_in_a_sentence(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_trace(path)
+
+
+def test_a_trace_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no whole trace of torch"):
+        read_trace(tmp_path / "none.json")
+
+
+def test_events_that_do_not_say_when_they_were_are_refused() -> None:
+    timeless = event(GEMM, 0, 1)
+    del timeless["dur"]
+    with pytest.raises(ValueError, match="does not say when it was"):
+        split_of([timeless])
+
+
+def test_a_profile_begins_and_ends_with_a_device_that_has_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it still runs when the profile ends, the trace would lack."""
+    done: list[str] = []
+    monkeypatch.setattr("ddpperf.instruments.timing.synchronize", lambda device: done.append("synchronized"))
+    monkeypatch.setattr(torch.profiler.profile, "start", lambda profiler: done.append("started"))
+    monkeypatch.setattr(torch.profiler.profile, "stop", lambda profiler: done.append("stopped"))
+    trace_of(lambda: done.append("worked"), CPU, meet=lambda: done.append("met"))
+    assert done == ["synchronized", "started", "met", "worked", "synchronized", "stopped"]
+
+
+def test_a_profile_is_of_the_work_and_of_nothing_before_it(tmp_path: Path) -> None:
+    ones = torch.ones(64, 64)
+    ones @ ones  # the first may load a library
+    events = trace_of(lambda: ones @ ones, CPU, meet=lambda: ones.exp())
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_trace(path) == events
+    found = split_of(events)
+    assert found is not None
+    assert 0 < found.compute <= found.whole < 0.1
+    (mark,) = (each for each in events if each.get("name") == MARK)
+    (exp,) = (each for each in events if each.get("name") == "aten::exp")
+    assert exp["ts"] < mark["ts"]
+
+
+def test_a_trace_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = torch.ones(8, 8)
+    kept = tmp_path / "rank0.json"
+    events = trace_of(lambda: ones @ ones, CPU, path=kept)
+    assert read_trace(kept) == events
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda *_: None)  # as on a full disk
+    assert trace_of(lambda: ones @ ones, CPU, path=kept) == [], (
+        "an earlier one must not be taken for this one"
+    )
+    assert read_trace(kept) == events
+
+
+def test_a_trace_that_cannot_be_kept_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        CannotTrain,
+        match=r"the trace cannot be kept as /.*/x.json \(No such file .*\); name another folder by --tr",
+    ):
+        trace_of(lambda: torch.ones(8).exp(), CPU, path=tmp_path / "gone" / "x.json")
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(CannotTrain, match="the trace cannot be kept as"):
+        trace_of(lambda: torch.ones(8).exp(), CPU, path=tmp_path / "x.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"], "nothing half-written stays"

@@ -1,0 +1,220 @@
+"""The training step in process: it is SGD as written down, the same on every rank but for its batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpperf.data.images import EpochBatches, synthetic_images
+from ddpperf.data.inputs import Batch, FixedInput, normalized
+from ddpperf.specs import MemoryFormat, Precision, Strategy, TrainingSpec
+from ddpperf.training.models import MODELS
+from ddpperf.training.step import LOSS_STEPS, TrainingStep
+
+CPU = torch.device("cpu")
+
+
+def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> TrainingStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
+    return TrainingStep(spec, rank=rank, device=CPU)
+
+
+def batch_of(step: TrainingStep) -> Batch:
+    assert isinstance(step.input, FixedInput)
+    return step.input.batch
+
+
+def early_loss(step: TrainingStep) -> float:
+    step.start_round()
+    while step.steps <= LOSS_STEPS:
+        step.step()
+    step.end_round(step.steps)
+    return step.finish()["loss_after_5_steps"]
+
+
+def parameters(step: TrainingStep) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in step.model.parameters()]
+
+
+def small_image_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(900, 10)
+    )
+
+
+def test_a_step_is_sgd_with_momentum_and_weight_decay_by_a_cosine_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float64, because a BatchNorm over few values makes a float32's rounding large within a few steps.
+
+    An epoch has 8 steps, after which the rate begins anew.
+    """
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step = training_step()
+    step.model.double()
+    images, labels = batch_of(step)
+    assert isinstance(step.input, FixedInput)
+    step.input.batch = images.double(), labels
+    torch.manual_seed(0)
+    reference = small_image_model().double()
+    weights = list(reference.parameters())
+    velocities = [torch.zeros_like(weight) for weight in weights]
+    for number in range(11):
+        step.step()
+        rate = 0.005 * (1 + math.cos(math.pi * (number % 8) / 8))
+        loss = F.cross_entropy(reference(images.double()), labels)
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
+                velocity.mul_(0.9).add_(gradient + 5e-4 * weight)
+                weight.sub_(rate * velocity)
+        assert step.loss.item() == pytest.approx(loss.item(), rel=1e-9)
+    for ours, theirs in zip(step.model.parameters(), weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def test_training_on_learns_the_batch() -> None:
+    step = training_step()
+    step.step()
+    first = step.loss.item()
+    for _ in range(2):
+        step.start_round()
+        for _ in range(4):
+            step.step()
+        step.end_round(4)
+    assert first == pytest.approx(math.log(1000), abs=1)
+    assert early_loss(step) < first / 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "computed_in"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_a_precision_computes_in_its_type_over_float32_parameters(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, computed_in: torch.dtype
+) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step = training_step(precision=precision)
+    assert isinstance(step.model, nn.Sequential)
+    computed: list[torch.dtype] = []
+    step.model[0].register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+    before = parameters(step)
+    for _ in range(LOSS_STEPS):
+        step.step()
+    step.end_round(LOSS_STEPS)
+    assert set(computed) == {computed_in}
+    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.float32}
+    assert not any(torch.equal(was, now) for was, now in zip(before, parameters(step), strict=True)), (
+        "no update was skipped"
+    )
+    assert step.scaler.is_enabled() == (precision == "fp16")
+
+
+def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+    losses = [early_loss(training_step(precision=precision)) for precision in precisions]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[2] == pytest.approx(losses[0], rel=0.01)
+    assert len(set(losses)) == 3, "they are not the same computation"
+
+
+def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
+    few, many = training_step(), training_step()
+    for _ in range(LOSS_STEPS + 5):
+        many.step()
+    assert early_loss(few) == pytest.approx(early_loss(many), rel=1e-5)
+    assert many.loss.item() < early_loss(many) / 2
+
+
+def test_the_early_loss_is_what_five_updates_made_of_it() -> None:
+    step, losses = training_step(), []
+    for _ in range(LOSS_STEPS + 2):
+        step.step()
+        losses.append(step.loss.item())
+    step.end_round(step.steps)
+    assert step.finish()["loss_after_5_steps"] == losses[5], "the forward after the fifth update is the sixth"
+
+
+def test_there_is_no_early_loss_of_fewer_steps() -> None:
+    step = training_step()
+    for _ in range(LOSS_STEPS):
+        step.step()
+    step.end_round(LOSS_STEPS)
+    assert step.finish().keys() == {"cpu_seconds"}
+    step.step()
+    assert step.finish().keys() == {"cpu_seconds", "loss_after_5_steps"}
+
+
+def test_the_fixed_batch_is_the_first_of_the_shard() -> None:
+    images, (indices, *_) = (
+        synthetic_images(32),
+        EpochBatches(32, world_size=1, rank=0, batch_size=4, drop_last=True),
+    )
+    pixels, labels = batch_of(training_step())
+    assert torch.equal(pixels, normalized(images.pixels[indices], torch.contiguous_format))
+    assert torch.equal(labels, images.labels[indices])
+
+
+def test_devices_alone_do_the_same_step() -> None:
+    """Whatever their rank: their slowest is the t(1) of a speedup."""
+    first, second = training_step(rank=0), training_step(rank=3)
+    first.step()
+    second.step()
+    assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
+
+
+def test_steps_on_a_data_set_go_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step, beside = training_step(input="device"), training_step(input="device").input
+    trained: list[Tensor] = []
+    step.model.register_forward_pre_hook(lambda _, inputs: trained.append(inputs[0]))
+    for _ in range(20):
+        step.step()
+    for number, images in enumerate(trained):
+        if number % 8 == 0:
+            beside.begin(number // 8)
+        beside.load()
+        assert torch.equal(images, beside.take()[0])
+    assert len(trained) == 20
+
+
+def test_channels_last_changes_strides_and_not_the_result() -> None:
+    formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
+    steps = [training_step(memory_format=each) for each in formats]
+    for step in steps:
+        step.step()
+    assert steps[1].loss.item() == pytest.approx(steps[0].loss.item(), rel=1e-5)
+    pixels = [batch_of(step)[0] for step in steps]
+    assert torch.equal(*pixels)
+    weights = [next(each for each in parameters(step) if each.dim() == 4) for step in steps]
+    for contiguous, channels_last in (pixels, weights):
+        assert contiguous.is_contiguous()
+        assert channels_last.is_contiguous(memory_format=torch.channels_last)
+        assert not channels_last.is_contiguous()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel takes what GPUs there are")
+def test_data_parallel_trains_the_whole_batch_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU torch's DataParallel is the module itself; the batch is that of all the GPUs in any case."""
+    monkeypatch.setattr("ddpperf.training.step.gpu_reason", lambda *_: "")
+    spec = TrainingSpec(world_size=3, per_rank_batch_size=4, strategy="data_parallel", epoch_images=32)
+    step = TrainingStep(spec, rank=0, device=CPU)
+    assert isinstance(step.model, nn.DataParallel)
+    assert [len(part) for part in batch_of(step)] == [12, 12]
+    assert early_loss(step) < math.log(1000)
+
+
+@pytest.mark.usefixtures("group")
+def test_ddp_on_one_rank_is_the_same_step() -> None:
+    alone, in_group = training_step("single"), training_step("ddp")
+    for step in (alone, in_group):
+        step.step()
+        step.step()
+        step.end_round(2)
+    assert early_loss(alone) == early_loss(in_group)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(alone), parameters(in_group), strict=True))

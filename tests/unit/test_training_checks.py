@@ -1,0 +1,203 @@
+"""What training checks and counts: equal parameters on all ranks, bit for bit, a finite loss, an output for each class of
+the data set, and what a step costs the CPU."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpperf.data.images import Images, synthetic_images
+from ddpperf.specs import DATA_VARIABLE, CommHook, EpochSpec, Strategy, TrainingSpec
+from ddpperf.training import task
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.models import MODELS
+from ddpperf.training.step import TrainingStep
+from ddpperf.training.strategies import require_equal_parameters
+from ddpperf.training.task import require_classifier
+
+CPU = torch.device("cpu")
+
+
+class Peer:
+    """Stands for the other rank of two: `all_reduce` meets its parameters, in the order in which they are asked for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._bits = [
+            parameter.detach().contiguous().view(-1).view(torch.uint8) for parameter in model.parameters()
+        ]
+        self._asked = 0
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        bits = self._bits[self._asked // 2]  # a least and a greatest of each
+        self._asked += 1
+        tensor.copy_({dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}[op](tensor, bits))
+
+
+class Mixed(nn.Module):
+    """Parameters of every kind of shape and type that a model may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.short = nn.Parameter(torch.randn(5, dtype=torch.bfloat16))
+        self.long = nn.Parameter(torch.randn(2, 3, dtype=torch.float64).t())
+        self.none = nn.Parameter(torch.empty(0))
+
+
+def test_equal_parameters_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Mixed()
+    monkeypatch.setattr(dist, "all_reduce", Peer(copy.deepcopy(model)).all_reduce)
+    require_equal_parameters(model)
+
+
+@pytest.mark.parametrize("name", ["linear.weight", "linear.bias", "conv.weight", "scale", "short", "long"])
+@pytest.mark.parametrize("towards", [math.inf, -math.inf])
+def test_parameters_that_differ_in_one_bit_are_found(
+    name: str, towards: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Mixed()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        parameter = other.get_parameter(name)
+        last = tuple(size - 1 for size in parameter.shape)
+        parameter[last] = torch.nextafter(parameter[last], torch.tensor(towards, dtype=parameter.dtype))
+    for ours, theirs in ((model, other), (other, model)):  # every rank finds it
+        monkeypatch.setattr(dist, "all_reduce", Peer(theirs).all_reduce)
+        with pytest.raises(RuntimeError, match=rf"parameter {name} differs between ranks after training"):
+            require_equal_parameters(ours)
+
+
+@pytest.mark.usefixtures("group")
+def test_nan_parameters_with_equal_bits_are_equal() -> None:
+    """What a NaN means is the loss' affair; here only a difference between ranks is."""
+    model = Mixed()
+    with torch.no_grad():
+        model.get_parameter("linear.bias").fill_(math.nan)
+    require_equal_parameters(model)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
+def test_what_is_sent_has_the_types_bytes(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parameters in double precision, which a hook sends in 16 bits as it does all others."""
+    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
+    monkeypatch.setattr(task, "require_classifier", lambda *_: None)
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
+    assert TrainingStep(spec, rank=0, device=CPU).sent() == {"gradient_bytes": each * 10 * 3073}
+
+
+def small_image_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(900, 10)
+    )
+
+
+def test_a_data_set_of_more_classes_than_the_model_has_outputs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a GPU a label beyond the outputs would end the process."""
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32, data="mine")
+    for classes in (10, 11):
+        labels = torch.arange(32) % classes
+        torch.save(
+            {"train_images": torch.zeros(32, 3, 32, 32, dtype=torch.uint8), "train_labels": labels},
+            tmp_path / "x.pt",
+        )
+        monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "x.pt"))
+        if classes == 10:
+            TrainingStep(spec, rank=0, device=CPU)
+    with pytest.raises(
+        ValueError, match=r"^model resnet18 has 10 outputs, the data set 11 classes; name another model$"
+    ):
+        TrainingStep(spec, rank=0, device=CPU)
+
+
+def test_looking_at_a_models_outputs_leaves_it_as_it_was() -> None:
+    model = small_image_model()
+    before = copy.deepcopy(model.state_dict())
+    require_classifier(
+        "small", model, Images(pixels=synthetic_images(8).pixels, labels=torch.tensor([9])), CPU
+    )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+# --- a round
+
+
+def step_by(strategy: Strategy) -> TrainingStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32)
+    return TrainingStep(spec, rank=0, device=CPU)
+
+
+@pytest.mark.usefixtures("group")
+def test_ddp_takes_part_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a DDP measurement asks the other ranks; that of a single one has nobody to ask."""
+    asked: list[int] = []
+    real = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        asked.append(tensor.numel())
+        real(tensor, op)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    alone, in_group = step_by("single"), step_by("ddp")
+    for step in (alone, in_group):
+        step.cpu_seconds = [0.5]
+    assert alone.finish() == {"cpu_seconds": 0.5}
+    assert asked == []
+    assert in_group.finish() == {"cpu_seconds": 0.5, "gradient_bytes": 4 * 11_689_512}
+    assert sum(asked) == 2 * 4 * 11_689_512, "the least and the greatest of each byte"
+
+
+@pytest.mark.parametrize("pixel", [math.nan, math.inf])
+def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
+    step = step_by("single")
+    step.step()
+    step.end_round(1)
+    step.input.take()[0][0, 0, 0, 0] = pixel
+    step.step()
+    with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps"):
+        step.end_round(7)
+
+
+def test_a_loss_that_is_infinite_is_refused() -> None:
+    step = step_by("single")
+    step.loss = torch.tensor(math.inf)
+    with pytest.raises(FloatingPointError, match="the loss is inf after a round of 1 steps"):
+        step.end_round(1)
+
+
+def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = step_by("single")
+    step.loss = torch.tensor(1.0)
+    now = iter((10.0, 14.0, 20.0, 21.0, 50.0, 52.0))
+    monkeypatch.setattr("ddpperf.training.step.time", SimpleNamespace(process_time=lambda: next(now)))
+    for steps in (2, 4, 4):
+        step.start_round()
+        step.end_round(steps)
+    assert step.finish() == {"cpu_seconds": 0.5}, "of 2, 0.25 and 0.5"
+
+
+def test_an_epochs_cpu_seconds_are_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
+    epoch = TrainingEpoch(spec, rank=0, device=CPU)
+    epoch.loss = torch.tensor(1.0)
+    now = iter((10.0, 14.0))
+    monkeypatch.setattr("ddpperf.training.step.time", SimpleNamespace(process_time=lambda: next(now)))
+    epoch.start_round()
+    epoch.end_round(1)
+    assert epoch.finish() == {"cpu_seconds": 0.5}, "of 8 steps"

@@ -1,0 +1,203 @@
+"""The verdict: FAIL outranks NO VERDICT, and what was not looked at is never a PASS."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.verdict.change import Change
+from ddpperf.verdict.stored_run import Comparison
+from ddpperf.verdict.verdict import Outcome, Status, decide
+from tests.generated import BOUNDED, seconds
+
+TESTS = st.sampled_from(["a", "b", "c", "d"])
+OUTCOMES = st.builds(
+    Outcome,
+    outcome=st.sampled_from(["passed", "failed", "skipped", "not run", "not collected"]),
+    reason=st.text(max_size=3),
+)
+CHANGES = st.builds(Change, then_seconds=seconds, now_seconds=seconds, limit=st.floats(1, 3))
+SAME = Change(then_seconds=0.1, now_seconds=0.1, limit=1.5)
+SLOWER = Change(then_seconds=0.1, now_seconds=0.16, limit=1.5)
+PASSED = Outcome(outcome="passed")
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of `decide`: any outcomes, any of them measured, any comparison and problems."""
+    changes = draw(st.dictionaries(TESTS, CHANGES))
+    comparison = Comparison(
+        baseline="0001_x.json",
+        changes=changes,
+        missing=draw(st.dictionaries(TESTS, st.just("is a hole"))),
+    )
+    return {
+        "outcomes": draw(st.dictionaries(TESTS, OUTCOMES)),
+        "measured": draw(st.sets(TESTS)),
+        "answer": draw(st.sampled_from([None, comparison])),
+        "problems": draw(st.lists(st.just("there was a problem"), max_size=1)),
+    }
+
+
+@st.composite
+def good_runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of `decide` for a run in which all tests passed, were measured and, if compared, not slower."""
+    tests = draw(st.sets(TESTS, min_size=1))
+    comparison = Comparison(baseline="0001_x.json", changes=dict.fromkeys(tests, SAME))
+    return {
+        "outcomes": dict.fromkeys(tests, PASSED),
+        "measured": tests,
+        "answer": draw(st.sampled_from([None, comparison])),
+        "problems": [],
+    }
+
+
+@BOUNDED
+@given(good_runs())
+def test_a_run_that_saw_everything_passes(run: dict[str, Any]) -> None:
+    assert decide(**run).status is Status.PASS
+
+
+@BOUNDED
+@given(
+    good_runs(),
+    st.sampled_from(
+        [
+            "nothing measured",
+            "missing",
+            "not run",
+            "not collected",
+            "problem",
+            "passed without a measurement",
+            "no tests",
+        ]
+    ),
+)
+def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot: str) -> None:
+    comparison = run["answer"] or Comparison(baseline="0001_x.json")
+    changes: dict[str, dict[str, Any]] = {
+        "nothing measured": {"measured": set()},
+        "missing": {
+            "answer": dataclasses.replace(comparison, missing={"z": "is in 0001_x.json but was not measured"})
+        },
+        "not run": {"outcomes": run["outcomes"] | {"z": Outcome(outcome="not run")}},
+        "not collected": {
+            "outcomes": run["outcomes"] | {"z": Outcome(outcome="not collected", reason="SyntaxError")}
+        },
+        "problem": {"problems": ["no baseline for h200x4"]},
+        "passed without a measurement": {"outcomes": run["outcomes"] | {"z": PASSED}},
+        "no tests": {"outcomes": {}, "measured": set(), "answer": None},
+    }
+    run |= changes[blind_spot]
+    assert decide(**run).status is Status.NO_VERDICT
+
+
+@BOUNDED
+@given(runs())
+def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> None:
+    if decide(**run).status is Status.PASS:
+        assert run["measured"]
+        assert not run["problems"]
+        assert {outcome.outcome for outcome in run["outcomes"].values()} <= {"passed", "skipped"}
+        assert {test for test, outcome in run["outcomes"].items() if outcome.outcome == "passed"} <= run[
+            "measured"
+        ]
+        assert run["answer"] is None or not (run["answer"].missing or run["answer"].slower)
+
+
+@BOUNDED
+@given(runs(), OUTCOMES)
+def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Outcome) -> None:
+    run["outcomes"] |= {"z": Outcome(outcome="failed", reason="rank 1 died"), "y": other}
+    verdict = decide(**run)
+    assert verdict.status is Status.FAIL
+    assert "z failed: rank 1 died" in verdict.reasons
+
+
+@BOUNDED
+@given(runs(), st.floats(1.001, 3))
+def test_a_slower_test_outranks_every_other_doubt(run: dict[str, Any], limit: float) -> None:
+    slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
+    run["answer"] = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is a hole"})
+    verdict = decide(**run)
+    assert verdict.status is Status.FAIL
+    assert any(reason.startswith("z is slower: ") for reason in verdict.reasons)
+
+
+@BOUNDED
+@given(runs())
+def test_every_verdict_has_a_reason(run: dict[str, Any]) -> None:
+    verdict = decide(**run)
+    assert verdict.reasons
+    assert all(verdict.reasons)
+
+
+def test_a_pass_says_what_it_was_compared_with() -> None:
+    outcomes = {"a": PASSED, "b": PASSED}
+    comparison = Comparison(baseline="0001_x.json", changes={"a": SAME, "b": SAME})
+    assert decide(outcomes, measured=outcomes, answer=comparison).reasons == (
+        "2 tests measured, none slower than in 0001_x.json by more than its limit (1.5)",
+    )
+    changes = {
+        "a": SAME,
+        "b": dataclasses.replace(SAME, limit=1.25),
+        "c": dataclasses.replace(SAME, limit=1.0312),
+    }
+    of_their_own = Comparison(baseline="0001_x.json", changes=changes)
+    assert of_their_own.passed().endswith("by more than its limit (1.25 for half of the tests, at most 1.5)")
+    assert decide({"a": PASSED}, measured={"a"}, answer=None).reasons == (
+        "1 test measured, not compared with a baseline: no --benchmark-compare was given",
+    )
+
+
+def test_a_failure_names_every_failed_and_slower_test() -> None:
+    outcomes = {
+        "a": Outcome(outcome="failed", reason="rank 1 died"),
+        "b": PASSED,
+        "c": Outcome(outcome="not run"),
+    }
+    comparison = Comparison(
+        baseline="0001_x.json", changes={"b": SLOWER}, missing={"c": "is not in 0001_x.json"}
+    )
+    verdict = decide(outcomes, measured={"b"}, answer=comparison, problems=["the run was interrupted"])
+    assert verdict.reasons == (
+        "a failed: rank 1 died",
+        "b is slower: 1.60 times its step in 0001_x.json, limit 1.5",
+    )
+
+
+def test_no_verdict_names_everything_that_was_not_seen() -> None:
+    outcomes = {
+        "a": PASSED,
+        "b": Outcome(outcome="not run"),
+        "c.py": Outcome(outcome="not collected", reason="SyntaxError"),
+    }
+    comparison = Comparison(baseline="0001_x.json", missing={"a": "is not in 0001_x.json"})
+    verdict = decide(outcomes, measured=(), answer=comparison, problems=["the run was interrupted"])
+    assert verdict.reasons == (
+        "the run was interrupted",
+        "c.py could not be collected: SyntaxError",
+        "b was not run",
+        "a passed without a measurement",
+        "no test was measured",
+        "a is not in 0001_x.json",
+    )
+
+
+def test_only_skipped_tests_give_no_verdict() -> None:
+    outcomes = {"a": Outcome(outcome="skipped", reason="world_size=8 needs 8 GPUs, found 4")}
+    assert decide(outcomes, measured=(), answer=None).status is Status.NO_VERDICT
+
+
+def test_a_pass_says_how_many_were_skipped() -> None:
+    outcomes = {
+        "test_a": Outcome(outcome="passed"),
+        "test_b": Outcome(outcome="skipped", reason="it needs a GPU"),
+    }
+    verdict = decide(outcomes, measured=["test_a"], answer=None)
+    assert verdict.reasons == (
+        "1 test measured, 1 skipped, not compared with a baseline: no --benchmark-compare was given",
+    )

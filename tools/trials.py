@@ -1,0 +1,116 @@
+"""Does the decision err as often as it says? Real trials here: python tools/trials.py [cpu|cuda] [TRIALS] [SLOWER ...]
+
+Each trial starts fresh process sets of two equal sides and measures a few steps at the first look, with margin 0: the share of
+steps that are suspected must be the level. For each SLOWER, such as 0.03, each step in turn is slowed down by that on the
+candidate's side, the others being equal, and is found if it is suspected and fresh sets then call it worse, with the margin
+that users get, at the level of a suite of SUITE tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from scipy.stats import binomtest
+
+from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.specs import TrainingSpec
+from ddpperf.verdict.ab import Decision, Row
+from ddpperf.verdict.estimates import Reading, readings_of
+from ddpperf.verdict.settings import DecisionSettings, read_decision
+from ddpperf.verdict.two_stage_test import Finding
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.rank_process import Side
+
+ROUNDS = 10
+SUITE = (
+    60  # tests of four gated metrics each, of which these would be some: what a second look must make up for
+)
+GPU_STEPS = [
+    TrainingSpec(
+        world_size=1,
+        per_rank_batch_size=batch_size,
+        strategy="single",
+        model="resnet18_cifar",
+        precision="bf16",
+        memory_format="channels_last",
+        execution="graph",
+    )
+    for batch_size in (32, 128, 256, 512)
+]
+CPU_STEPS = [TrainingSpec(world_size=1, per_rank_batch_size=size, strategy="single") for size in (8, 16, 32)]
+
+
+def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> Reading:
+    """Both sides' times of a step."""
+    readings = readings_of(spec.id, pool.measure(spec, candidate), {}, pool.device)
+    return next(each for each in readings if each.metric == "time")
+
+
+def fresh(device: str, sets: int) -> Pool:
+    sides = [Side(name=BASE), Side(name=CANDIDATE)]
+    return Pool(size=1, device=device, rounds=ROUNDS, deadline_seconds=120, sides=sides, replicates=sets)
+
+
+def without_margin(settings: DecisionSettings) -> DecisionSettings:
+    return replace(settings, default=replace(settings.default, margin=0.0), metrics={})
+
+
+def trial(
+    device: str, settings: DecisionSettings, slower: Sequence[float]
+) -> tuple[list[Row], dict[float, list[Row]]]:
+    """Rows of equal sides, without margin; and by slow-down those of each step that alone is slower by that."""
+    steps = GPU_STEPS if device == "cuda" else CPU_STEPS
+    with fresh(device, settings.default.screen_sets) as pool:
+        equal = [times(pool, spec) for spec in steps]
+        slowed = {
+            (slow, place): replace(spec, delay_seconds=slow * median(equal[place].base))
+            for slow in slower
+            for place, spec in enumerate(steps)
+        }
+        first = {key: times(pool, steps[key[1]], spec) for key, spec in slowed.items()}
+    decisions = {
+        (slow, place): Decision([reading, *equal[:place], *equal[place + 1 :]], settings)
+        for (slow, place), reading in first.items()
+    }
+    for decision in decisions.values():
+        decision.gated = SUITE * 4
+    if suspects := [key for key, decision in decisions.items() if steps[key[1]].id in decision.suspects()]:
+        with fresh(device, settings.default.confirm_sets) as pool:
+            for key in suspects:
+                decisions[key].confirm([times(pool, steps[key[1]], slowed[key])])
+    found = {slow: [decisions[slow, place].rows[0] for place in range(len(steps))] for slow in slower}
+    return Decision(equal, without_margin(settings)).rows, found
+
+
+def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
+    settings = read_decision({}, name="built in")["gpu" if device == "cuda" else "cpu"]
+    suspected = measured = 0
+    found: dict[float, list[Row]] = {float(slow): [] for slow in slower}
+    for number in range(1, int(trials) + 1):
+        rows, slowed = trial(device, settings, list(found))
+        suspected += sum(row.finding is Finding.SUSPECT for row in rows)
+        measured += len(rows)
+        ratios = (f"{row.ratio:.4f}{'*' * (row.finding is Finding.SUSPECT)}" for row in rows)
+        print(f"trial {number}: equal {', '.join(ratios)}", flush=True)
+        for slow, answers in slowed.items():
+            found[slow] += answers
+            for row in answers:
+                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), look {row.look}"
+                print(f"  +{slow * 100:g}% {what}", flush=True)
+    interval = binomtest(suspected, measured).proportion_ci(method="exact")
+    share, level = suspected / measured, settings.default.screen_alpha
+    reach = f"{interval.low:.1%} to {interval.high:.1%}"
+    print(
+        f"equal sides: {suspected} of {measured} steps suspected, {share:.1%} ({reach}); the level is {level:.0%}"
+    )
+    for slow, answers in found.items():
+        print(
+            f"+{slow * 100:g}%: {sum(row.finding is Finding.WORSE for row in answers)} of {len(answers)} found"
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

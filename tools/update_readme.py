@@ -1,0 +1,143 @@
+"""Make the tables of the README and of docs/, and the picture.
+
+    PYTHONPATH=. python tools/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
+
+Nothing in them is typed by hand; tests/unit/test_readme.py checks that each page is what this makes of the runs that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpperf.results.samples import Measured
+from ddpperf.specs import AllReduceSpec, Spec, format_bytes
+from tools.baselines import baselines_table
+from tools.projection import projection_table
+from tools.tables import (
+    ROOT,
+    algorithms_table,
+    batches_table,
+    block,
+    gate_table,
+    is_plain,
+    over_runs,
+    recipes_table,
+    trials_table,
+    versus,
+)
+
+DOCS = ROOT / "docs"
+PICTURED = DOCS / "h200x4.md"
+# of single files of perf/, whose runs a whole run does not replace
+OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
+OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
+PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
+PICTURE = DOCS / "overview.png"
+MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+FIRST = "the first tests in "  # of each experiment of a run
+ALL_RUNS = "all runs in "  # the files of a pattern
+TABLES: dict[
+    str, Callable[[str], str]
+] = {  # else one whole run, or one run and the folder of another's output
+    ALL_RUNS: over_runs,
+    "the gate in ": gate_table,  # a run with two equal sides
+    "the recipes in ": recipes_table,  # a run of test_large_batch or test_long_run
+    "the batches in ": batches_table,  # a run of test_largest_batch
+    "the all_reduces in ": algorithms_table,
+    "the trials in ": trials_table,  # a folder
+    "the projection in ": projection_table,  # two runs
+    "the baselines in ": baselines_table,  # a folder
+}
+
+
+def updated(readme: str, runs: Mapping[str, str]) -> str:
+    """The README's text with each block made from its run anew, or from the run that `runs` has for its hardware's folder."""
+
+    def made(found: re.Match[str]) -> str:
+        source = found[1]
+        if kind := next((kind for kind in TABLES if source.startswith(kind)), ""):
+            table = TABLES[kind](source.removeprefix(kind))
+        else:
+            first = FIRST if source.startswith(FIRST) else ""
+            run, both, folder = source.removeprefix(first).partition(" and ")
+            run = runs.get(folder_of(run), run)
+            source = first + run + both + folder
+            table = versus(run, folder) if both else block(run, first=bool(first))
+        return f"<!-- made by tools/update_readme.py from {source} -->\n{table}<!-- end -->"
+
+    return MADE.sub(made, readme)
+
+
+def folder_of(run: str) -> str:
+    return Path(run).parent.name
+
+
+def is_pictured(spec: Spec) -> bool:
+    return isinstance(spec, AllReduceSpec) and is_plain(spec) and not spec.captured
+
+
+def draw(document: dict[str, Any], picture: Path) -> None:
+    """Speedup over world size beside bus bandwidth over size."""
+    from matplotlib import pyplot as plt
+
+    stored = {benchmark["name"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    scaling = [each for name, each in stored.items() if name.startswith("test_weak_scaling[")]
+    training = [each for each in scaling if each["spec"]["strategy"] in ("single", "ddp")]
+    model, execution = training[0]["spec"]["model"], training[0]["spec"]["execution"]
+    training = [
+        each for each in training if (each["spec"]["model"], each["spec"]["execution"]) == (model, execution)
+    ]
+    sizes = sorted({each["spec"]["world_size"] for each in training})
+    left.plot(sizes, sizes, color="0.7", linestyle="--", label="linear")
+    for batch_size in sorted({each["spec"]["per_rank_batch_size"] for each in training}):
+        points = sorted(
+            (each["spec"]["world_size"], each["metrics"].get("speedup", {"value": 1.0})["value"])
+            for each in training
+            if each["spec"]["per_rank_batch_size"] == batch_size
+        )
+        left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
+    left.set(
+        xlabel="devices",
+        ylabel="weak speedup",
+        xticks=sizes,
+        title=f"Training step of {model}, DDP, {execution}",
+    )
+    left.legend()
+    reducing = [each for each in stored.values() if is_pictured(Measured.from_json(each).spec)]
+    for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
+        points = sorted(
+            (each["spec"]["nbytes"], each["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)
+            for each in reducing
+            if each["spec"]["world_size"] == world_size
+        )
+        right.plot(*zip(*points, strict=True), marker="o", label=f"{world_size} devices")
+    right.set_xscale("log", base=2)
+    sizes = sorted({each["spec"]["nbytes"] for each in reducing})
+    right.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=30)
+    right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
+    right.legend()
+    figure.suptitle(
+        f"{document['ddpperf']['hardware_key']}, torch {document['ddpperf']['environment']['torch']}"
+    )
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    given = {
+        folder_of(run): run
+        for run in (Path(run).resolve().relative_to(ROOT).as_posix() for run in sys.argv[1:])
+    }
+    for page in PAGES:
+        page.write_text(updated(page.read_text(), {} if page in OF_ONE_FILE else given))
+    pictured, *_ = MADE.findall(PICTURED.read_text())
+    draw(json.loads((ROOT / pictured).read_text()), PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Make perf/recipes.json of a run of perf/tuning.py: of each recipe the accuracy by rate, and the rate that reached most.
+
+    PYTHONPATH=. python tools/update_recipes.py .ddpperf/runs/<hardware>/NNNN_....json
+
+What the file says of another device, or of recipes that the run has not, stays.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddpperf.specs import RunSpec, from_json
+from perf.common.recipes import FOLDER, read_recipes, seeds_of, tuned
+
+
+def found(document: dict[str, Any], device: str) -> dict[str, Any]:
+    """By recipe the best rate, its accuracy, and the accuracy by rate, 0 of one that failed.
+
+    Raises ValueError if the run has no recipe of this device, or neither an accuracy nor a failure of one of its rates.
+    """
+    measured: dict[RunSpec, float] = {}
+    for each in document["benchmarks"]:
+        stored = each["extra_info"]["ddpperf"]
+        spec = from_json(stored["spec"])
+        if each["name"].startswith("test_rates[") and isinstance(spec, RunSpec):
+            measured[spec] = stored["metrics"].get("test_accuracy", {"value": 0.0})["value"]
+    failed = [test for test, each in document["ddpperf"]["outcomes"].items() if each["outcome"] == "failed"]
+    rows: dict[str, dict[float, float]] = {}
+    for recipe in [*read_recipes(device), *read_recipes(device, "long")]:
+        runs = [
+            spec for spec in measured if spec.rate in recipe.rates and recipe.like(spec, spec.rate) == spec
+        ]
+        if not runs:
+            continue
+        row = rows[recipe.name] = {spec.rate: measured[spec] for spec in runs}
+        for rate in set(recipe.rates) - row.keys():
+            if not any(test.endswith(f"[{recipe.like(runs[0], rate).id}]") for test in failed):
+                raise ValueError(
+                    f"the run has {recipe.name!r} without its rate {rate:g}; run all rates of a recipe"
+                )
+            row[rate] = 0.0
+    if not rows:
+        raise ValueError(f"the run holds no recipe of {device}; make one by pytest perf/tuning.py")
+    best = {name: max(row, key=row.__getitem__) for name, row in rows.items()}
+    return {
+        name: {
+            "rate": best[name],
+            "test_accuracy": row[best[name]],
+            "seeds": seeds_of(device, "tuning_seeds"),
+            "grid": {f"{rate:g}": row[rate] for rate in sorted(row)},
+        }
+        for name, row in rows.items()
+    }
+
+
+def main(path: str) -> None:
+    document = json.loads(Path(path).read_text())
+    device = "cpu" if document["ddpperf"]["environment"]["backend"] == "gloo" else "cuda"
+    recipes = tuned()
+    rows = found(document, device)
+    recipes[device] = recipes.get(device, {}) | rows
+    (FOLDER / "recipes.json").write_text(json.dumps(recipes, indent=2) + "\n")
+    for name, row in rows.items():
+        tried = sorted(map(float, row["grid"]))
+        if row["rate"] in (tried[0], tried[-1]):
+            print(
+                f"{name}: the best rate, {row['rate']:g}, is at the edge of its grid; a wider one may have a better"
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
