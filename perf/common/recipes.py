@@ -14,7 +14,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
 from ddpperf.training.schedules import linearly_scaled, square_root_scaled
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
 OF_DATA = (
     "model",
