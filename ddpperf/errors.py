@@ -1,6 +1,10 @@
-"""What cannot be trained as it was asked for. Standard library only."""
+"""The errors that end a run with one sentence for the user. Standard library only."""
 
 from __future__ import annotations
+
+
+class Refused(Exception):
+    """Bad input, or a machine that cannot do what was requested; one sentence says what to do."""
 
 
 class CannotTrain(ValueError):

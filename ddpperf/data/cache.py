@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import ddpperf
+from ddpperf.errors import Refused
 from ddpperf.machine.child_process import describe_exit
 
 FORM = 1  # of the cached file; another number when ddpperf.data.decode stores anything else, so that older files are not read
@@ -57,7 +56,7 @@ class _Source:
 def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     """The images that `--data text` means, from the cache in `folder` or decoded anew, of which `say` gets lines.
 
-    Raises pytest.UsageError with one sentence for images that cannot be had.
+    Raises Refused with one sentence for images that cannot be had.
     """
     folder = Path(os.path.realpath(folder))
     source = _read_option(text, folder)
@@ -79,7 +78,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
 
 
 def _read_option(text: str, folder: Path) -> _Source | None:
-    """The source that the option names, None for synthetic images; raises pytest.UsageError."""
+    """The source that the option names, None for synthetic images; raises Refused."""
     name, colon, where = text.partition(":")
     if text == "synthetic":
         return None
@@ -88,11 +87,11 @@ def _read_option(text: str, folder: Path) -> _Source | None:
     ):  # torchvision knows the checksums of its files, so nothing need be read to know them unchanged
         return _Source(name="cifar10", kind="download", folder=folder / "cifar10", parts=())
     if name not in ("cifar10", "imagefolder") or (colon and not where):
-        raise pytest.UsageError(
+        raise Refused(
             f"--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got {text!r}; pass one of them"
         )
     if not where:
-        raise pytest.UsageError(
+        raise Refused(
             "--data imagefolder needs a folder; pass imagefolder:DIR with DIR/train/<class>/* and DIR/test"
         )
     given = Path(
@@ -100,12 +99,12 @@ def _read_option(text: str, folder: Path) -> _Source | None:
     )  # a shell leaves the ~ in name:~/folder as it is
     if not os.path.isdir(given):
         found = "is no folder" if os.path.exists(given) else "does not exist"
-        raise pytest.UsageError(f"--data {name} needs a folder, but {given} {found}; pass {name}:DIR")
+        raise Refused(f"--data {name} needs a folder, but {given} {found}; pass {name}:DIR")
     parts = ("train", "test") if name == "imagefolder" else ("cifar-10-batches-py",)
     for part in parts:
         if not os.path.isdir(given / part):
             needed = "DIR/train/<class>/* and DIR/test/<class>/*" if name == "imagefolder" else f"DIR/{part}"
-            raise pytest.UsageError(
+            raise Refused(
                 f"--data {name}:DIR needs {needed}, but {given} has no folder {part}; add it"
             )
     return _Source(name=name, kind=name, folder=given, parts=parts)
@@ -116,7 +115,7 @@ def _key(source: _Source) -> str:
     try:
         files = sorted(file for part in source.parts for file in _listing(str(source.folder / part)))
     except OSError as error:
-        raise pytest.UsageError(
+        raise Refused(
             f"{error.filename} cannot be read ({error.strerror}); make it readable"
         ) from error
     listing = repr((FORM, source.kind, str(source.folder), files))
@@ -169,9 +168,9 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
 
 
 def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
-    """Decode into a new folder beside `path`, and put it and its sidecar into place; raises pytest.UsageError."""
+    """Decode into a new folder beside `path`, and put it and its sidecar into place; raises Refused."""
     if importlib.util.find_spec("torchvision") is None:
-        raise pytest.UsageError(
+        raise Refused(
             f"--data {source.name} needs torchvision, which is not installed; install it, or leave --data out"
         )
     try:
@@ -188,7 +187,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
             os.replace(out / "images.pt", path)
             os.replace(out / "sidecar", _sidecar(path))
     except OSError as error:
-        raise pytest.UsageError(
+        raise Refused(
             f"decoded images cannot be kept in {path.parent} ({error.strerror}); see to it that it can be written"
         ) from error
     _remove_older(source, path)
@@ -241,12 +240,12 @@ def _decoder(source: _Source, out: Path) -> Iterator[subprocess.Popen[bytes]]:
 def _answer(
     decoder: subprocess.Popen[bytes], source: _Source, out: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What a decoder says of the file that it wrote, in the end; raises pytest.UsageError."""
+    """What a decoder says of the file that it wrote, in the end; raises Refused."""
     assert decoder.stdout is not None
     for line in decoder.stdout:
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
-            raise pytest.UsageError(answer["refused"])
+            raise Refused(answer["refused"])
         if "done" in answer:
             about: dict[str, Any] = answer["done"]
             return about
@@ -256,7 +255,7 @@ def _answer(
         line.strip() for line in (out / "errors").read_text(errors="replace").split("\n") if line.strip()
     ]
     why = f" ({lines[-1]})" if lines else ""
-    raise pytest.UsageError(f"the images of {source.folder} were not decoded: the process {ended}{why}")
+    raise Refused(f"the images of {source.folder} were not decoded: the process {ended}{why}")
 
 
 def _remove_older(source: _Source, path: Path) -> None:

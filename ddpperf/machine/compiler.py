@@ -14,7 +14,7 @@ import tempfile
 from difflib import get_close_matches
 from pathlib import Path
 
-import pytest
+from ddpperf.errors import Refused
 
 LIST_OPTIONS = "import torch._inductor; print(*torch._inductor.list_options())"
 LIST_SECONDS = 60
@@ -59,7 +59,7 @@ def _compiles(compiler: str, name: str) -> bool:
 
 
 def check_inductor(options: str) -> None:
-    """Raise pytest.UsageError unless torch's compiler has all of these options, joined by +; asked in a process of its own."""
+    """Raise Refused unless torch's compiler has all of these options, joined by +; asked in a process of its own."""
     try:
         listed = subprocess.run(
             [sys.executable, "-c", LIST_OPTIONS], capture_output=True, text=True, timeout=LIST_SECONDS
@@ -72,6 +72,6 @@ def check_inductor(options: str) -> None:
             nearest = (
                 " or ".join(get_close_matches(name, known, n=2)) or "a name of torch._inductor.list_options()"
             )
-            raise pytest.UsageError(
+            raise Refused(
                 f"--spec inductor={options}: torch's compiler has no option {name}; write {nearest}"
             )

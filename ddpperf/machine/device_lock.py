@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-import pytest
+from ddpperf.errors import Refused
 
 
 class DeviceLock:
@@ -24,7 +24,7 @@ class DeviceLock:
         self._held: list[socket.socket] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
-        """Take all devices or none; raises pytest.UsageError that names the run which holds one."""
+        """Take all devices or none; raises Refused that names the run which holds one."""
         try:
             for device in devices:
                 self._held.append(_lock(device))
@@ -45,10 +45,10 @@ def _lock(device: str) -> socket.socket:
     except OSError as error:
         lock.close()
         if error.errno != errno.EADDRINUSE:
-            raise pytest.UsageError(
+            raise Refused(
                 f"the lock {name[1:]!r} cannot be taken: {error.strerror}; choose another scope"
             ) from None
-        raise pytest.UsageError(
+        raise Refused(
             f"{device} is being measured by {_holder(name)}; wait until that run ends, or stop it"
         ) from None
     lock.listen(socket.SOMAXCONN)  # visitors are never accepted, they only look

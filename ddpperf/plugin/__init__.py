@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, possible, skipped
@@ -30,6 +32,15 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 SESSION = pytest.StashKey[Session]()
+
+
+@contextlib.contextmanager
+def refusals_as_usage_errors() -> Iterator[None]:
+    """Turn a refusal from any room into pytest's usage error, which ends the run with one sentence."""
+    try:
+        yield
+    except Refused as refused:
+        raise pytest.UsageError(str(refused)) from refused
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,15 +64,16 @@ def pytest_configure(config: pytest.Config) -> None:
     verdict_to = verdict_file(config.getoption("verdict"))
     gpus = hardware.visible_gpus()
     try:
-        with terminated_as_interrupted():
+        with refusals_as_usage_errors(), terminated_as_interrupted():
             options = read_options(config, len(gpus))
     except KeyboardInterrupt:
         pytest.exit(
             "NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT]
         )
     session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
-    session.find_baseline()
-    session.read_thresholds()
+    with refusals_as_usage_errors():
+        session.find_baseline()
+        session.read_thresholds()
     config.stash[SESSION] = session
     if not _is_xdist_worker(config):
         config.pluginmanager.register(session.reports, "ddpperf-reports")
@@ -145,8 +157,9 @@ def _cases(marker: pytest.Mark, test: str, session: Session) -> list[Case]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     session = config.stash[SESSION]
-    if session.refusals:
-        raise pytest.UsageError(session.refusals[0])
+    with refusals_as_usage_errors():
+        if session.refusals:
+            raise Refused(session.refusals[0])
     empty = [item for item in items if _has_no_cases(item)]
     items[:] = [item for item in items if item not in empty]
     session.reports.collect([item.nodeid for item in items if _measures(item)])
@@ -205,10 +218,12 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     )
     if measuring:
         interrupt_once(session.config)
-        ours.start()
+        with refusals_as_usage_errors():
+            ours.start()
     result = yield
     if measuring:
-        ours.judge(session.items)
+        with refusals_as_usage_errors():
+            ours.judge(session.items)
     return result
 
 

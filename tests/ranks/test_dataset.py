@@ -14,6 +14,7 @@ import pytest
 
 from ddpperf.data import cache as dataset
 from ddpperf.data.cache import Data, prepare
+from ddpperf.errors import Refused
 from tests.images import images_in, picture, silent
 from tests.project import Marked
 
@@ -137,7 +138,7 @@ def test_a_damaged_cache_is_not_read(images: Path, cache: Path, spoil: Callable[
     spoil(cache)
     said: list[str] = []
     with pytest.raises(
-        pytest.UsageError,
+        Refused,
         match=r"^--data imagefolder needs torchvision, which is not installed; install it, or",
     ):
         prepare(f"imagefolder:{images}", cache.parent, said.append)
@@ -219,7 +220,7 @@ def test_a_cache_of_another_form_is_not_read(
     images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "FORM", dataset.FORM + 1)
-    with pytest.raises(pytest.UsageError, match="needs torchvision"):
+    with pytest.raises(Refused, match="needs torchvision"):
         prepare(f"imagefolder:{images}", cache.parent, silent)
 
 

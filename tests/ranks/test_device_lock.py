@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.machine.device_lock import DeviceLock
 
 REPOSITORY = Path(__file__).parents[2]
@@ -70,7 +71,7 @@ def is_free(*devices: str) -> bool:
     lock = DeviceLock()
     try:
         lock.acquire(devices)
-    except pytest.UsageError:
+    except Refused:
         return False
     lock.release()
     return True
@@ -81,7 +82,7 @@ def test_every_other_process_is_refused_with_the_holders_id() -> None:
     with holder("cpu") as process:
         sentence = f"^cpu is being measured by process {process.pid}; wait until that run ends, or stop it$"
         for _ in range(300):
-            with pytest.raises(pytest.UsageError, match=sentence):
+            with pytest.raises(Refused, match=sentence):
                 DeviceLock().acquire(["cpu"])
         assert process.poll() is None
 
@@ -122,7 +123,7 @@ def test_a_lock_leaves_no_file(folder: Path) -> None:
 def test_devices_are_taken_all_or_none(devices: list[str]) -> None:
     with holder("GPU-b"):
         lock = DeviceLock()
-        with pytest.raises(pytest.UsageError, match="GPU-b is being measured by process"):
+        with pytest.raises(Refused, match="GPU-b is being measured by process"):
             lock.acquire(devices)
         assert is_free("GPU-a", "GPU-c")
 
@@ -131,7 +132,7 @@ def test_a_lock_that_cannot_be_taken_is_not_said_to_be_held(monkeypatch: pytest.
     """A name in the abstract namespace has at most 107 bytes."""
     monkeypatch.setenv("DDPPERF_LOCK_SCOPE", "x" * 200)
     with pytest.raises(
-        pytest.UsageError, match=r"the lock 'ddpperf/x+/cpu' cannot be taken: .*; choose another scope"
+        Refused, match=r"the lock 'ddpperf/x+/cpu' cannot be taken: .*; choose another scope"
     ):
         DeviceLock().acquire(["cpu"])
 
@@ -154,7 +155,7 @@ def test_releasing_again_leaves_the_next_holders_lock() -> None:
     first.release()
     second.acquire(["cpu"])
     first.release()
-    with pytest.raises(pytest.UsageError, match=f"cpu is being measured by process {os.getpid()};"):
+    with pytest.raises(Refused, match=f"cpu is being measured by process {os.getpid()};"):
         first.acquire(["cpu"])
     second.release()
     assert is_free("cpu")

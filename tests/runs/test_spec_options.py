@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, possible
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options
@@ -377,7 +378,7 @@ def test_without_a_compiler_a_compiled_form_is_one_sentence(
     ],
 )
 def test_mistakes_on_gpus_are_sentences_too(read: Read, arguments: list[str], sentence: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence)}"):
+    with pytest.raises((pytest.UsageError, Refused), match=f"^{re.escape(sentence)}"):
         read(*arguments, gpus=2)
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from ddpperf.data.cache import prepare
+from ddpperf.errors import Refused
 from tests.images import images_in, silent
 from tests.project import full_disk
 
 
 def refused(text: str, folder: Path, sentence: str) -> None:
     """`prepare` refuses in a sentence, and leaves nothing in its folder."""
-    with pytest.raises(pytest.UsageError, match=sentence) as refusal:
+    with pytest.raises(Refused, match=sentence) as refusal:
         prepare(text, folder, silent)
     assert "\n" not in str(refusal.value)
     assert not folder.is_dir() or list(folder.iterdir()) == []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.machine.compiler import check_inductor, compiler_reason
 from ddpperf.specs import Execution, Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
@@ -173,7 +174,7 @@ def check_candidate(
             str(candidate["execution"]) if "execution" in candidate else executions,
             device,
         )
-    except pytest.UsageError as error:
+    except (pytest.UsageError, Refused) as error:
         raise pytest.UsageError(str(error).replace("--spec", "--against-spec")) from error
 
 
