@@ -104,9 +104,7 @@ def _read_option(text: str, folder: Path) -> _Source | None:
     for part in parts:
         if not os.path.isdir(given / part):
             needed = "DIR/train/<class>/* and DIR/test/<class>/*" if name == "imagefolder" else f"DIR/{part}"
-            raise Refused(
-                f"--data {name}:DIR needs {needed}, but {given} has no folder {part}; add it"
-            )
+            raise Refused(f"--data {name}:DIR needs {needed}, but {given} has no folder {part}; add it")
     return _Source(name=name, kind=name, folder=given, parts=parts)
 
 
@@ -115,9 +113,7 @@ def _key(source: _Source) -> str:
     try:
         files = sorted(file for part in source.parts for file in _listing(str(source.folder / part)))
     except OSError as error:
-        raise Refused(
-            f"{error.filename} cannot be read ({error.strerror}); make it readable"
-        ) from error
+        raise Refused(f"{error.filename} cannot be read ({error.strerror}); make it readable") from error
     listing = repr((FORM, source.kind, str(source.folder), files))
     return hashlib.sha256(listing.encode()).hexdigest()[:KEY_DIGITS]
 

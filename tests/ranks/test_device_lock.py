@@ -131,9 +131,7 @@ def test_devices_are_taken_all_or_none(devices: list[str]) -> None:
 def test_a_lock_that_cannot_be_taken_is_not_said_to_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name in the abstract namespace has at most 107 bytes."""
     monkeypatch.setenv("DDPPERF_LOCK_SCOPE", "x" * 200)
-    with pytest.raises(
-        Refused, match=r"the lock 'ddpperf/x+/cpu' cannot be taken: .*; choose another scope"
-    ):
+    with pytest.raises(Refused, match=r"the lock 'ddpperf/x+/cpu' cannot be taken: .*; choose another scope"):
         DeviceLock().acquire(["cpu"])
 
 
