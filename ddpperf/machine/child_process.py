@@ -1,4 +1,4 @@
-"""A process of its own that tries something and says what it found, and of which nothing stays."""
+"""Child processes with limits on time and output that end when their parent does. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,83 +9,96 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-MOST_PRINTED = 2**26  # bytes, after which the process is killed: it may never stop
-LOOK_SECONDS = 0.1
-KEPT_BYTES = 2**20  # of what a process prints: it may never stop
+MAX_PRINTED_BYTES = 2**26  # a child that prints more is killed
+KEPT_BYTES = 2**20  # the most that is read of what a process printed
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """status: of the process, negative for a signal. output, errors: what it printed, of which the last MiB is kept."""
+class Finished:
+    """Exit status of a child process (negative for a signal) and the last MiB that it printed."""
 
     status: int
     output: str
     errors: str
 
 
-def run_apart(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> Ended:
-    """Run `command` with `variables` beside this environment's; raises OSError, and subprocess.TimeoutExpired after `seconds`.
+def run_child(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    seconds: float,
+    on_line: Callable[[str], None] | None = None,
+) -> Finished:
+    """Run a command in a child process with limits on its time and its output.
 
-    Temporary files go where they are removed (torch leaves a cache), and whatever the process starts is killed with it. It ends
-    with this one, and is killed when it has printed too much.
+    variables: added to this process's environment. on_line: called with each line of the child's output
+    while it runs. The child gets its own temporary folder. At the end, the folder is removed and all
+    processes that the child started are killed. Raises OSError if the command cannot be started and
+    subprocess.TimeoutExpired after `seconds`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
-        environment = os.environ | dict(variables) | {"TMPDIR": folder}
-        output, errors = (
-            Path(folder) / "output",
-            Path(folder) / "errors",
-        )  # files: a child of its own would hold pipes open
-        with output.open("w") as out, errors.open("w") as err:
+        # files instead of pipes: a grandchild would hold a pipe open
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        with output.open("w") as out, errors.open("w") as err, output.open(errors="replace") as reader:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
+                env=os.environ | dict(variables) | {"TMPDIR": folder},
+                start_new_session=True,  # Ctrl-C reaches this process alone
+                preexec_fn=die_with_parent,
             )
-        last = time.monotonic() + seconds
-        try:
-            while process.poll() is None:
-                if output.stat().st_size + errors.stat().st_size > MOST_PRINTED:
-                    process.kill()
-                elif time.monotonic() > last:
-                    raise subprocess.TimeoutExpired(command, seconds)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
-        return Ended(status=status, output=end_of(output), errors=end_of(errors))
+            deadline, unread, running = time.monotonic() + seconds, "", True
+            try:
+                while running:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(POLL_SECONDS)
+                    running = process.poll() is None
+                    if on_line is not None:
+                        *lines, unread = (unread + reader.read()).split("\n")
+                        for line in lines:
+                            on_line(line)
+                    if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
+                        process.kill()
+                    elif running and time.monotonic() > deadline:
+                        raise subprocess.TimeoutExpired(command, seconds)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                status = process.wait()
+        return Finished(status=status, output=end_of(output), errors=end_of(errors))
 
 
-def _end_with_parent() -> None:
-    """In the new process, which may be no Python."""
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies. The request outlasts an exec."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_of(log: Path, begin: int = 0) -> str:
-    """What a process has printed there, from a byte on, of which no more than KEPT_BYTES are read."""
+    """Return what a log holds from byte `begin` on, but at most its last MiB."""
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - KEPT_BYTES))
         return file.read().decode(errors="replace")
 
 
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, waited for a moment: an interpreter closes its connection before its status is there."""
+    """Return how a process ended after it closed its connection; its status may come a moment later."""
     try:
-        status = process.wait(timeout=5)
+        return describe_status(process.wait(timeout=5))
     except subprocess.TimeoutExpired:
         return "closed its connection before it answered, but runs on"
+
+
+def describe_status(status: int) -> str:
+    """Return in words what an exit status means (negative for a signal)."""
     if status < 0:
-        known = {each.value: each.name for each in signal.Signals}
-        return f"was killed by {known.get(-status, f'signal {-status}')}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-status, f'signal {-status}')}"
     return f"exited with status {status} before it answered"

@@ -10,7 +10,6 @@ import torch
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.specs import TrainingSpec
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers.probe import die_with_parent
 
 
 def check(name: str, batch_size: int) -> None:
@@ -36,7 +35,6 @@ def check(name: str, batch_size: int) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
     try:
         check(sys.argv[1], int(sys.argv[2]))
         print("trained")

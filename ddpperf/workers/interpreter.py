@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.machine.child_process import run_apart
+from ddpperf.machine.child_process import run_child
 from ddpperf.workers.rank_process import Side
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -72,7 +72,7 @@ def _probe(side: Side, asked: str, model: str) -> Found:
     """What the side's interpreter has, asked in a process of its own, of which nothing stays."""
     command = [side.python, str(PROBE), model, str(side.package)]
     try:
-        ended = run_apart(command, side.variables(), PROBE_SECONDS)
+        ended = run_child(command, side.variables(), PROBE_SECONDS)
     except OSError as error:
         raise pytest.UsageError(
             f"{asked} cannot be started ({error.strerror}); name a Python interpreter"

@@ -5,24 +5,20 @@ Prints a line of JSON before it imports anything and one at its end. Standard li
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 MOST_LETTERS = 200  # of an error within a sentence
-PR_SET_PDEATHSIG = 1
 
 
 def main(model: str, package: str) -> None:
     """Say on standard output what is here; what the imports print goes to standard error."""
-    die_with_parent()
     output = os.dup(1)
     os.dup2(2, 1)
     found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
@@ -31,14 +27,6 @@ def main(model: str, package: str) -> None:
         sys.path[0] = ""  # in place of this script's folder: a rank has the path of python -c
     _write(output, {**found, **load(model, package)})
     os._exit(0)  # whatever threads and handlers the imports left
-
-
-def die_with_parent() -> None:
-    """Where the kernel can, which is Linux's: whoever asked may be killed, and an import may never end."""
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import ctypes  # a small Python may have none
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def load(model: str, package: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(
 
 
 def test_what_is_no_python_ends_with_the_controller_too(project: Project) -> None:
-    tries = "from ddpperf.machine.child_process import run_apart\nrun_apart(['sleep', '300'], {}, 300)"
+    tries = "from ddpperf.machine.child_process import run_child\nrun_child(['sleep', '300'], {}, 300)"
     controller = subprocess.Popen([sys.executable, "-c", tries], env=project.environment)
     wait_until(
         lambda: any(command.startswith("sleep") for command in project.processes().values()),

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 import ddpperf
-from ddpperf.machine.child_process import run_apart
+from ddpperf.machine.child_process import run_child
 from ddpperf.specs import MODEL_VARIABLE, Model
 
 CHECK_SECONDS = 120
@@ -26,7 +26,7 @@ def check_model(model: str, batch_size: int) -> None:
     command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
     path = os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     try:
-        ended = run_apart(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, CHECK_SECONDS)
+        ended = run_child(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, CHECK_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise pytest.UsageError(
             f"--model {model} did not train a step within {CHECK_SECONDS} s; try it by itself"
