@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_reason
+from ddpperf.workers.pool import Pool
+from tests.canned import CannedSuite
 from tests.project import Marked, Project
 
 BUSY_SECONDS = 20
@@ -54,6 +56,44 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
         patch.setenv("TMPDIR", str(mine.folder))
         patch.setattr(tempfile, "tempdir", str(mine.folder))
         yield mine
+    mine.clean()
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A live pool of one process set of two gloo ranks, and two rounds, for all tests of this pytest process.
+
+    For tests that need some ranks and leave them as they were. A set that a test breaks is replaced for the next one.
+    """
+    yield from _shared_pool(2, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """As `two_ranks`, with one rank."""
+    yield from _shared_pool(1, tmp_path_factory)
+
+
+def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    tmp_path_factory.getbasetemp()  # made before the folder for temporary files is another
+    mine = Marked()
+    try:
+        with Pool(size=size, device="cpu", rounds=2, deadline_seconds=60) as pool:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TMPDIR", str(mine.folder))
+                patch.setattr(tempfile, "tempdir", str(mine.folder))
+                pool.live_sets()
+            yield pool
+        mine.assert_nothing_left()
+    finally:
+        mine.clean()
+
+
+@pytest.fixture
+def canned_suite(tmp_path: Path) -> Iterator[CannedSuite]:
+    """A project whose runs take place in this process, with canned measurements: see tests/canned.py."""
+    mine = CannedSuite(tmp_path)
+    yield mine
     mine.clean()
 
 

@@ -164,6 +164,11 @@ def wait_while_it_runs(
     wait_until(met, HANG_SECONDS, lambda: otherwise)
 
 
+def _handle_interrupts() -> None:
+    """In a new process: let SIGINT interrupt it, even where this one was started to ignore SIGINT, as by nohup."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Project(Marked):
     """A folder with the suite's plugin and experiments of its own, run by a pytest of its own."""
 
@@ -178,26 +183,20 @@ class Project(Marked):
 
     def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start pytest. output: the file descriptor that it prints to."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "--device",
-            "cpu",
-            "--world-sizes",
-            "2",
-        ]
         return subprocess.Popen(
-            [*command, "--rounds", "3", *arguments],
+            [sys.executable, "-m", "pytest", *self.options(), *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=_handle_interrupts,
         )
+
+    def options(self) -> list[str]:
+        """The options that every run has."""
+        return ["-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
 
     def run(self, *arguments: str, within_seconds: float = HANG_SECONDS) -> Finished:
         """Run pytest to its end; nothing may be left of it then."""

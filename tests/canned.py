@@ -1,0 +1,233 @@
+"""Canned measurements: the suite runs in this process, and no rank is started.
+
+A `CannedSet` takes the place of a `ProcessSet` and answers its commands with the seconds and counters of a `Canned`.
+Everything else is the product: the pool, its rounds, the plugin, the verdict, what is saved and printed.
+
+    def test_slower_code_fails(canned_suite: CannedSuite) -> None:
+        canned_suite.run("perf")                                     # as a user runs pytest, in 0.3 s
+        canned_suite.canned.seconds = lambda spec, name: 0.02        # of one step, on the process set `name`
+        run = canned_suite.run("perf", "--benchmark-compare")
+        assert run.status == 1
+        assert "FAIL" in run.output
+        assert canned_suite.measured()["test_all_reduce"]["samples"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ddpperf import specs
+from ddpperf.specs import (
+    AllReduceSpec,
+    CollectiveSpec,
+    CopySpec,
+    EpochSpec,
+    FaultKind,
+    RunSpec,
+    SamplerSpec,
+    Spec,
+    TrainingSpec,
+)
+from ddpperf.workers import pool
+from ddpperf.workers.channel import Message
+from ddpperf.workers.failures import Cause, RankFailure
+from ddpperf.workers.process_set import ProcessSet
+from tests.project import Finished, Project
+
+INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
+    f"-p no:{plugin}" for plugin in ("faulthandler", "unraisableexception", "threadexception", "xdist")
+)
+ENVIRONMENT: Message = {
+    "python": "3.12.0",
+    "torch": "2.11.0",
+    "cuda": None,
+    "cudnn": None,
+    "nccl": None,
+    "nvls": None,
+    "backend": "gloo",
+    "threads": 1,
+}
+FAILURES: dict[FaultKind, tuple[Cause, str]] = {
+    "kill": (Cause.DIED, "was killed by SIGKILL"),
+    "exit": (Cause.DIED, "exited with status 0 before it answered"),
+    "raise": (Cause.RAISED, "raised RuntimeError: injected into rank {rank} at {command}"),
+    "hang": (Cause.HUNG, "did not answer within {deadline:g} s"),
+}
+
+
+def step_seconds(spec: Spec, set_name: str) -> float:
+    """Seconds of one step, or of one call of a collective, without delay; the same on each process set."""
+    del set_name
+    if isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
+        return 20e-6 + spec.nbytes / 2e9
+    if isinstance(spec, SamplerSpec):
+        return 1e-3
+    assert isinstance(spec, TrainingSpec)
+    seconds = 2e-3 + 5e-3 * spec.per_rank_batch_size + 1e-3 * (spec.world_size - 1)
+    return seconds * steps_of(spec)
+
+
+def steps_of(spec: Spec) -> int:
+    """How many training steps one timed step of this spec contains."""
+    if isinstance(spec, RunSpec):
+        return spec.steps_per_epoch * spec.epochs
+    return spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
+
+
+def step_counters(spec: Spec, rank: int) -> dict[str, float]:
+    """The counters of one rank."""
+    del rank
+    counters = {"communicator_seconds": 0.01} if spec.grouped else {}
+    if isinstance(spec, TrainingSpec):
+        counters |= {"loss_after_5_steps": 2.0, "cpu_seconds": step_seconds(spec, "")}
+        counters |= {"gradient_bytes": 46_758_048.0} if spec.grouped else {}
+    return counters
+
+
+class Canned:
+    """What process sets answer that have no ranks. A test sets `seconds`, `counters`, `kernels` or `spread`.
+
+    seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec, rank).
+    kernels(spec, set name): the digest of the kernels that a step runs.
+    spread: by which fraction the rounds of a set differ from each other.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Callable[[Spec, str], float] = step_seconds
+        self.counters: Callable[[Spec, int], Mapping[str, float]] = step_counters
+        self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
+        self.spread = 0.002
+
+    def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
+        """Seconds of a step on one rank in one round."""
+        noise = self.spread * ((3 * round_number + rank) % 5 - 2) / 4
+        return self.seconds(spec, set_name) * (1 + noise) + spec.delay_seconds * steps_of(spec)
+
+
+class CannedSet(ProcessSet):
+    """A process set without processes."""
+
+    canned: Canned
+    spec: Spec
+    rounds = 0
+    asked: tuple[str, list[int], dict[str, Any]]
+
+    def spawn(self) -> None:
+        """Start nothing."""
+
+    def connect(self) -> None:
+        """Connect to nothing."""
+
+    def wait_ready(self) -> None:
+        self.environment = ENVIRONMENT
+
+    def ask(self, command: str, *, ranks: Any = None, **arguments: object) -> None:
+        self.asked = command, list(range(self.size) if ranks is None else ranks), arguments
+
+    def answers(self, deadline_seconds: float | None = None) -> dict[int, Message]:
+        command, ranks, arguments = self.asked
+        if command == "open":
+            self.spec = specs.from_json(arguments["spec"])
+        if command in ("open", "sample", "close"):
+            self._fail(command, deadline_seconds or self.deadline_seconds)
+        self.rounds += command == "sample"
+        return {rank: self._answer(command, rank, arguments) for rank in ranks}
+
+    def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:
+        match command:
+            case "open":
+                return {"max_iterations": 1024}
+            case "sample":
+                seconds = self.canned.round_seconds(self.spec, self.name, rank, self.rounds)
+                return {"seconds": arguments["iterations"] * seconds}
+            case "close":
+                kernels = self.canned.kernels(self.spec, self.name) if "kernels" in arguments else ""
+                return {"counters": dict(self.canned.counters(self.spec, rank)), "kernels": kernels}
+            case _:
+                return {}
+
+    def _fail(self, command: str, deadline_seconds: float) -> None:
+        """Do what the spec's fault says, as the ranks would."""
+        fault = self.spec.fault
+        if fault is None or fault.command != command:
+            return
+        cause, what = FAILURES[fault.kind]
+        failure = RankFailure(
+            rank=fault.rank,
+            cause=cause,
+            what=what.format(rank=fault.rank, command=command, deadline=deadline_seconds),
+            detail="",
+        )
+        self.kill()
+        raise self._failure(command, [failure])
+
+
+@contextlib.contextmanager
+def canned_sets(canned: Canned) -> Iterator[None]:
+    """Within, pools have canned sets instead of process sets."""
+    kind = type("CannedSet", (CannedSet,), {"canned": canned})
+    with mock.patch.object(pool, "ProcessSet", kind):
+        yield
+
+
+class CannedSuite(Project):
+    """A project whose runs of pytest take place in this process, with canned measurements.
+
+    What `Project.run` does not need is not there: no interrupts, no killed controllers, no `--model` or `--against` that must be
+    tried in a child process first (they work, and take as long as ever).
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.canned = Canned()
+
+    def run(self, *arguments: str, within_seconds: float = 0) -> Finished:
+        """Run pytest with these arguments, as `Project.run` does."""
+        printed = io.StringIO()
+        with self._as_its_own_process(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            status = pytest.main([*self.options(), *(arguments or ("perf",))])
+        self.assert_nothing_left()
+        return Finished(int(status), printed.getvalue())
+
+    @contextlib.contextmanager
+    def _as_its_own_process(self) -> Iterator[None]:
+        """Give pytest the folder, environment, path and modules that a process of its own would have."""
+        before, modules = os.getcwd(), _of_pytest(sys.modules)
+        with (
+            mock.patch.dict(os.environ, self.environment | {"PYTEST_ADDOPTS": INNER_OPTIONS}, clear=True),
+            mock.patch.object(tempfile, "tempdir", str(self.folder)),
+            mock.patch.object(sys, "path", [str(self.root), *sys.path]),
+            mock.patch.object(sys, "dont_write_bytecode", True),
+            canned_sets(self.canned),
+        ):
+            for name in modules:
+                del sys.modules[name]
+            os.chdir(self.root)
+            try:
+                yield
+            finally:
+                os.chdir(before)
+                for name in [name for name, module in sys.modules.items() if _is_below(self.root, module)]:
+                    del sys.modules[name]
+                sys.modules.update(modules)
+
+
+def _of_pytest(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+    """The modules of this pytest that another project has under the same names."""
+    return {name: module for name, module in modules.items() if name == "conftest" or name.startswith("perf.test_")}
+
+
+def _is_below(root: Path, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(root)
