@@ -195,7 +195,11 @@ class CannedSuite(Project):
     def run(self, *arguments: str, within_seconds: float = 0) -> Finished:
         """Run pytest with these arguments, as `Project.run` does."""
         printed = io.StringIO()
-        with self._as_its_own_process(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (
+            self._as_its_own_process(),
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
             status = pytest.main([*self.options(), *(arguments or ("perf",))])
         self.assert_nothing_left()
         return Finished(int(status), printed.getvalue())
@@ -225,7 +229,11 @@ class CannedSuite(Project):
 
 def _of_pytest(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """The modules of this pytest that another project has under the same names."""
-    return {name: module for name, module in modules.items() if name == "conftest" or name.startswith("perf.test_")}
+    return {
+        name: module
+        for name, module in modules.items()
+        if name == "conftest" or name.startswith("perf.test_")
+    }
 
 
 def _is_below(root: Path, module: ModuleType) -> bool:
