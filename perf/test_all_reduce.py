@@ -117,9 +117,7 @@ def collectives(options: Options) -> Iterator[Case]:
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     call = measure(spec)
     seconds = call.median_step_seconds()
-    measure.metric(
-        "algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()}
-    )
+    measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
     bandwidths(
         measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
     )
@@ -131,9 +129,7 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """What FSDP and ZeRO rest on."""
     call = measure(spec)
     seconds = call.median_step_seconds()
-    measure.metric(
-        "algbw_bytes_per_second", "B/s", {name: algbw(spec.nbytes, t) for name, t in seconds.items()}
-    )
+    measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
     busbw = {
         name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()
     }
@@ -142,9 +138,9 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
 
 
 def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
-    measure.metric("busbw_bytes_per_second", "B/s", busbw)
+    measure.metric("busbw_bytes_per_second", busbw)
     if link := measure.machine.link_bytes_per_second:
-        measure.metric("link_utilization", "1", {name: each / link for name, each in busbw.items()})
+        measure.metric("link_utilization", {name: each / link for name, each in busbw.items()})
 
 
 def beside_kernels(measure: Measure, call: Measured) -> None:
@@ -154,7 +150,7 @@ def beside_kernels(measure: Measure, call: Measured) -> None:
     }
     if all(kernels.values()):
         beside = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
-        measure.metric("framework_seconds", "s", beside)
+        measure.metric("framework_seconds", beside)
 
 
 @pytest.mark.specs(cases=contests)
@@ -173,10 +169,10 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     others = [name for name in by_set if name != spec.algorithm]
     best = min(others, key=lambda name: median(by_set[name].values()))
     ratio = {name: t / by_set[best][name] for name, t in by_set[spec.algorithm].items()}
-    measure.metric("speedup_of_the_best_other", "1", ratio)
+    measure.metric("speedup_of_the_best_other", ratio)
     for name in others:
         over = {set_name: t / by_set[spec.algorithm][set_name] for set_name, t in by_set[name].items()}
-        measure.metric(f"{name}_over_backend", "1", over)
+        measure.metric(f"{name}_over_backend", over)
     sides = list(dict.fromkeys(sample.side for sample in calls[spec.algorithm].samples))
     for side in sides:
         of = f", {SIDES[side]}" if len(sides) > 1 else ""
@@ -199,12 +195,12 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
         name: choose_envelope(list(measured), [t[name] for t in measured.values()])
         for name in measured[spec.nbytes]
     }
-    estimated(measure, "latency_seconds", "s", {name: each.latency for name, each in chosen.items()})
+    estimated(measure, "latency_seconds", {name: each.latency for name, each in chosen.items()})
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
     busbw = {name: each.byte_seconds.inverse(of_a_byte) for name, each in chosen.items()}
-    estimated(measure, "asymptotic_busbw_bytes_per_second", "B/s", busbw)
-    measure.metric("protocols", "1", {name: len(each.envelope.lines) for name, each in chosen.items()})
-    measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in chosen.items()})
+    estimated(measure, "asymptotic_busbw_bytes_per_second", busbw)
+    measure.metric("protocols", {name: len(each.envelope.lines) for name, each in chosen.items()})
+    measure.metric("held_out_error", {name: each.held_out_error for name, each in chosen.items()})
 
 
 @pytest.mark.specs(cases=algorithms)
@@ -237,7 +233,7 @@ def tell_model(
     fitted: Mapping[str, ChosenLinks],
 ) -> None:
     """What is fitted, by set, and the seconds of the spec's algorithm by it and by reports' formulas, over those measured."""
-    estimated(measure, "latency_seconds", "s", {name: each.model.latency for name, each in fitted.items()})
+    estimated(measure, "latency_seconds", {name: each.model.latency for name, each in fitted.items()})
     links = {name: each.model.bandwidth for name, each in fitted.items()}
     bounded = tell_link(measure, links)
     adding = {
@@ -246,7 +242,7 @@ def tell_model(
         if each.model.reduce_seconds is not None
     }
     if len(adding) == len(fitted):  # told apart from sending in all of them
-        estimated(measure, "reduce_byte_seconds", "s/B", adding)
+        estimated(measure, "reduce_byte_seconds", adding)
     link = measure.machine.link_bytes_per_second
     used = (
         {name: each.value for name, each in links.items()}
@@ -260,7 +256,7 @@ def tell_model(
             name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]
             for name, B in used.items()
         }
-        measure.metric(f"{report.name}_over_measured", "1", written)
+        measure.metric(f"{report.name}_over_measured", written)
         measure.notes.append(f"{report.formula}: {report.describes}")
     for each, t in measured.items():
         if each.algorithm == spec.algorithm:
@@ -268,5 +264,5 @@ def tell_model(
                 name: chosen.model.seconds(each.algorithm, each.world_size, each.nbytes) / t[name]
                 for name, chosen in fitted.items()
             }
-            measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", "1", predicted)
-    measure.metric("held_out_error", "1", {name: each.held_out_error for name, each in fitted.items()})
+            measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", predicted)
+    measure.metric("held_out_error", {name: each.held_out_error for name, each in fitted.items()})

@@ -62,7 +62,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     training_metrics(measure, epoch)
     if spec.input != "fixed":
         share = loading_shares(epoch, measure.reference("without_loading", without_loading(spec)))
-        measure.metric("loading_share", "1", share)
+        measure.metric("loading_share", share)
         if median(share.values()) >= LEAST_SHARE:
             measure.warn("loading the images limits")
 
@@ -76,12 +76,12 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
         epochs[workers] = measure.reference(f"workers={workers}", loaded(spec, workers))
     shares = {workers: loading_shares(epochs[workers], without) for workers in sorted(epochs)}
     for workers, share in shares.items():
-        measure.metric(f"loading_share_with_{workers}_workers", "1", share)
+        measure.metric(f"loading_share_with_{workers}_workers", share)
     enough = enough_workers({workers: median(share.values()) for workers, share in shares.items()})
     if enough is None:
         measure.warn(f"loading the images limits, with {spec.loader_workers} workers, too")
     else:
-        measure.metric("enough_workers", "1", {name: float(enough) for name in shares[enough]})
+        measure.metric("enough_workers", {name: float(enough) for name in shares[enough]})
 
 
 def fixed_batches(options: Options) -> Iterator[Case]:
@@ -117,17 +117,13 @@ def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
 
     largest = largest_that_fits(fits, spec.per_rank_batch_size)
     names = [sample.set for sample in measure(spec).samples]
-    measure.metric("largest_batch_size", "1", dict.fromkeys(names, float(largest)))
+    measure.metric("largest_batch_size", dict.fromkeys(names, float(largest)))
     for batch_size, step in sorted(fitting.items()):
         seconds = median(step.all_step_seconds())
-        measure.metric(f"step_seconds_at_{batch_size}", "s", dict.fromkeys(names, seconds))
-        measure.metric(
-            f"images_per_second_at_{batch_size}", "1/s", dict.fromkeys(names, batch_size / seconds)
-        )
+        measure.metric(f"step_seconds_at_{batch_size}", dict.fromkeys(names, seconds))
+        measure.metric(f"images_per_second_at_{batch_size}", dict.fromkeys(names, batch_size / seconds))
         if peaks := step.counter("peak_memory_bytes"):
-            measure.metric(
-                f"peak_memory_bytes_at_{batch_size}", "B", dict.fromkeys(names, max(peaks.values()))
-            )
+            measure.metric(f"peak_memory_bytes_at_{batch_size}", dict.fromkeys(names, max(peaks.values())))
     measure.notes += reasons
 
 

@@ -62,11 +62,9 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         seconds[name] = {each.set: each.counters[name][traces[each.set].rank] for each in trace.samples}
     for name, by_set in seconds.items():
         if by_set:
-            measure.metric(name, "s", by_set)
+            measure.metric(name, by_set)
     if traces:
-        measure.metric(
-            "overlap_fraction", "1", {name: each.overlap_fraction for name, each in traces.items()}
-        )
+        measure.metric("overlap_fraction", {name: each.overlap_fraction for name, each in traces.items()})
         compared(measure, tN, trace, differences, traces)
     else:
         measure.notes.append(
@@ -104,7 +102,7 @@ def compared(
     """How far the two methods are apart, as a share of the step, and why, where that is far."""
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
-    measure.metric("method_disagreement", "1", {name: each.share for name, each in apart.items()})
+    measure.metric("method_disagreement", {name: each.share for name, each in apart.items()})
     measure.notes += list(dict.fromkeys(each.reason for each in apart.values() if each.reason))
 
 
@@ -119,8 +117,6 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
     for what, seconds in (("", sending), ("exposed_", exposed)):
         if seconds and all(seconds.values()):
             busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
-            measure.metric(f"gradient_busbw_{what}bytes_per_second", "B/s", busbw)
+            measure.metric(f"gradient_busbw_{what}bytes_per_second", busbw)
             if link := measure.machine.link_bytes_per_second:
-                measure.metric(
-                    f"{what}link_utilization", "1", {name: each / link for name, each in busbw.items()}
-                )
+                measure.metric(f"{what}link_utilization", {name: each / link for name, each in busbw.items()})

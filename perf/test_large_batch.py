@@ -113,24 +113,20 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     """What the runs of all seeds learned, and how fast."""
     sets = [sample.set for sample in runs[0].samples]
     for name in FIGURES:
-        measure.metric(name, "1", {of_set: mean(last(runs, of_set, name)) for of_set in sets})
+        measure.metric(name, {of_set: mean(last(runs, of_set, name)) for of_set in sets})
     if len(runs) > 1:
         ends = {of_set: mean_interval(last(runs, of_set), CONFIDENCE) for of_set in sets}
-        measure.metric("test_accuracy_low", "1", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
-        measure.metric(
-            "test_accuracy_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()}
-        )
+        measure.metric("test_accuracy_low", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
+        measure.metric("test_accuracy_high", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
     best = {
         of_set: mean(max(figures(run, run.of_set(of_set), "test_accuracy")) for run in runs)
         for of_set in sets
     }
-    measure.metric("best_test_accuracy", "1", best)
+    measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
     seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
-    measure.metric(
-        "images_per_second", "1/s", {of_set: spec.images / each for of_set, each in seconds.items()}
-    )
+    measure.metric("images_per_second", {of_set: spec.images / each for of_set, each in seconds.items()})
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("it went on from a checkpoint")
 
@@ -138,9 +134,7 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
 def compared(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
     """Tell the difference of mean accuracies, with Welch's interval where seeds differ; gives whether 0 is in it."""
     sets = [sample.set for sample in runs[0].samples]
-    measure.metric(
-        name, "1", {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets}
-    )
+    measure.metric(name, {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
     if len(runs) < 2:
         return True  # one seed says nothing of the others
     ends = {}
@@ -150,8 +144,8 @@ def compared(measure: Measure, name: str, runs: list[Measured], others: list[Mea
             ends[of_set] = welch_interval(ours, theirs, CONFIDENCE)
         else:
             ends[of_set] = (mean(ours) - mean(theirs),) * 2
-    measure.metric(f"{name}_low", "1", {of_set: max(-1.0, low) for of_set, (low, _) in ends.items()})
-    measure.metric(f"{name}_high", "1", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
+    measure.metric(f"{name}_low", {of_set: max(-1.0, low) for of_set, (low, _) in ends.items()})
+    measure.metric(f"{name}_high", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
     return all(low <= 0 <= high for low, high in ends.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 from ddpperf.plugin.cases import Case, if_valid, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.report.format import format_bytes
+from ddpperf.results import units
 from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as
 
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -59,8 +59,8 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
                     (sample.set for sample in ledger.samples), 0.0
                 )  # of a side that sends nothing of it
                 name = f"{prefix}{kind}".replace(" ", "_")
-                measure.metric(f"{name}_bytes", "B", none | nbytes)
-                measure.metric(f"{name}_messages", "1", none | messages)
+                measure.metric(f"{name}_bytes", none | nbytes)
+                measure.metric(f"{name}_messages", none | messages)
     measure.notes += sorted({said(sample.counters) for sample in ledger.samples})
     if unknown := {*ledger.counter("other: messages"), *ledger.counter("start other: messages")}:
         pytest.fail(f"sets {', '.join(sorted(unknown))} sent a message of no known kind", pytrace=False)
@@ -82,10 +82,10 @@ def said(counters: Mapping[str, tuple[float, ...]]) -> str:
             messages = counters[f"{kind} by {collective}: messages"][0]
             buckets = [each for bucket, (each, *_) in counters.items() if bucket.startswith("bucket")]
             single = (
-                f" ({', '.join(map(format_bytes, buckets))})"
+                f" ({', '.join(map(units.nbytes, buckets))})"
                 if kind == "gradients" and len(buckets) > 1
                 else ""
             )
             whose = "a mean loss, which is ours, " if kind == "metrics" else f"{kind} "
-            parts.append(f"{whose}{format_bytes(nbytes)} by {messages:.0f} {collective}{single}")
+            parts.append(f"{whose}{units.nbytes(nbytes)} by {messages:.0f} {collective}{single}")
     return f"each step sends {'; '.join(parts)}"

@@ -148,27 +148,21 @@ def tell(
     told: Mapping[str, Mapping[int, Projection]],
     t1: Mapping[str, float],
 ) -> None:
-    measure.metric("excess_seconds", "s", {name: each[largest].seconds for name, each in measured.items()})
+    measure.metric("excess_seconds", {name: each[largest].seconds for name, each in measured.items()})
     for N in sorted(set.intersection(*map(set, told.values()))):  # what no set leaves open
         projections = {name: each[N] for name, each in told.items()}
         if largest == N:
-            measure.metric(
-                "plain_excess_seconds", "s", {name: each.plain for name, each in projections.items()}
-            )
+            measure.metric("plain_excess_seconds", {name: each.plain for name, each in projections.items()})
             if all(each[N].seconds > 0 for each in measured.values()):
                 off = {
                     name: each.seconds / measured[name][N].seconds - 1 for name, each in projections.items()
                 }
-                measure.metric("projection_error", "1", off)
+                measure.metric("projection_error", off)
+        measure.metric(f"projected_excess_on_{N}", {name: each.seconds for name, each in projections.items()})
+        measure.metric(f"projected_excess_on_{N}_low", {name: each.low for name, each in projections.items()})
         measure.metric(
-            f"projected_excess_on_{N}", "s", {name: each.seconds for name, each in projections.items()}
-        )
-        measure.metric(
-            f"projected_excess_on_{N}_low", "s", {name: each.low for name, each in projections.items()}
-        )
-        measure.metric(
-            f"projected_excess_on_{N}_high", "s", {name: each.high for name, each in projections.items()}
+            f"projected_excess_on_{N}_high", {name: each.high for name, each in projections.items()}
         )
         if largest != N:
             efficiency = {name: t1[name] / (t1[name] + each.seconds) for name, each in projections.items()}
-            measure.metric(f"projected_efficiency_on_{N}", "1", efficiency)
+            measure.metric(f"projected_efficiency_on_{N}", efficiency)

@@ -53,5 +53,5 @@ def sampled(measure: Measure, spec: SamplerSpec) -> tuple[float, float, float]:
     shards = measure(spec)
     counted = [shards.counter(name) for name in ("missing_images", "repeated_images", "repeated_places")]
     for name, by_set in zip(("missing_images", "repeated_images", "repeated_places"), counted, strict=True):
-        measure.metric(name, "1", by_set)
+        measure.metric(name, by_set)
     return tuple(max(by_set.values()) for by_set in counted)  # type: ignore[return-value]

@@ -159,8 +159,8 @@ def scaling_metrics(
         tN = step.median_step_seconds()
         t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
         speedup = {name: speedup_of(t1[name], tN[name], spec.world_size) for name in tN}
-        measure.metric("speedup", "1", speedup)
-        measure.metric("efficiency", "1", {name: efficiency(speedup[name], spec.world_size) for name in tN})
+        measure.metric("speedup", speedup)
+        measure.metric("efficiency", {name: efficiency(speedup[name], spec.world_size) for name in tN})
     training_metrics(measure, step)
 
 
@@ -202,11 +202,11 @@ def law_metrics(
     sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     shares = {name: fit(sizes, speedups[name]).share for name in sets}
-    measure.metric("serial_share", "1", shares)
+    measure.metric("serial_share", shares)
     together = over_sets(list(shares.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
     if math.isfinite(together.high):
-        measure.metric("serial_share_low", "1", dict.fromkeys(sets, together.low))
-        measure.metric("serial_share_high", "1", dict.fromkeys(sets, together.high))
+        measure.metric("serial_share_low", dict.fromkeys(sets, together.low))
+        measure.metric("serial_share_high", dict.fromkeys(sets, together.high))
     for place, N in enumerate(sizes):
-        measure.metric(f"speedup_of_{N}", "1", {name: speedups[name][place] for name in sets})
-        measure.metric(f"predicted_speedup_of_{N}", "1", {name: law(shares[name], N) for name in sets})
+        measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
+        measure.metric(f"predicted_speedup_of_{N}", {name: law(shares[name], N) for name in sets})

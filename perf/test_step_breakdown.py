@@ -50,25 +50,25 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     found = {sample.set: parts_without_waiting(parts_of(sample, spec.world_size)) for sample in parts.samples}
     for part in PARTS:
         if by_set := {name: each[part] for name, each in found.items() if part in each}:
-            measure.metric(f"{part}_seconds", "s", by_set)
+            measure.metric(f"{part}_seconds", by_set)
     measure.metric(
-        "parts_over_step", "1", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
+        "parts_over_step", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
     )
-    measure.metric("marked_over_step", "1", {name: t / seconds[name] for name, t in marked.items()})
+    measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
         measure.notes.append(f"the parts' sum is {apart:+.1%} off the step in which they were timed")
     if bound := step.launch_bound():
-        measure.metric("gpu_busy_share", "1", {name: min(1.0, 1 / each) for name, each in bound.items()})
+        measure.metric("gpu_busy_share", {name: min(1.0, 1 / each) for name, each in bound.items()})
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
         flops = parts.counter("flops")
-        measure.metric("mfu", "1", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
+        measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
     if spec.world_size > 1:
         if spec.strategy == "ddp":
             alone = measure.reference("no_sync", spec.no_sync())
             spread = {
                 sample.set: straggler_spread(alone.rank_step_seconds(sample)) for sample in alone.samples
             }
-            measure.metric("straggler_spread", "1", spread)
+            measure.metric("straggler_spread", spread)
         costs(measure, step)
     training_metrics(measure, step)
 
@@ -96,12 +96,9 @@ def costs(measure: Measure, step: Measured) -> None:
         name: epoch_cost(steps * t1[name], spec.steps_per_epoch * tN, spec.world_size)
         for name, tN in step.median_step_seconds().items()
     }
-    measure.metric(
-        "device_seconds_per_epoch", "s", {name: each.device_seconds for name, each in found.items()}
-    )
-    measure.metric("saved_seconds_per_epoch", "s", {name: each.saved_seconds for name, each in found.items()})
+    measure.metric("device_seconds_per_epoch", {name: each.device_seconds for name, each in found.items()})
+    measure.metric("saved_seconds_per_epoch", {name: each.saved_seconds for name, each in found.items()})
     measure.metric(
         "extra_device_seconds_per_epoch",
-        "s",
         {name: each.extra_device_seconds for name, each in found.items()},
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpperf.analysis.projection import Excess, project, sending_error, sending_seconds
 from ddpperf.analysis.protocols import choose_envelope
-from ddpperf.report.format import format_seconds
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess
 from tools.tables import ROOT, all_reduces, is_plain
@@ -55,8 +55,8 @@ def projection_table(runs: str) -> str:
             error=sending_error({FEWER: NORMAL * lines.held_out_error}, MORE, node=MORE),
         )
         there = measured[MORE].seconds
-        figures = [format_seconds(each) for each in (measured[FEWER].seconds, there, told.seconds)]
-        figures.append(f"{format_seconds(told.low)} to {format_seconds(told.high)}")
+        figures = [units.seconds(each) for each in (measured[FEWER].seconds, there, told.seconds)]
+        figures.append(f"{units.seconds(told.low)} to {units.seconds(told.high)}")
         figures += [f"{each / there - 1:+.1%}" for each in (told.seconds, told.plain)]
         rows.append(f"| {batch} | {' | '.join(figures)} |")
     return "\n".join([*rows, ""])

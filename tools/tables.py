@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.format import format_seconds, short
+from ddpperf.report.format import short
 from ddpperf.report.summary import summary_lines, warnings_of
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
@@ -104,7 +105,7 @@ def recipes_table(run: str) -> str:
                 accuracy,
                 over,
             ),
-            *(f"{speed:,.0f} {DOUBTFUL * bool(warnings)}".rstrip(), format_seconds(spec.images / speed)),
+            *(f"{speed:,.0f} {DOUBTFUL * bool(warnings)}".rstrip(), units.seconds(spec.images / speed)),
         )
         rows.append((-values["test_accuracy"], f"| {' | '.join(cases)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
@@ -172,14 +173,14 @@ def over_runs(pattern: str) -> str:
         notes += map(of_any_gpu, warnings)
         measured = [Measured.from_json(stored) for stored in runs]
         seconds = [median(each.all_step_seconds()) for each in measured]
-        spread = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
+        spread = f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
         efficiencies = [
             run["metrics"]["efficiency"]["value"] for run in runs if "efficiency" in run["metrics"]
         ]
         efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
         cpu_seconds = [value for each in measured for value in each.counter("cpu_seconds").values()]
-        cpu = format_seconds(median(cpu_seconds)) if cpu_seconds else "-"
-        middle = f"{format_seconds(median(seconds))} {DOUBTFUL * bool(warnings)}".rstrip()
+        cpu = units.seconds(median(cpu_seconds)) if cpu_seconds else "-"
+        middle = f"{units.seconds(median(seconds))} {DOUBTFUL * bool(warnings)}".rstrip()
         rows.append(f"| {name} | {middle} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
     return "\n".join([*rows, "", *footnotes(notes)])
 
@@ -199,8 +200,8 @@ def versus(run: str, folder: str) -> str:
         ):  # calls in a graph were measured later, on some machines
             theirs = median(in_place(output)[spec.nbytes])
             cases = (
-                format_seconds(ours),
-                format_seconds(theirs),
+                units.seconds(ours),
+                units.seconds(theirs),
                 f"{ours / theirs:.3f}",
                 f"{(ours - theirs) * 1e6:+.1f} us",
             )
@@ -226,7 +227,7 @@ def algorithms_table(run: str) -> str:
         if "NCCL" not in times:
             continue
         speeds = [f"{times['NCCL'] / times[name]:.2f}x" if name in times else "-" for name in names]
-        cases = (format_bytes(nbytes), str(world_size), format_seconds(times["NCCL"]), *speeds)
+        cases = (format_bytes(nbytes), str(world_size), units.seconds(times["NCCL"]), *speeds)
         rows.append(f"| {' | '.join(cases)} | {min(times, key=lambda name: times[name])} |")
     return "\n".join([*rows, ""])
 
@@ -257,7 +258,7 @@ def batches_table(run: str) -> str:
     rows = ["| images a batch | step | images/s | peak memory |", "|---|---|---|---|"]
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
-        rows.append(f"| {size:,} | {format_seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
+        rows.append(f"| {size:,} | {units.seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
     return "\n".join(
         [*rows, "", *(f"{warning}\n" for warning in dict.fromkeys(map(of_any_gpu, warnings_of(stored))))]
     )

@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any, get_args
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.report.format import count
 from ddpperf.results.stored_runs import Storage
+from ddpperf.results.units import counted
 from ddpperf.specs import Spec
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
 from ddpperf.verdict.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
@@ -65,7 +65,7 @@ def made(root: Path) -> str:
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
         runs = [run for path in sorted(folder.glob("*.json")) if (run := read(path, storage)) is not None]
-        basis = f"{count(len(runs), 'run')} on {count(machine_count(runs), 'machine')}"
+        basis = f"{counted(len(runs), 'run')} on {counted(machine_count(runs), 'machine')}"
         if len(runs) < FEWEST_RUNS:
             parts.append(
                 f"# {folder.name}: no thresholds, for {basis} {'is' if len(runs) == 1 else 'are'} too few.\n"

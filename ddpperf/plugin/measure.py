@@ -12,6 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.sides import Sides
+from ddpperf.results import metrics
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import Spec
@@ -135,9 +136,19 @@ class Measure:
                 pytrace=False,
             )
 
-    def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
-        """Keep a derived metric: its median over the sets of the side that is here, and each set's value; fails the test if one
-        is no finite number."""
+    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
+        """Store a registered metric: each set's value, and the median over the sets of this environment's side.
+
+        Fails the test if the registry has no metric of this name, or a value is NaN or infinite.
+        """
+        try:
+            unit = metrics.find(name).unit
+        except KeyError:
+            pytest.fail(
+                f"the metric {name} is not registered; add it to ddpperf/results/metrics.py, "
+                "or call ddpperf.results.metrics.register in your own suite",
+                pytrace=False,
+            )
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             pytest.fail(
                 f"the metric {name} must have a finite number for each set, got {dict(by_set)}", pytrace=False

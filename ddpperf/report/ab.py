@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpperf.report.format import aligned, format_seconds, short
+from ddpperf.report.format import aligned, short
+from ddpperf.results import metrics
 
 COLUMNS: tuple[str, ...] = (
     "test",
@@ -84,11 +85,10 @@ def _finding(row: Mapping[str, Any]) -> str:
 
 
 def _value(metric: str, value: float) -> str:
-    if metric == "time" or metric.endswith("_seconds"):
-        return format_seconds(value)
-    units = {"_bytes": "GB", "_bytes_per_epoch": "GB", "_bytes_per_second": "GB/s"}
-    unit = next((unit for ending, unit in units.items() if metric.endswith(ending)), None)
-    return f"{value:.4g}" if unit is None else f"{value / 1e9:.4g} {unit}"
+    try:
+        return metrics.find(metric).format(value)
+    except KeyError:  # of a suite that is not here
+        return f"{value:.4g}"
 
 
 def _described(side: Mapping[str, Any]) -> str:

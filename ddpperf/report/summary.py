@@ -10,7 +10,8 @@ from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
 from ddpperf.report.ab import against_lines, every_metric, two_sides
-from ddpperf.report.format import aligned, count, format_metric, format_seconds, short
+from ddpperf.report.format import aligned, format_metric, short
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.verdict.change import Change
 from ddpperf.verdict.run_history import DRIFT_RUNS
@@ -118,7 +119,7 @@ def _compared(comparison: Comparison) -> list[str]:
     if (shift := comparison.median_shift()) is not None:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
-        lines.append(f"median shift of {count(timed, 'time')}: {by} than in {comparison.baseline}")
+        lines.append(f"median shift of {units.counted(timed, 'time')}: {by} than in {comparison.baseline}")
     if comparison.controls is not None and (controls := comparison.controls.found()):
         ratios = ", ".join(
             f"{what} {change.ratio:.3f} (limit {change.limit:.4g})" for what, change in controls.items()
@@ -127,10 +128,12 @@ def _compared(comparison: Comparison) -> list[str]:
     if suspects := comparison.suspects:
         named = _most({test: change.ratio - 1 for test, change in suspects.items()})
         measure = "measure them against the baseline's code, with --baseline-root or --baseline-python"
-        lines.append(f"{count(len(suspects), 'suspect')}, as {named}: {measure}")
+        lines.append(f"{units.counted(len(suspects), 'suspect')}, as {named}: {measure}")
     if drifts := comparison.drifts:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
-        found = f"{count(len(slower), 'test')} slower, as {_most(slower)}" if slower else "no test slower"
+        found = (
+            f"{units.counted(len(slower), 'test')} slower, as {_most(slower)}" if slower else "no test slower"
+        )
         lines.append(
             f"slow drift, last {DRIFT_RUNS} runs against first {DRIFT_RUNS} promoted: {found}, of {len(drifts)}"
         )
@@ -154,8 +157,8 @@ def _title(header: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
         "NVLS off" if environment.get("nvls") == "0" else "",
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
         f"{data['name']} images" if data["name"] != "synthetic" else "",
-        count(header["options"]["rounds"], "round"),
-        count(_most_sets(stored), "process set"),
+        units.counted(header["options"]["rounds"], "round"),
+        units.counted(_most_sets(stored), "process set"),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -256,7 +259,7 @@ def _time(stored: dict[str, Any] | None) -> tuple[str, str, str]:
     ]
     spreads = [spread for rounds in together if (spread := spread_over_ranks(rounds)) is not None]
     seconds = median(measured.median_step_seconds().values())
-    return format_seconds(seconds), iqr, f"{median(spreads):.1%}" if spreads else "-"
+    return units.seconds(seconds), iqr, f"{median(spreads):.1%}" if spreads else "-"
 
 
 def _spread_over_sets(stored: dict[str, Any] | None) -> str:

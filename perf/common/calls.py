@@ -97,16 +97,13 @@ def tell_link(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
     """The bandwidth in B/s, or only the lower end of its interval where that has no upper one, as where launches take all of
     the time; returns whether it has one."""
     bounded = all(math.isfinite(link.high) for link in by_set.values())
-    estimated(
-        measure, "link_bytes_per_second", "B/s", by_set, ("", "_low", "_high") if bounded else ("_low",)
-    )
+    estimated(measure, "link_bytes_per_second", by_set, ("", "_low", "_high") if bounded else ("_low",))
     return bounded
 
 
 def estimated(
     measure: Measure,
     name: str,
-    unit: str,
     by_set: Mapping[str, Estimate],
     ends: Sequence[str] = ("", "_low", "_high"),
 ) -> None:
@@ -114,4 +111,4 @@ def estimated(
     for end in ends:
         values = {of_set: getattr(each, end.lstrip("_") or "value") for of_set, each in by_set.items()}
         if all(map(math.isfinite, values.values())):
-            measure.metric(f"{name}{end}", unit, values)
+            measure.metric(f"{name}{end}", values)

@@ -8,13 +8,7 @@ from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.verdict.stored_run import is_launch_bound
 
 FEWEST_STEPS = 8  # of an epoch: of fewer, most rounds' steps would wait for the next epoch's order
-COUNTED = {
-    "peak_memory_bytes": "B",
-    "cpu_seconds": "s",
-    "communicator_seconds": "s",
-    "compile_seconds": "s",
-    "capture_seconds": "s",
-}
+COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_seconds", "capture_seconds")
 
 
 def training_metrics(measure: Measure, step: Measured) -> None:
@@ -26,18 +20,18 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     whole = isinstance(spec, EpochSpec)
     epoch = seconds if whole else {name: spec.steps_per_epoch * t for name, t in seconds.items()}
     if whole:
-        measure.metric("step_seconds", "s", {name: t / spec.steps_per_epoch for name, t in epoch.items()})
+        measure.metric("step_seconds", {name: t / spec.steps_per_epoch for name, t in epoch.items()})
     else:
-        measure.metric("epoch_seconds", "s", epoch)
-    measure.metric("images_per_second", "1/s", {name: spec.images_per_epoch / t for name, t in epoch.items()})
+        measure.metric("epoch_seconds", epoch)
+    measure.metric("images_per_second", {name: spec.images_per_epoch / t for name, t in epoch.items()})
     if gradients := step.counter("gradient_bytes"):
         communicated = {name: spec.steps_per_epoch * nbytes for name, nbytes in gradients.items()}
-        measure.metric("communicated_bytes_per_epoch", "B", communicated)
+        measure.metric("communicated_bytes_per_epoch", communicated)
     if bound := step.launch_bound():
-        measure.metric("launch_bound", "1", bound)
-    for name, unit in COUNTED.items():
+        measure.metric("launch_bound", bound)
+    for name in COUNTED:
         if by_set := step.counter(name):
-            measure.metric(name, unit, by_set)
+            measure.metric(name, by_set)
     if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
         measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, and its beginning is timed with them")
     if is_launch_bound(step):
@@ -49,6 +43,5 @@ def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpe
     beside = measure.reference(name, other).median_step_seconds()
     measure.metric(
         f"speedup_over_{name}",
-        "1",
         {each: beside[each] / t for each, t in step.median_step_seconds().items()},
     )

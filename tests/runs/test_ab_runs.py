@@ -109,17 +109,17 @@ def test_a_spec_of_its_own_for_the_candidate(project: Project) -> None:
         "from ddpperf.specs import TrainingSpec\n\n"
         "def test_step(measure):\n"
         '    step = measure(TrainingSpec(model="mine:sleeping", world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    measure.metric("sent", "B", step.counter("gradient_bytes"))\n'
+        '    measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))\n'
     )
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
     finished = run(project, *WITH_BF16, "--slow-down", "0.0001", rounds="1")
     (stored,) = project.measured().values()
     assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
     assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.0001)
-    sent = stored["metrics"]["sent"]["by_set"]
+    sent = stored["metrics"]["communicated_bytes_per_epoch"]["by_set"]
     by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
     assert by_side["B"] == by_side["A"] / 2
-    assert stored["metrics"]["sent"]["value"] == by_side["A"]
+    assert stored["metrics"]["communicated_bytes_per_epoch"]["value"] == by_side["A"]
 
 
 def test_thresholds_hold_the_candidate(project: Project) -> None:
@@ -128,7 +128,7 @@ def test_thresholds_hold_the_candidate(project: Project) -> None:
         "from ddpperf.specs import TrainingSpec\n\n"
         "def test_step(measure):\n"
         '    step = measure(TrainingSpec(model="mine:sleeping", world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    measure.metric("speedup", "1", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
+        '    measure.metric("speedup", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
     )
     mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
     text = f"{ONE_LOOK}\n{mine}"

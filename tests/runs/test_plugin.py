@@ -49,7 +49,7 @@ def steps(options):
 @pytest.mark.specs(cases=steps)
 def test_step(measure, spec):
     seconds = measure(spec).median_step_seconds()
-    measure.metric("images_per_second", "1/s", {name: 2 / t for name, t in seconds.items()})
+    measure.metric("images_per_second", {name: 2 / t for name, t in seconds.items()})
 """
 
 THRESHOLD = """

@@ -63,11 +63,11 @@ from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
 def test_speedup(measure):
     alone = measure.reference("alone", TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")).median_step_seconds()
     seconds = measure(TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")).median_step_seconds()
-    measure.metric("speedup", "x", {name: 2 * alone[name] / t for name, t in seconds.items()})
+    measure.metric("speedup", {name: 2 * alone[name] / t for name, t in seconds.items()})
 
 def test_bandwidth(measure):
     seconds = measure(AllReduceSpec(world_size=2, nbytes=1024)).median_step_seconds()
-    measure.metric("busbw_bytes_per_second", "B/s", {name: 1024 / t for name, t in seconds.items()})
+    measure.metric("busbw_bytes_per_second", {name: 1024 / t for name, t in seconds.items()})
 """
 PARTLY = """
 def test_partly(measure):

@@ -1,81 +1,76 @@
-"""What experiments with a training step derive from it: what is doubtful, and how much faster one step is than another."""
+"""The registry of metrics: names that are found, families of names, and what may decide a run."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import EpochSpec, TrainingSpec
-from perf.common.metrics import FEWEST_STEPS, speedup_over, training_metrics
-
-BATCH = 4
-BOUND = "the CPU's launches bound it, not the GPU"
-BEGINNING = f"an epoch has fewer than {FEWEST_STEPS} steps, and its beginning is timed with them"
-
-
-class Told:
-    """Stands for the fixture: what it was told, and the leg that it gives."""
-
-    def __init__(self, reference: Measured | None = None) -> None:
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.warnings: list[str] = []
-        self._leg = reference
-
-    def metric(self, name: str, unit: str, by_set: dict[str, float]) -> None:
-        self.metrics[name] = by_set
-
-    def warn(self, reason: str) -> None:
-        self.warnings.append(reason)
-
-    def reference(self, name: str, spec: TrainingSpec) -> Measured:
-        assert self._leg is not None
-        assert (name, spec) == ("eager", self._leg.spec)
-        return self._leg
-
-
-def measured(spec: TrainingSpec, seconds: float = 2.0, **counters: float) -> Measured:
-    by_rank: dict[str, tuple[float, ...]] = {name: (value,) for name, value in counters.items()}
-    sample = Sample(set="A1", side="A", torch="2.11", seconds=((seconds,),), counters=by_rank)
-    return Measured(spec=spec, iterations=1, samples=(sample,))
-
-
-def step(kind: type[TrainingSpec] = TrainingSpec, steps: int = FEWEST_STEPS, **fields: Any) -> TrainingSpec:
-    return kind(
-        world_size=1, per_rank_batch_size=BATCH, strategy="single", epoch_images=BATCH * steps, **fields
-    )
+from ddpperf.results import metrics, units
+from ddpperf.results.metrics import Better, Gate, Metric
 
 
 @pytest.mark.parametrize(
-    ("spec", "warnings"),
+    ("name", "heading"),
     [
-        (step(input="device"), []),
-        (step(input="device", steps=FEWEST_STEPS - 1), [BEGINNING]),
-        (step(input="fixed", steps=1), []),
-        (step(EpochSpec, input="device", steps=1), []),
+        ("speedup", "speedup"),
+        ("speedup_of_4", "speedup on 4 devices"),
+        ("halving_doubling_over_backend", "halving_doubling over backend"),
+        ("predicted_over_measured_64KiB", "predicted over measured of 64KiB"),
+        ("projected_excess_on_16_low", "projected excess on 16 devices at least"),
     ],
 )
-def test_steps_of_a_short_epoch_are_doubtful_where_beginning_it_costs_something(
-    spec: TrainingSpec, warnings: list[str]
-) -> None:
-    told: Any = Told()
-    training_metrics(told, measured(spec))
-    assert told.warnings == warnings
+def test_families_carry_their_number_in_the_heading(name: str, heading: str) -> None:
+    found = metrics.find(name)
+    assert (found.name, found.heading) == (name, heading)
 
 
-@pytest.mark.parametrize(("device_seconds", "bound", "warnings"), [(1.0, 2.0, [BOUND]), (1.95, 2 / 1.95, [])])
-def test_a_step_that_waits_for_launches_says_so(
-    device_seconds: float, bound: float, warnings: list[str]
-) -> None:
-    told: Any = Told()
-    training_metrics(told, measured(step(), device_seconds=device_seconds, cpu_seconds=0.5))
-    assert told.warnings == warnings
-    assert told.metrics["launch_bound"] == {"A1": pytest.approx(bound)}
-    assert told.metrics["cpu_seconds"] == {"A1": 0.5}
+@pytest.mark.parametrize("name", ["", "speed", "speedup_of_", "speedup_of_x", "speedup_of_4_low"])
+def test_unknown_name_is_a_key_error(name: str) -> None:
+    with pytest.raises(KeyError, match=f"^{name!r}$"):
+        metrics.find(name)
 
 
-def test_a_speedup_over_another_step_is_its_time_over_this_ones() -> None:
-    told: Any = Told(reference=measured(step(), seconds=6.0))
-    speedup_over(told, "eager", measured(step(execution="compile"), seconds=2.0), step())
-    assert told.metrics == {"speedup_over_eager": {"A1": 3.0}}
+def test_each_name_belongs_to_one_metric() -> None:
+    names = [metric.name for metric in metrics.registered()]
+    assert len(set(names)) == len(names)
+    for metric in metrics.registered():
+        example = metric.name.format(N=4, size="64KiB", algorithm="ring")
+        matching = [other.name for other in metrics.registered() if metrics.find(example).name == other.name]
+        assert matching == ([] if "{" in metric.name else [example])
+
+
+def test_interval_ends_decide_nothing() -> None:
+    assert metrics.find("test_accuracy").threshold
+    assert not metrics.find("test_accuracy_low").threshold
+    assert metrics.find("test_accuracy_high").better is None
+
+
+def test_what_decides_an_ab_run() -> None:
+    gates = {metric.name: metric.gate for metric in metrics.registered() if metric.gate and not metric.exact}
+    assert gates == {
+        "time": Gate.UNLESS_LAUNCH_BOUND,
+        "tail_seconds": Gate.UNLESS_LAUNCH_BOUND,
+        "speedup": Gate.UNLESS_LAUNCH_BOUND,
+        "cpu_seconds": Gate.LAUNCH_BOUND,
+        "peak_memory_bytes": Gate.ALWAYS,
+    }
+    exact = {metric.name for metric in metrics.registered() if metric.exact}
+    assert exact == {
+        "communicated_bytes_per_epoch",
+        *(f"{kind}_bytes" for kind in ("gradients", "buffers", "parameters", "metrics", "control")),
+    }
+
+
+def test_metric_that_decides_needs_a_direction() -> None:
+    with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
+        Metric(name="joules", unit="J", heading="energy", format=units.decimal, gate=Gate.ALWAYS)
+
+
+def test_another_suite_registers_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
+    joules = Metric(name="joules_at_{N}", unit="J", heading="energy at {N} W", format=units.decimal)
+    metrics.register(joules)
+    assert metrics.find("joules_at_300").text(2.5) == "energy at 300 W 2.500"
+    with pytest.raises(ValueError, match="a metric speedup is registered already"):
+        metrics.register(
+            Metric(name="speedup", unit="1", heading="speedup", format=units.factor, better=Better.HIGHER)
+        )

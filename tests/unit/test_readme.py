@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ddpperf.report.format import format_seconds
+from ddpperf.results import units
 from tests.project import REPOSITORY, script
 
 
@@ -50,8 +50,8 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
         doubtful = any(
             note.startswith("doubtful") for run in stored for note in run["extra_info"]["ddpperf"]["notes"]
         )
-        assert middle == format_seconds(median(seconds)) + " \\*" * doubtful
-        assert spread == f"{format_seconds(seconds[0])} to {format_seconds(seconds[-1])}"
+        assert middle == units.seconds(median(seconds)) + " \\*" * doubtful
+        assert spread == f"{units.seconds(seconds[0])} to {units.seconds(seconds[-1])}"
         if efficiency != "-":
             values = [
                 benchmark["extra_info"]["ddpperf"]["metrics"]["efficiency"]["value"] for benchmark in stored
@@ -62,4 +62,4 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
             max(each["samples"][0]["counters"]["cpu_seconds"][: each["spec"]["world_size"]])
             for each in counted
         ]
-        assert cpu == format_seconds(median(of_its_ranks))
+        assert cpu == units.seconds(median(of_its_ranks))

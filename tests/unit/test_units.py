@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpperf.report.format import format_seconds
+from ddpperf.results import units
 from tests.generated import BOUNDED
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -20,13 +20,13 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     ],
 )  # fmt: skip
 def test_seconds_have_four_significant_digits_in_the_unit_that_suits(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
+    assert units.seconds(seconds) == text
 
 
 @BOUNDED
 @given(st.floats(1e-7, 1e5))
 def test_a_formatted_duration_can_be_read_back(seconds: float) -> None:
-    value, unit = format_seconds(seconds).split(" ")
+    value, unit = units.seconds(seconds).split(" ")
     assert float(value) * UNITS[unit] == pytest.approx(seconds, rel=5.01e-4, abs=5.01e-10)
 
 
@@ -35,5 +35,5 @@ def test_a_formatted_duration_can_be_read_back(seconds: float) -> None:
 @example(9.99999)
 @example(0.9999999)
 def test_every_duration_has_four_significant_digits(seconds: float) -> None:
-    value, _ = format_seconds(seconds).split(" ")
+    value, _ = units.seconds(seconds).split(" ")
     assert len(value.replace(".", "")) == 4

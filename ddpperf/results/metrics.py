@@ -1,0 +1,268 @@
+"""The one list of all metrics: each one's unit, which way is better, and how it is printed.
+
+A new metric needs an entry here and the experiment that computes it, nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ddpperf.results import units
+
+
+class Better(StrEnum):
+    """The direction in which a metric improves."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Gate(StrEnum):
+    """When a worse metric fails an A/B run."""
+
+    ALWAYS = "always"
+    UNLESS_LAUNCH_BOUND = "unless launch bound"  # a step that waits for the CPU has times that say little
+    LAUNCH_BOUND = "launch bound"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What is known of a metric besides its values.
+
+    name, heading: may hold placeholders, such as speedup_of_{N}; {N} stands for a number, any other
+    for a word. unit: in SI ("s", "B/s"), "1" for a ratio or a count. better: None if neither direction
+    is. exact: decided by code alone, so that any difference is a change. gate: None if a change of it
+    never fails a run. threshold: whether perf/thresholds.toml may bound it, from below if higher is
+    better, from above if lower is.
+    """
+
+    name: str
+    unit: str
+    heading: str
+    format: Callable[[float], str]
+    better: Better | None = None
+    exact: bool = False
+    gate: Gate | None = None
+    threshold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.better is None and (self.exact or self.gate or self.threshold):
+            raise ValueError(
+                f"metric {self.name} can decide nothing without better; set it to lower or higher"
+            )
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression of the names that this metric stands for."""
+        words = {"N": "[0-9]+"}
+        return re.sub(
+            r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{words.get(found[1], '[A-Za-z0-9_]+')})", self.name
+        )
+
+    def text(self, value: float) -> str:
+        """Return the heading and the value as they are printed."""
+        return f"{self.heading} {self.format(value)}"
+
+
+def find(name: str) -> Metric:
+    """Return the metric of this name, with placeholders filled in; raises KeyError for an unknown name."""
+    if name in _METRICS:
+        return _METRICS[name]
+    for family in _METRICS.values():
+        if match := re.fullmatch(family.pattern, name):
+            return replace(family, name=name, heading=family.heading.format(**match.groupdict()))
+    raise KeyError(name)
+
+
+def register(metric: Metric) -> None:
+    """Add a metric of somebody's own suite; raises ValueError if its name is taken."""
+    if metric.name in _METRICS:
+        raise ValueError(f"a metric {metric.name} is registered already; choose another name")
+    _METRICS[metric.name] = metric
+
+
+def registered() -> tuple[Metric, ...]:
+    """Return all metrics, a family of names as one."""
+    return tuple(_METRICS.values())
+
+
+def _seconds(name: str, heading: str, better: Better | None = None, gate: Gate | None = None) -> Metric:
+    return Metric(name=name, unit="s", heading=heading, format=units.seconds, better=better, gate=gate)
+
+
+def _ratio(
+    name: str,
+    heading: str,
+    format: Callable[[float], str] = units.factor,
+    better: Better | None = None,
+    gate: Gate | None = None,
+    threshold: bool = False,
+) -> Metric:
+    return Metric(
+        name=name, unit="1", heading=heading, format=format, better=better, gate=gate, threshold=threshold
+    )
+
+
+def _bandwidth(name: str, heading: str, better: Better | None = None, threshold: bool = False) -> Metric:
+    return Metric(
+        name=name, unit="B/s", heading=heading, format=units.bandwidth, better=better, threshold=threshold
+    )
+
+
+def _bytes(name: str, heading: str) -> Metric:
+    return Metric(name=name, unit="B", heading=heading, format=units.nbytes)
+
+
+def _exact_bytes(name: str, heading: str) -> Metric:
+    return replace(_bytes(name, heading), better=Better.LOWER, exact=True, gate=Gate.ALWAYS)
+
+
+def _interval(metric: Metric) -> Iterator[Metric]:
+    """Yield an estimate and the ends of its 95% interval."""
+    yield metric
+    for end, words in (("low", "at least"), ("high", "at most")):
+        yield replace(
+            metric,
+            name=f"{metric.name}_{end}",
+            heading=f"{metric.heading} {words}",
+            better=None,
+            threshold=False,
+        )
+
+
+def _messages() -> Iterator[Metric]:
+    """Yield bytes and messages of each kind that ranks send, in a step and before the first one."""
+    for kind in ("gradients", "buffers", "parameters", "metrics", "control"):
+        yield _exact_bytes(f"{kind}_bytes", kind)
+    yield _bytes("other_bytes", "other messages")
+    for kind in ("initial_state", "control", "other"):
+        yield _bytes(f"start_{kind}_bytes", f"{kind.replace('_', ' ')} at the start")
+        yield _ratio(f"start_{kind}_messages", "messages at the start", units.whole)
+    for kind in ("gradients", "buffers", "parameters", "metrics", "control", "other"):
+        yield _ratio(f"{kind}_messages", "messages", units.whole)
+
+
+_LOWER, _HIGHER = Better.LOWER, Better.HIGHER
+
+_ALL = (
+    # Any measured step or call
+    _seconds("time", "time", _LOWER, Gate.UNLESS_LAUNCH_BOUND),
+    _seconds("tail_seconds", "slowest tenth of rounds", _LOWER, Gate.UNLESS_LAUNCH_BOUND),
+    replace(_seconds("cpu_seconds", "CPU", _LOWER, Gate.LAUNCH_BOUND), threshold=True),
+    replace(_bytes("peak_memory_bytes", "peak memory"), better=_LOWER, gate=Gate.ALWAYS),
+    _ratio("launch_bound", "launch bound"),
+    _seconds("communicator_seconds", "communicator"),
+    _seconds("compile_seconds", "compilation"),
+    _seconds("capture_seconds", "capture"),
+    # A training step
+    _seconds("step_seconds", "step", _LOWER),
+    _seconds("epoch_seconds", "epoch", _LOWER),
+    Metric(
+        name="images_per_second",
+        unit="1/s",
+        heading="throughput",
+        format=units.rate,
+        better=_HIGHER,
+        threshold=True,
+    ),
+    _exact_bytes("communicated_bytes_per_epoch", "gradients per epoch"),
+    _ratio("speedup_over_eager", "speedup over eager", better=_HIGHER),
+    _ratio("speedup_over_ddp", "speedup over DDP", better=_HIGHER),
+    _ratio("loss_after_5_steps", "loss after 5 steps", units.decimal),
+    # Scaling
+    _ratio("speedup", "speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
+    _ratio("efficiency", "efficiency", units.percent, _HIGHER, threshold=True),
+    *_interval(_ratio("serial_share", "serial fraction", units.percent)),
+    _ratio("speedup_of_{N}", "speedup on {N} devices"),
+    _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
+    # Parts of a step
+    _seconds("data_seconds", "data"),
+    _seconds("forward_seconds", "forward"),
+    _seconds("backward_seconds", "backward"),
+    _seconds("gradient_sync_seconds", "gradient sync"),
+    _seconds("optimizer_seconds", "optimizer"),
+    _ratio("parts_over_step", "sum of parts over their step", units.percent),
+    _ratio("marked_over_step", "step with marks over the one without", units.decimal),
+    _ratio("gpu_busy_share", "GPU busy", units.percent),
+    _ratio("mfu", "MFU", units.percent),
+    _ratio("straggler_spread", "stragglers", units.percent),
+    _seconds("device_seconds_per_epoch", "device time per epoch"),
+    _seconds("saved_seconds_per_epoch", "saved per epoch"),
+    _seconds("extra_device_seconds_per_epoch", "extra device time per epoch"),
+    # Computation and communication
+    _seconds("exposed_comm_seconds", "exposed communication by difference", _LOWER),
+    _seconds("traced_exposed_comm_seconds", "exposed communication by trace"),
+    _ratio("overlap_fraction", "overlap", units.percent),
+    _ratio("method_disagreement", "difference of the methods over the step", units.percent),
+    _seconds("traced_comm_seconds", "communication"),
+    _seconds("comm_without_waiting_seconds", "communication without waiting"),
+    _seconds("traced_step_seconds", "traced step"),
+    _seconds("replayed_comm_seconds", "messages alone"),
+    _seconds("step_minus_one_device_seconds", "t(N) - t(1)"),
+    _seconds("bookkeeping_seconds", "bucket copies"),
+    _seconds("comm_skew_seconds", "skew"),
+    _seconds("traced_comm_skew_seconds", "skew by trace"),
+    _seconds("compute_seconds", "compute"),
+    _seconds("copy_seconds", "copies"),
+    _seconds("idle_seconds", "idle"),
+    _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", _HIGHER),
+    _bandwidth("gradient_busbw_exposed_bytes_per_second", "gradients' busbw over exposed time"),
+    _ratio("link_utilization", "link utilization", units.percent),
+    _ratio("exposed_link_utilization", "link utilization over exposed time", units.percent),
+    *_messages(),
+    # All-reduce and other collectives
+    _bandwidth("algbw_bytes_per_second", "algbw", _HIGHER),
+    _bandwidth("busbw_bytes_per_second", "busbw", _HIGHER, threshold=True),
+    _seconds("framework_seconds", "besides the kernel"),
+    _ratio("speedup_of_the_best_other", "speedup of the best other algorithm"),
+    _ratio("{algorithm}_over_backend", "{algorithm} over backend"),
+    *_interval(_seconds("latency_seconds", "latency")),
+    *_interval(_bandwidth("link_bytes_per_second", "link")),
+    *_interval(_bandwidth("asymptotic_busbw_bytes_per_second", "busbw of large buffers")),
+    *_interval(
+        Metric(
+            name="reduce_byte_seconds",
+            unit="s/B",
+            heading="addition",
+            format=lambda value: f"{value * 1e9:.2g} s/GB",
+        )
+    ),
+    _ratio("ring_bytes_over_measured", "2 (N-1) S / N / B over measured"),
+    _ratio("doubling_seconds_over_measured", "(S / B) log2 N over measured"),
+    _ratio("aggregate_bytes_over_measured", "2 (N-1) S / B over measured"),
+    _ratio("predicted_over_measured_{size}", "predicted over measured of {size}"),
+    _ratio("protocols", "protocols", units.whole),
+    _ratio("held_out_error", "median error of sizes left out", units.percent),
+    # More devices than there are
+    _seconds("excess_seconds", "excess over one device"),
+    _seconds("plain_excess_seconds", "unchanged excess"),
+    _ratio("projection_error", "error of the projection", units.change),
+    *_interval(_seconds("projected_excess_on_{N}", "projected excess on {N} devices")),
+    _ratio("projected_efficiency_on_{N}", "projected efficiency on {N} devices", units.percent),
+    # Batch size and loading
+    _ratio("largest_batch_size", "largest batch size", units.whole),
+    _seconds("step_seconds_at_{N}", "step of batch {N}"),
+    Metric(name="images_per_second_at_{N}", unit="1/s", heading="throughput of batch {N}", format=units.rate),
+    _bytes("peak_memory_bytes_at_{N}", "peak memory of batch {N}"),
+    _ratio("loading_share", "loading", units.percent),
+    _ratio("loading_share_with_{N}_workers", "loading with {N} workers", units.percent),
+    _ratio("enough_workers", "loader workers needed", units.whole),
+    # Whole trainings
+    _ratio("train_loss", "train loss", units.decimal),
+    _ratio("train_accuracy", "train accuracy", units.percent),
+    _ratio("test_loss", "test loss", units.decimal),
+    *_interval(_ratio("test_accuracy", "test accuracy", units.percent, _HIGHER, threshold=True)),
+    _ratio("best_test_accuracy", "best test accuracy", units.percent),
+    *_interval(_ratio("accuracy_over_baseline", "accuracy over the small batch's", units.change)),
+    *_interval(_ratio("accuracy_over_one_device", "accuracy over one device's", units.change)),
+    *_interval(_ratio("accuracy_without_set_epoch", "accuracy lost without set_epoch", units.change)),
+    *_interval(_ratio("accuracy_unscaled_rate", "accuracy by the unscaled rate", units.change)),
+    # The sampler
+    _ratio("missing_images", "missing images", units.whole),
+    _ratio("repeated_images", "repeated images", units.whole),
+    _ratio("repeated_places", "images in the same place next epoch", units.percent),
+)
+_METRICS = {metric.name: metric for metric in _ALL}
