@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,6 @@ from ddpperf.analysis.comm_split import difference, disagreement, last_rank, tra
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from ddpperf.workers.pool import Pool
-from tests.project import Marked
 
 DDP = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="ddp")
 DELAY_SECONDS = 0.3  # beside which it matters little that one rank of a quiet pair waits for the other, too
@@ -74,11 +72,10 @@ def test_the_rank_that_is_last_is_named_by_each_method() -> None:
 # --- real ranks
 
 
-@pytest.fixture(scope="module")
-def pool(marked: Marked) -> Iterator[Pool]:
-    with Pool(size=2, device="cpu", rounds=5, deadline_seconds=60) as pool:
-        yield pool
-    marked.assert_nothing_left()
+@pytest.fixture
+def pool(two_ranks: Pool, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    monkeypatch.setattr(two_ranks, "rounds", 5)
+    return two_ranks
 
 
 def ranks(measured: Measured) -> list[float]:

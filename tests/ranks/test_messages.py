@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
 from ddpperf.specs import MessagesSpec, TrainingSpec
 from ddpperf.workers.pool import Pool
-from tests.project import Marked
 
 DDP = MessagesSpec(world_size=2, per_rank_batch_size=4, strategy="ddp")
 PARAMETERS = 4 * 11_689_512
 BATCH_NORM_FLOATS, BATCH_NORMS = 2 * 4800, 20  # means and variances of resnet18; a counter of each
 
 
-@pytest.fixture(scope="module")
-def pool(marked: Marked) -> Iterator[Pool]:
-    with Pool(size=2, device="cpu", rounds=2, deadline_seconds=60) as pool:
-        yield pool
-    marked.assert_nothing_left()
+@pytest.fixture
+def pool(two_ranks: Pool) -> Pool:
+    return two_ranks
 
 
 def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:

@@ -240,15 +240,14 @@ def test_an_evaluation_counts_each_image_once() -> None:
     )
 
 
-def test_ranks_train_and_evaluate_together() -> None:
+def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
     two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=1)
-    with Pool(size=2, device="cpu", rounds=5, deadline_seconds=60) as pool:
-        (sample,) = pool.measure(two).samples
-        assert len(sample.seconds) == 1, "a run is one round"
-        assert len(set(sample.counters["test_accuracy_1"])) == len(set(sample.counters["test_loss_1"])) == 1
-        assert len(set(sample.counters["train_loss_1"])) == len(set(sample.counters["train_accuracy_1"])) == 1
-        with pytest.raises(SetFailure, match=r"the loss (on the test images )?is nan (after|in) epoch 1"):
-            pool.measure(dataclasses.replace(two, model="resnet18", rate=1e3))
+    (sample,) = two_ranks.measure(two).samples
+    assert len(sample.seconds) == 1, "a run is one round"
+    assert len(set(sample.counters["test_accuracy_1"])) == len(set(sample.counters["test_loss_1"])) == 1
+    assert len(set(sample.counters["train_loss_1"])) == len(set(sample.counters["train_accuracy_1"])) == 1
+    with pytest.raises(SetFailure, match=r"the loss (on the test images )?is nan (after|in) epoch 1"):
+        two_ranks.measure(dataclasses.replace(two, model="resnet18", rate=1e3))
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ddpperf.specs import SamplerSpec
 from ddpperf.workers.pool import Pool
-from tests.project import Marked
 
 
-@pytest.fixture(scope="module")
-def pool(marked: Marked) -> Iterator[Pool]:
-    with Pool(size=2, device="cpu", rounds=2, deadline_seconds=60) as pool:
-        yield pool
-    marked.assert_nothing_left()
+@pytest.fixture
+def pool(two_ranks: Pool) -> Pool:
+    return two_ranks
 
 
 def counted(pool: Pool, spec: SamplerSpec) -> tuple[set[float], set[float], tuple[float, ...]]:
