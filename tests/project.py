@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -86,12 +85,13 @@ class Marked:
         self.folder = Path(
             tempfile.mkdtemp(prefix="t")
         )  # short: a Unix socket's path has at most 107 characters
+        self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-"))
         self.environment = {
             key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)
         } | {
             "TMPDIR": str(self.folder),
             "PYTHONPATH": str(REPOSITORY),
-            "DDPPERF_LOCK_SCOPE": uuid.uuid4().hex,
+            "DDPPERF_LOCK_FOLDER": str(self.locks),
             "CUDA_VISIBLE_DEVICES": "",
         }
 
@@ -121,6 +121,7 @@ class Marked:
         for process in self.processes():
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.locks, ignore_errors=True)
 
 
 def script(name: str) -> ModuleType:

@@ -1,65 +1,57 @@
-"""One run at a time on a device: two would time each other."""
+"""A lock on the measured devices: two runs at once would disturb each other's times."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import os
-import socket
-import struct
 from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
 
 from ddpperf.errors import Refused
 
 
 class DeviceLock:
-    """Holds the named devices from `acquire` to `release`, or to the process' end.
+    """The lock of one run: a locked file for each device, freed by the kernel when the process ends.
 
-    A lock is a listening socket in Linux' abstract namespace: it has no file, the kernel takes it back however its process
-    ends, and who connects learns its process. Runs with different DDPPERF_LOCK_SCOPE do not see each other; the suite's
-    own tests use that.
+    The files are in the folder $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the process id
+    of the last run that measured on the device.
     """
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._files: list[IO[str]] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
-        """Take all devices or none; raises Refused that names the run which holds one."""
+        """Lock all devices or none; raises Refused with the process id of the run that holds one."""
         try:
             for device in devices:
-                self._held.append(_lock(device))
+                self._files.append(_lock(device))
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        while self._held:
-            self._held.pop().close()
+        """Unlock all devices that this run locked."""
+        while self._files:
+            self._files.pop().close()
 
 
-def _lock(device: str) -> socket.socket:
-    name = f"\0ddpperf/{os.environ.get('DDPPERF_LOCK_SCOPE', '')}/{device}"
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _lock(device: str) -> IO[str]:
+    path = Path(os.environ.get("DDPPERF_LOCK_FOLDER", "/tmp"), f"ddpperf-{device}.lock")
     try:
-        lock.bind(name)
+        with contextlib.suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            path.chmod(0o666)  # other users' runs write their process id, too
+        file = path.open("r+")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(f"{os.getpid():<10}\n")  # always as long as the line that it replaces
+        file.flush()
+    except BlockingIOError:
+        holder = file.read().strip()
+        name = f"process {holder}" if holder else "another run"
+        raise Refused(f"{device} is being measured by {name}; wait until that run ends, or stop it") from None
     except OSError as error:
-        lock.close()
-        if error.errno != errno.EADDRINUSE:
-            raise Refused(
-                f"the lock {name[1:]!r} cannot be taken: {error.strerror}; choose another scope"
-            ) from None
-        raise Refused(
-            f"{device} is being measured by {_holder(name)}; wait until that run ends, or stop it"
-        ) from None
-    lock.listen(socket.SOMAXCONN)  # visitors are never accepted, they only look
-    return lock
-
-
-def _holder(name: str) -> str:
-    """Who listens at a name, from the credentials that the kernel keeps of it."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
-        visitor.settimeout(1)
-        visitor.connect(name)
-        credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return f"process {struct.unpack('3i', credentials)[0]}"
-    return "another run"
+        advice = "set DDPPERF_LOCK_FOLDER to a folder that you can write to"
+        raise Refused(f"the lock file {path} cannot be written ({error.strerror}); {advice}") from error
+    return file

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.project import HANG_SECONDS, SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
+from tests.project import SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
 
 FAULTS = """
 import pytest
@@ -90,19 +88,6 @@ def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(
     assert process.returncode == 125, output
     assert "NO VERDICT: interrupted before anything was measured" in output
     project.assert_nothing_left()
-
-
-def test_what_is_no_python_ends_with_the_controller_too(project: Project) -> None:
-    tries = "from ddpperf.machine.child_process import run_child\nrun_child(['sleep', '300'], {}, 300)"
-    controller = subprocess.Popen([sys.executable, "-c", tries], env=project.environment)
-    wait_until(
-        lambda: any(command.startswith("sleep") for command in project.processes().values()),
-        HANG_SECONDS,
-        lambda: "-",
-    )
-    controller.kill()
-    controller.wait()
-    wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "a time limit"])

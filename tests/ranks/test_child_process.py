@@ -1,0 +1,105 @@
+"""Child processes end with their parent and keep to their limits; the kernel frees a dead process's lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpperf.errors import Refused
+from ddpperf.machine import child_process
+from ddpperf.machine.child_process import run_child
+from ddpperf.machine.device_lock import DeviceLock
+from tests.project import HANG_SECONDS, Marked, wait_until
+
+HOLDER = """
+import subprocess, sys
+from ddpperf.machine.device_lock import DeviceLock
+lock = DeviceLock()
+lock.acquire(["cpu"])
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_killed_holder_frees_the_device_though_its_child_lives(
+    marked: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(marked.locks))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env=marked.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        with pytest.raises(Refused, match=f"^cpu is being measured by process {holder.pid}; wait"):
+            DeviceLock().acquire(["cpu"])
+        holder.kill()
+        holder.wait()
+        assert child in marked.processes()
+        DeviceLock().acquire(["cpu"])
+        os.kill(child, 9)
+
+
+def test_child_that_is_no_python_dies_with_its_parent(marked: Marked) -> None:
+    code = "from ddpperf.machine.child_process import run_child\nrun_child(['sleep', '300'], {}, 300)"
+    with subprocess.Popen([sys.executable, "-c", code], env=marked.environment) as parent:
+        wait_until(
+            lambda: any(command.startswith("sleep") for command in marked.processes().values()),
+            HANG_SECONDS,
+            lambda: "the child was not started",
+        )
+        parent.kill()
+    wait_until(lambda: not marked.processes(), 2, lambda: f"left running: {marked.processes()}")
+
+
+def test_finished_child_has_status_and_output(tmp_path: Path) -> None:
+    finished = run_child(["sh", "-c", "echo $A; echo problem >&2; touch $TMPDIR/x; exit 3"], {"A": "1"}, 60)
+    assert finished == child_process.Finished(status=3, output="1\n", errors="problem\n")
+
+
+def test_lines_are_passed_on_while_the_child_runs(tmp_path: Path) -> None:
+    """The child waits until its first line has been passed on."""
+    seen = tmp_path / "seen"
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        seen.touch()
+
+    script = f"echo first; while ! [ -e {seen} ]; do sleep 0.02; done; echo second"
+    assert run_child(["sh", "-c", script], {}, 60, on_line).status == 0
+    assert lines == ["first", "second"]
+
+
+def test_time_limit_kills_all_that_the_child_started(marked: Marked) -> None:
+    with pytest.raises(subprocess.TimeoutExpired, match=r"timed out after 0\.2 seconds"):
+        run_child(["sh", "-c", "sleep 300 & sleep 300"], {"A": str(marked.folder)}, 0.2)
+    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if _has(path, f"A={marked.folder}")]
+
+
+def _has(environ: Path, variable: str) -> bool:
+    try:
+        return variable.encode() in environ.read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MAX_PRINTED_BYTES", 10_000)
+    finished = run_child(["yes"], {}, 60)
+    assert finished.status == -9
+    assert 10_000 < len(finished.output) <= child_process.KEPT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(3, "exited with status 3 before it answered"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
+)  # fmt: skip
+def test_exit_status_in_words(status: int, words: str) -> None:
+    assert child_process.describe_status(status) == words

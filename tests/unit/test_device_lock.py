@@ -1,0 +1,104 @@
+"""The device lock: one run at a time, all devices or none. Two locks of one process refuse each other, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpperf.errors import Refused
+from ddpperf.machine.device_lock import DeviceLock
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def held(*devices: str) -> DeviceLock:
+    lock = DeviceLock()
+    lock.acquire(devices)
+    return lock
+
+
+def is_free(*devices: str) -> bool:
+    try:
+        held(*devices).release()
+    except Refused:
+        return False
+    return True
+
+
+def test_second_run_is_refused_with_the_holders_id() -> None:
+    held_lock = held("cpu")
+    sentence = f"^cpu is being measured by process {os.getpid()}; wait until that run ends, or stop it$"
+    with pytest.raises(Refused, match=sentence):
+        held("cpu")
+    assert held_lock
+
+
+def test_holder_without_an_id_is_another_run(folder: Path) -> None:
+    held_lock = held("cpu")
+    (folder / "ddpperf-cpu.lock").write_text("")
+    with pytest.raises(Refused, match=r"^cpu is being measured by another run; wait"):
+        held("cpu")
+    assert held_lock
+
+
+def test_release_frees_all_devices() -> None:
+    lock = held("cpu", "GPU-a")
+    assert not is_free("GPU-a")
+    lock.release()
+    assert is_free("cpu", "GPU-a")
+
+
+@pytest.mark.parametrize(
+    "devices", [["GPU-a", "GPU-b", "GPU-c"], ["GPU-c", "GPU-b", "GPU-a"], ["GPU-a", "GPU-c", "GPU-b"]]
+)
+def test_devices_are_locked_all_or_none(devices: list[str]) -> None:
+    held_lock = held("GPU-b")
+    with pytest.raises(Refused, match=r"^GPU-b is being measured by process"):
+        held(*devices)
+    assert is_free("GPU-a", "GPU-c")
+    assert held_lock
+
+
+def test_other_devices_are_free() -> None:
+    held_lock = held("GPU-a", "GPU-b")
+    assert is_free("GPU-c", "cpu")
+    assert not is_free("GPU-b")
+    assert held_lock
+
+
+def test_other_users_can_lock_afterwards(folder: Path) -> None:
+    held("cpu").release()
+    assert (folder / "ddpperf-cpu.lock").stat().st_mode & 0o777 == 0o666
+
+
+def test_folder_that_is_missing_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(folder / "missing"))
+    sentence = (
+        r"^the lock file /.*/missing/ddpperf-cpu.lock cannot be written \(No such file or directory\); set"
+    )
+    with pytest.raises(Refused, match=sentence):
+        held("cpu")
+
+
+def test_runs_with_another_folder_are_not_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_lock = held("cpu")
+    (folder / "other").mkdir()
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(folder / "other"))
+    assert is_free("cpu")
+    assert held_lock
+
+
+def test_second_release_keeps_the_next_holders_lock() -> None:
+    first = held("cpu")
+    first.release()
+    second = held("cpu")
+    first.release()
+    assert not is_free("cpu")
+    second.release()
+    assert is_free("cpu")
