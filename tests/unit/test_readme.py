@@ -1,9 +1,13 @@
-"""The README's tables are made from stored runs, never typed."""
+"""The README and the pages of docs/: tables, commands, links and lines."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from types import ModuleType
 
@@ -12,31 +16,67 @@ import pytest
 from ddpperf.results import units
 from tests.project import REPOSITORY, script
 
+README = REPOSITORY / "README.md"
+GENERATED = "options.md"
+PAGES = (README, *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "perf" / "baselines" / "README.md")
+MOST_WORDS = 1500
+MOST_COLUMNS = 100
+OTHER_TOOLS = {"--editable", "--storage", "--signal", "--preserve-status"}  # options, but not pytest's
+
 
 @pytest.fixture(scope="module")
 def update_readme() -> ModuleType:
     return script("update_readme")
 
 
-def test_the_readmes_tables_are_what_their_runs_give(update_readme: ModuleType) -> None:
-    for page, sources in (
-        (
-            REPOSITORY / "README.md",
-            [r"the first tests in \S+\.json", r"all runs in \S+\*\.json", r"docs/gate/\S+\.json"],
-        ),
-        (update_readme.PICTURED, [r"\S+\.json", r"\S+\.json and \S+"]),
-    ):
-        blocks = list(update_readme.MADE.finditer(page.read_text()))
-        assert all(re.fullmatch(source, block[1]) for source, block in zip(sources, blocks, strict=True))
-        assert "speedup" in blocks[0][0]
-    for page in update_readme.PAGES:
-        text = page.read_text()
-        assert update_readme.updated(text, {}) == text
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the page's lines with their numbers, without made tables, fenced blocks and table rows."""
+    text = re.sub(
+        r"<!-- made by .*?<!-- end -->|^```.*?^```",
+        lambda found: "\n" * found[0].count("\n"),
+        page.read_text(),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("|"):
+            yield number, line
 
 
-def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) -> None:
-    _, source, _ = update_readme.MADE.findall((REPOSITORY / "README.md").read_text())
-    pattern = source.removeprefix(update_readme.ALL_RUNS)
+def commands(page: Path) -> list[str]:
+    """Return the page's command lines that run pytest on perf/, continued lines joined."""
+    written = re.sub(r"<!-- made by .*?<!-- end -->|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    text = written.replace("\\\n", " ")
+    return [found[1] for found in re.finditer(r"(?<![\w/-])pytest( +perf/[^\n`]*)", text)]
+
+
+# --- tables
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_made_tables_are_current(update_readme: ModuleType, page: Path) -> None:
+    text = page.read_text()
+    assert update_readme.updated(text, {}) == text
+    assert page in update_readme.PAGES or not update_readme.MADE.search(text)
+
+
+def test_each_made_table_has_a_known_source(update_readme: ModuleType) -> None:
+    sources = [
+        source for page in update_readme.PAGES for source in update_readme.MADE.findall(page.read_text())
+    ]
+    assert len(sources) > 10
+    for source in sources:
+        assert any(
+            (REPOSITORY / word).exists() or list(REPOSITORY.glob(word)) for word in source.split()
+        ), source
+
+
+def test_row_over_runs_is_their_median(update_readme: ModuleType) -> None:
+    sources = update_readme.MADE.findall(update_readme.PICTURED.read_text())
+    (pattern,) = (
+        source.removeprefix(update_readme.ALL_RUNS)
+        for source in sources
+        if source.startswith(update_readme.ALL_RUNS)
+    )
     rows = [
         row.strip("| ").split(" | ")
         for row in update_readme.over_runs(pattern).partition("\n\n")[0].splitlines()[2:]
@@ -47,10 +87,10 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
         stored = [benchmark for run in runs for benchmark in run if benchmark["name"] == name]
         seconds = sorted(benchmark["stats"]["median"] for benchmark in stored)
         assert count == str(len(stored))
-        doubtful = any(
-            note.startswith("doubtful") for run in stored for note in run["extra_info"]["ddpperf"]["notes"]
+        warned = any(
+            note["kind"] == "warning" for run in stored for note in run["extra_info"]["ddpperf"]["notes"]
         )
-        assert middle == units.seconds(median(seconds)) + " \\*" * doubtful
+        assert middle == units.seconds(median(seconds)) + " \\*" * warned
         assert spread == f"{units.seconds(seconds[0])} to {units.seconds(seconds[-1])}"
         if efficiency != "-":
             values = [
@@ -58,8 +98,83 @@ def test_a_row_over_all_runs_is_the_median_of_theirs(update_readme: ModuleType) 
             ]
             assert efficiency == f"{median(values):.1%}"
         counted = [benchmark["extra_info"]["ddpperf"] for benchmark in stored]
-        of_its_ranks = [
-            max(each["samples"][0]["counters"]["cpu_seconds"][: each["spec"]["world_size"]])
-            for each in counted
+        slowest = [
+            max(entry["samples"][0]["counters"]["cpu_seconds"][: entry["spec"]["world_size"]])
+            for entry in counted
         ]
-        assert cpu == units.seconds(median(of_its_ranks))
+        assert cpu == units.seconds(median(slowest))
+
+
+# --- words and lines
+
+
+def test_readme_has_at_most_1500_words() -> None:
+    assert len(README.read_text().split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_prose_has_at_most_100_columns(page: Path) -> None:
+    long = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > MOST_COLUMNS]
+    assert long == []
+
+
+# --- commands, options and names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_commands_parse(page: Path, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    for command in commands(page):
+        words = shlex.split(command.replace("/path/to/", f"{tmp_path}/"), comments=True)
+        parsed = pytestconfig._parser.parse(words, Namespace())
+        missing = [
+            word
+            for word in parsed.file_or_dir
+            if not (REPOSITORY / word.partition("::")[0]).exists() and word != "perf/test_mine.py"
+        ]
+        assert missing == [], command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_named_options_exist(page: Path, pytestconfig: pytest.Config) -> None:
+    declared = {
+        name
+        for option in [
+            *pytestconfig._parser._anonymous.options,
+            *(option for group in pytestconfig._parser._groups for option in group.options),
+        ]
+        for name in option.names()
+    }
+    named = {
+        name
+        for _, line in prose(page)
+        for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-?\.\.\.)\b(?!-)", line)
+        if "all_reduce_perf" not in line
+    }
+    assert named - declared - OTHER_TOOLS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_named_files_exist(page: Path) -> None:
+    named = {
+        path
+        for _, line in prose(page)
+        for path in re.findall(r"`((?:perf|ddpperf|tools|tests|docs)/[\w/.-]*)`", line)
+    }
+    assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join(line for _, line in prose(page))):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
