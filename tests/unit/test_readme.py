@@ -65,9 +65,9 @@ def test_each_made_table_has_a_known_source(update_readme: ModuleType) -> None:
     ]
     assert len(sources) > 10
     for source in sources:
-        assert any(
-            (REPOSITORY / word).exists() or list(REPOSITORY.glob(word)) for word in source.split()
-        ), source
+        assert any((REPOSITORY / word).exists() or list(REPOSITORY.glob(word)) for word in source.split()), (
+            source
+        )
 
 
 def test_row_over_runs_is_their_median(update_readme: ModuleType) -> None:
