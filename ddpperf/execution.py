@@ -100,7 +100,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
         raise
     except RuntimeError as error:
         raise CannotTrain(
-            f"form {execution} cannot capture this step ({first_line(error)}); if something in it waits for the device, "
+            f"execution {execution} cannot capture this step ({first_line(error)}); if something in it waits for the device, "
             "as control flow that depends on data does, use --executions eager"
         ) from error
     return graph

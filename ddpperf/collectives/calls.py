@@ -33,7 +33,9 @@ class Repeated:
 
     def __init__(self, spec: AllReduceSpec | CollectiveSpec, *, rank: int, device: torch.device) -> None:
         if spec.captured and device.type != "cuda":
-            raise ValueError(f"form {spec.execution} is captured by a GPU's driver; this runs on the CPU")
+            raise ValueError(
+                f"execution {spec.execution} is captured by a GPU's driver; this runs on the CPU"
+            )
         self.spec = spec
         self.rank = rank
         self.device = device

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle, islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DistributedSampler
+
+from ddpperf.specs import Shard
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
@@ -86,8 +89,9 @@ class EpochBatches:
         seed: int = 0,
         set_epoch: bool = True,
     ) -> None:
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self.shard = Shard(
+            epoch_images=images, processes=world_size, batch_size=batch_size, drop_last=drop_last
+        )
         places = range(images)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             places,  # type: ignore[arg-type]  # only its length is read
@@ -103,9 +107,7 @@ class EpochBatches:
         self.sampler.set_epoch(epoch if self._own_orders else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
-        shard = list(self.sampler)
-        if len(shard) < self.batch_size:
-            shard = (shard * -(-self.batch_size // len(shard)))[: self.batch_size]
-        whole = len(shard) // self.batch_size * self.batch_size
-        for first in range(0, whole if self.drop_last else len(shard), self.batch_size):
-            yield shard[first : first + self.batch_size]
+        indices = cycle(list(self.sampler))
+        for number in range(self.shard.steps):
+            is_last = number == self.shard.steps - 1
+            yield list(islice(indices, self.shard.last_batch_size if is_last else self.shard.batch_size))

@@ -98,7 +98,7 @@ class DeviceInput:
         height, width = (size - 2 * PADDING for size in self.padded.shape[1:3])
         self.down, self.across = torch.arange(height, device=device), torch.arange(width, device=device)
         self.mirrored = self.across.flip(0)
-        self.places = torch.arange(batches.batch_size, device=device)  # in a batch
+        self.places = torch.arange(batches.shard.batch_size, device=device)  # in a batch
         self.next_places = self.places  # fewer in an epoch's last
         self.first = torch.zeros(
             (), dtype=torch.int64, device=device
@@ -111,7 +111,7 @@ class DeviceInput:
         """The same images, in other batches."""
         other = copy.copy(self)
         other.batches = batches
-        other.next_places = other.places = torch.arange(batches.batch_size, device=self.device)
+        other.next_places = other.places = torch.arange(batches.shard.batch_size, device=self.device)
         other.first = torch.zeros_like(self.first)
         other.plan = torch.zeros(0)
         other.prepared = -1, other.plan

@@ -1,6 +1,6 @@
-"""What can be measured: frozen specs that travel as plain JSON. Standard library only.
+"""Specs: frozen descriptions of what to measure, sent to the ranks as JSON. Standard library only.
 
-Equal specs are equal work: a stored time is comparable with a new one when their specs are equal.
+Two samples are comparable if their specs are equal.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from ddpperf.specs.instruments import (
 from ddpperf.specs.memory_copy import CopySpec
 from ddpperf.specs.model import MODEL_VARIABLE, Model, is_custom_model, require_model
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
-from ddpperf.specs.sampling import SamplerSpec
+from ddpperf.specs.sampling import SamplerSpec, Shard
 from ddpperf.specs.strategy import (
     DEFAULT_BUCKET_CAP_MB,
     CommHook,
     Execution,
+    MemoryFormat,
+    Precision,
     Strategy,
     gpu_reason,
     options_of,
@@ -49,8 +51,6 @@ from ddpperf.specs.training import (
     DATA_VARIABLE,
     EpochSpec,
     Input,
-    MemoryFormat,
-    Precision,
     TrainingSpec,
 )
 
@@ -90,6 +90,7 @@ __all__ = [
     "RunSpec",
     "SamplerSpec",
     "ScheduleName",
+    "Shard",
     "Spec",
     "Strategy",
     "TraceSpec",
@@ -117,26 +118,24 @@ Spec = (
     | CopySpec
 )
 
-NOT_DDP = {each for each in get_args(Strategy) if "bucket_cap_mb" not in options_of(each)}
+NOT_DDP = {name for name in get_args(Strategy) if "bucket_cap_mb" not in options_of(name)}
 OLD_BUCKET_CAP_MB = 25
 
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    """The spec as JSON values, with the name of its measurement under "measurement"."""
+    """Return the spec as JSON values, with the name of its measurement under "measurement"."""
     return {"measurement": spec.measurement, **dataclasses.asdict(spec)}
 
 
 def from_json(fields: dict[str, Any]) -> Spec:
-    """The spec that `to_json` wrote; raises ValueError for anything else."""
+    """Return the spec that `to_json` wrote; raise ValueError for anything else."""
     values = dict(fields)
     name = values.pop("measurement", None)
     require_one_of("measurement", name, tuple(_SPECS))
     if values.get("strategy") in NOT_DDP and values.get("bucket_cap_mb") == OLD_BUCKET_CAP_MB:
-        values["bucket_cap_mb"] = (
-            DEFAULT_BUCKET_CAP_MB  # as runs have it that were stored when 25 was the default
-        )
+        values["bucket_cap_mb"] = DEFAULT_BUCKET_CAP_MB  # runs stored when 25 was the default
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])

@@ -1,4 +1,4 @@
-"""What every spec has: the ranks it needs, a slow-down, a fault; and the checks of a spec's values."""
+"""What every spec has: the ranks it needs, a delay, a fault. And the checks of a spec's values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MOST_DELAY_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What one rank does instead of its work, so that the handling of it can be tested.
+    """What one rank does instead of its work, so that fault handling can be tested.
 
     kind: "raise" an exception, "hang" for ever, "kill" itself with SIGKILL, "exit" with status 0.
-    command: the command of a measurement at which it happens.
+    command: the command of a measurement at which the fault happens.
     """
 
     kind: FaultKind
@@ -30,19 +30,22 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What every spec has; `Spec` names those that there are.
+    """The fields and properties of every spec.
 
-    delay_seconds: a slow-down put into every step, on the device where that is a GPU: what a threshold must notice.
+    measurement: the name by which the ranks find the measurement.
+    repeats: whether a round has an untimed step and then many timed ones; else it is one long step.
+    counts: whether a measurement counts instead of timing, so that one round is enough.
+    compared_parts: the parts into which an A/B run cuts a round; the sets take turns part by part,
+    so that a short disturbance of the machine hits both sides.
+    delay_seconds: a delay added to each step, on the GPU if there is one, to test thresholds.
     """
 
     measurement: ClassVar[str]
-    repeats: ClassVar[bool] = True  # whether a round is many steps after an untimed one, or one long whole
-    counts: ClassVar[bool] = False  # whether one round says all
-    compared_parts: ClassVar[int] = (
-        1  # of a round, each on all sets in turn where two sides are compared: a burst meets both
-    )
-    seed: ClassVar[int] = 0  # of what is drawn
-    set_epoch: ClassVar[bool] = True  # whether each epoch has an order of its own
+    repeats: ClassVar[bool] = True
+    counts: ClassVar[bool] = False
+    compared_parts: ClassVar[int] = 1
+    seed: ClassVar[int] = 0
+    set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
 
     world_size: int
     delay_seconds: float = 0.0
@@ -58,31 +61,31 @@ class Work:
 
     @property
     def maps_memory(self) -> bool:
-        """Whether the ranks' GPUs have each other's buffers mapped."""
+        """Whether the GPUs map each other's buffers (symmetric memory)."""
         return False
 
     @property
     def captured(self) -> bool:
-        """Whether the work is replayed from a graph, so that the CPU has hardly a part in it."""
+        """Whether the work is replayed from a CUDA graph."""
         return False
 
     @property
     def calls(self) -> int:
-        """How many calls of what is measured a step is; its seconds are one's."""
+        """The number of measured calls in a step; a sample's seconds are those of one call."""
         return 1
 
     @property
     def compiled(self) -> bool:
-        """Whether torch compiles a part of it."""
+        """Whether torch.compile compiles a part of the work."""
         return False
 
     @property
     def busy_processes(self) -> int:
-        """How many processes compute at the same time."""
+        """The number of processes that compute at the same time."""
         return max(map(len, self.turns(self.world_size)))
 
     def turns(self, size: int) -> list[list[int]]:
-        """Of a set of `size` ranks, those that work at the same time, turn after turn."""
+        """Return which ranks of a process set with `size` ranks work together, turn after turn."""
         del size
         return [list(range(self.world_size))]
 

@@ -1,4 +1,4 @@
-"""What can be measured of collectives: one call on a buffer."""
+"""One call of a collective on a buffer, and what it needs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from typing import ClassVar, Literal, get_args
 from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
-SymmetricAlgorithm = Literal[
-    "one_shot", "two_shot", "copy_engine", "low_latency"
-]  # in memory that all GPUs have mapped
+# In memory that all GPUs of the node have mapped:
+SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency"]
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 CallExecution = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
-ONE_KERNEL: tuple[Algorithm, ...] = (
-    "backend",
-    "one_shot",
-    "two_shot",
-)  # those that are one kernel of a library's
-GRAPH_CALLS = 20  # in one graph, as nccl-tests' -G 20 has
+ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # one library kernel each
+GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
-LOW_LATENCY_BYTES = 2**22  # the most of low_latency's buffer: all of it goes to every rank
-PIECE_BYTES = 2**20  # of a ring's segment, that travel by themselves
+LOW_LATENCY_BYTES = 2**22  # largest buffer of low_latency, which sends all of it to every rank
+PIECE_BYTES = 2**20  # of a ring's segment, that are sent as one message
 MOST_PIECES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Work):
-    """One call on float32 buffers of `nbytes` bytes, by all ranks. form: called by itself, or as one of GRAPH_CALLS in a
-    graph; seconds are one call's."""
+    """One call by all ranks on float32 buffers of `nbytes` bytes.
+
+    execution: eager, or captured with GRAPH_CALLS calls in a CUDA graph.
+    """
 
     nbytes: int
     execution: CallExecution = "eager"
@@ -58,9 +55,9 @@ class Call(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSpec(Call):
-    """A sum over all ranks, by the backend's own all_reduce, by one in memory that all GPUs have mapped, or by one of our
-    algorithms on the backend's messages. in_place: into the buffer itself, or into another.
+    """A sum over all ranks, by the backend's all_reduce or by another algorithm.
 
+    in_place: whether the sum replaces the buffer or goes to another one.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -75,11 +72,12 @@ class AllReduceSpec(Call):
         require_bool("in_place", self.in_place)
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
             raise ValueError(
-                f"form graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager"
+                f"execution graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager"
             )
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             raise ValueError(
-                f"algorithm low_latency sums up to {format_bytes(LOW_LATENCY_BYTES)}, got {self.nbytes} bytes; use two_shot"
+                f"algorithm low_latency sums up to {format_bytes(LOW_LATENCY_BYTES)}, "
+                f"got {self.nbytes} bytes; use two_shot"
             )
 
     @property
@@ -89,14 +87,16 @@ class AllReduceSpec(Call):
     @property
     def id(self) -> str:
         place = "" if self.in_place else "-out_of_place"
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.algorithm}-{self.execution}{place}"
+        size = format_bytes(self.nbytes)
+        return f"world_size={self.world_size}-{size}-{self.algorithm}-{self.execution}{place}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSpec(Call):
-    """Another collective of the backend, which FSDP and ZeRO rest on. nbytes: as nccl-tests counts them, of the greater of the
-    two buffers of a rank: what a reduce_scatter begins with, what an all_gather puts together.
+    """Another collective of the backend, as FSDP and ZeRO use them.
 
+    nbytes: the size of the larger of a rank's two buffers, as in nccl-tests: the input of a
+    reduce_scatter, the output of an all_gather.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -107,10 +107,10 @@ class CollectiveSpec(Call):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_one_of("kind", self.kind, get_args(CollectiveKind))
-        share = self.world_size * FLOAT32_BYTES
-        if self.kind != "broadcast" and self.nbytes % share:
+        least = self.world_size * FLOAT32_BYTES
+        if self.kind != "broadcast" and self.nbytes % least:
             raise ValueError(
-                f"nbytes must be a multiple of {share}, a float32 for each rank, got {self.nbytes}"
+                f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
             )
 
     @property
@@ -119,12 +119,12 @@ class CollectiveSpec(Call):
 
 
 def ring_pieces(nbytes: float, N: int) -> int:
-    """In how many pieces a ring of N ranks sends each of the N segments of its buffer."""
+    """Return in how many messages a ring of N ranks sends one of the N segments of its buffer."""
     return min(MOST_PIECES, max(1, int(nbytes // N // PIECE_BYTES)))
 
 
 def format_bytes(nbytes: int) -> str:
-    """A size as test ids spell it: 1 KiB is `1KiB`; sizes that are no whole KiB stay in bytes."""
+    """Return a size in its largest whole unit, such as 64MiB, 1KiB or 1000B."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes % scale == 0:
             return f"{nbytes // scale}{unit}"

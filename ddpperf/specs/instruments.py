@@ -1,4 +1,4 @@
-"""What can be measured of a training step's communication: a trace, its parts, its messages, and these by themselves."""
+"""Looking inside a training step: a trace, its parts, its messages, and the messages alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import ClassVar, TypeVar
 from ddpperf.specs.strategy import DDP_STRATEGIES, DELAYED_HOOKS
 from ddpperf.specs.training import TrainingSpec
 
-TRACES_VARIABLE = "DDPPERF_TRACES"  # of a rank's environment: the folder in which traces are kept
-PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # of a step
+TRACES_VARIABLE = "DDPPERF_TRACES"  # environment variable of the ranks: the folder that keeps traces
+PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # the parts of a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpec(TrainingSpec):
-    """Some steps of the same training under the profiler; what a round takes includes writing the trace.
+    """Some steps of the same training under the profiler; a round includes writing the trace.
 
-    Raises ValueError for a training whose communication a trace does not show as such.
+    Raises ValueError for a training whose communication a trace cannot recognize.
     """
 
     measurement: ClassVar[str] = "training_trace"
@@ -26,13 +26,14 @@ class TraceSpec(TrainingSpec):
         super().__post_init__()
         if self.strategy == "own_ddp" and self.maps_memory:
             raise ValueError(
-                "a trace does not tell own_ddp's copies from others, got comm_hook symmetric_memory; use none"
+                "a trace cannot tell own_ddp's copies from other copies, "
+                "got comm_hook symmetric_memory; use none"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartsSpec(TrainingSpec):
-    """Steps of the same training whose parts are timed, each rank's by itself.
+    """Steps of the same training in which every rank times the parts of a step.
 
     Raises ValueError for a strategy whose parts do not follow each other on one device.
     """
@@ -50,9 +51,9 @@ class PartsSpec(TrainingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesSpec(TrainingSpec):
-    """Steps of the same training whose messages are counted, each followed by a mean of the loss over all ranks.
+    """Steps of the same training whose messages are counted, each followed by a mean of the loss.
 
-    Raises ValueError for a training without a process group, or a form that does not say what it sends while it runs.
+    Raises ValueError for a training without a process group, or one that is not executed eagerly.
     """
 
     measurement: ClassVar[str] = "training_messages"
@@ -63,7 +64,7 @@ class MessagesSpec(TrainingSpec):
         super().__post_init__()
         if not self.grouped:
             raise ValueError(
-                f"strategy {self.strategy} has no process group, so that nothing is sent; use ddp, zero1 or fsdp"
+                f"strategy {self.strategy} has no process group and sends nothing; use ddp, zero1 or fsdp"
             )
         if self.strategy == "own_ddp" and self.maps_memory:
             raise ValueError(
@@ -71,15 +72,15 @@ class MessagesSpec(TrainingSpec):
             )
         if self.execution != "eager":
             raise ValueError(
-                f"messages are counted where torch dispatches them, got form {self.execution}; use eager"
+                f"messages are counted where torch dispatches them, got execution {self.execution}; use eager"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketReplaySpec(TrainingSpec):
-    """The all_reduces that one step of the training makes of its gradients, one after the other, and nothing else.
+    """The all_reduces of one training step's gradients, one after the other, and nothing else.
 
-    Raises ValueError for another strategy than DDP, or a hook that sends something else.
+    Raises ValueError for a strategy other than DDP, or a hook that sends something else.
     """
 
     measurement: ClassVar[str] = "bucket_replay"
@@ -87,9 +88,9 @@ class BucketReplaySpec(TrainingSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strategy != "ddp" or self.comm_hook not in DELAYED_HOOKS:
-            hooks = ", ".join(DELAYED_HOOKS)
             raise ValueError(
-                f"messages are replayed of ddp with hook {hooks}, got {self.strategy} with {self.comm_hook}"
+                f"messages are replayed of ddp with hook {', '.join(DELAYED_HOOKS)}, "
+                f"got {self.strategy} with {self.comm_hook}"
             )
 
 
@@ -97,6 +98,6 @@ Kind = TypeVar("Kind", TraceSpec, PartsSpec, BucketReplaySpec, MessagesSpec)
 
 
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:
-    """Another measurement of the same training, without a delay or a fault that was put into its steps."""
+    """Return another measurement of the same training, without its delay and fault."""
     training = {field.name: getattr(spec, field.name) for field in fields(TrainingSpec)}
     return kind(**training | {"delay_seconds": 0.0, "fault": None})

@@ -1,4 +1,4 @@
-"""What can be measured of memory alone: a copy, which no change of torch, NCCL or a model can touch."""
+"""A copy in memory, whose time no change of torch, NCCL or a model can alter."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ddpperf.specs.collective import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CopySpec(Work):
-    """One copy of `nbytes` bytes in the memory of each rank's device, by the driver or the C library.
+    """One copy of `nbytes` bytes in the memory of each rank's device.
 
-    Raises ValueError for less than a byte.
+    Raises ValueError for less than one byte.
     """
 
     measurement: ClassVar[str] = "copy"
-    compared_parts: ClassVar[int] = (
-        16  # on 2 busy cores copies of 4 sets differ by 0.4 to 1.9 %, in whole rounds by 1.4 to 3.4
-    )
+    # On 2 busy cores the copies of 4 process sets differ by 0.4% to 1.9%, and by 1.4% to 3.4% when
+    # the sets take turns in whole rounds.
+    compared_parts: ClassVar[int] = 16
 
     nbytes: int
 

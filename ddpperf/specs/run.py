@@ -1,4 +1,4 @@
-"""What can be measured of a whole training: from the first step to the last epoch's accuracy."""
+"""A whole training by a recipe, from the first step to the last epoch's accuracy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from ddpperf.specs.training import TrainingSpec
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic"]
 MOST = {"rate": 1e3, "momentum": 1.0, "weight_decay": 1.0, "label_smoothing": 1.0, "clip_norm": 1e6}
-CHECKPOINTS_VARIABLE = (
-    "DDPPERF_CHECKPOINTS"  # of a rank's environment: the folder in which a run keeps where it is
-)
+CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: a run's folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(TrainingSpec):
-    """`epochs` epochs of the same training by a recipe, and after each the loss and accuracy on `test_images` other images.
+    """`epochs` epochs of training by a recipe; each ends with an evaluation on `test_images` images.
 
-    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon. rate: the greatest learning rate. schedule: of the rate, after
-    `warmup_epochs` of a straight line up. label_smoothing: the share of a target that all classes have. cutout: the side, in
-    pixels, of a square that is hidden of each image to train on, 0 for none. clip_norm: the greatest norm of all gradients
-    together, 0 for any. grow_from: a rank's batch in the first epoch, which doubles with each until it is
-    `per_rank_batch_size`; 0 for that from the start. recompute_statistics: BatchNorm's, before an evaluation. set_epoch:
-    whether each epoch has an order of its own. seed: of the parameters, the order, the crops and the hidden squares.
+    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon. rate: the highest learning rate.
+    schedule: of the learning rate, after `warmup_epochs` epochs in which the rate rises linearly.
+    label_smoothing: the fraction of a target that is spread over all classes.
+    cutout: the side, in pixels, of a square hidden in each training image; 0 for none.
+    clip_norm: the largest norm of all gradients together; 0 for no limit.
+    grow_from: the per-rank batch size of the first epoch, which doubles each epoch up to
+    `per_rank_batch_size`; 0 for a constant batch size.
+    recompute_statistics: whether BatchNorm's statistics are recomputed before each evaluation.
+    set_epoch: whether each epoch is shuffled differently.
+    seed: of the parameters, the order of the images, the crops and the hidden squares.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -67,75 +69,82 @@ class RunSpec(TrainingSpec):
         self._require_run()
 
     def _require_run(self) -> None:
-        if self.strategy not in self.strategies:
-            raise ValueError(
-                f"a run is trained by {' or '.join(self.strategies)}, got strategy {self.strategy}; use ddp"
-            )
-        if self.input != "device":
-            raise ValueError(
-                f"a run takes its images from the device, got input {self.input}; use input device"
-            )
-        if self.warmup_epochs > self.epochs:
-            raise ValueError(
-                f"a warm-up of {self.warmup_epochs} epochs is longer than the run of {self.epochs}; shorten it"
-            )
-        if self.grow_from > self.per_rank_batch_size:
-            raise ValueError(
-                f"grow_from={self.grow_from} is more than a batch of {self.per_rank_batch_size}; use less"
-            )
-        if self.per_rank_batch_size > self._shard_images:
-            raise ValueError(
-                f"a batch of {self.per_rank_batch_size} images a rank is more than its {self._shard_images} of the data set; "
-                "use a smaller one"
-            )
-        if self.precision == "fp16":
-            raise ValueError(
-                "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16"
-            )
-        if self.comm_hook == "powersgd":
-            raise ValueError(
-                "a run begins anew without what PowerSGD keeps of earlier steps, got comm_hook powersgd; use bf16"
-            )
-        if self.grow_from and self.compiled:
-            raise ValueError(
-                f"form {self.execution} compiles one size of batch, got grow_from={self.grow_from}; use eager or graph"
-            )
-        if not self.drop_last:
-            raise ValueError("a run's epochs have batches of one size; use drop_last")
-        if not self.rate:
-            raise ValueError("rate must be more than 0, at which nothing is learned, got 0")
-        if not 0 < self.momentum < 1:
-            raise ValueError(f"momentum must be between 0 and 1, got {self.momentum:g}")
-        for batch_size in set(self.batch_sizes) - {self.per_rank_batch_size}:
-            self.of_batches(batch_size)  # raises where that cannot be trained
+        batch = self.per_rank_batch_size
+        for wrong, sentence in (
+            (
+                self.strategy not in self.strategies,
+                f"a run is trained by {' or '.join(self.strategies)}, got strategy {self.strategy}; use ddp",
+            ),
+            (
+                self.input != "device",
+                f"a run takes its images from the device, got input {self.input}; use input device",
+            ),
+            (
+                self.warmup_epochs > self.epochs,
+                f"a warm-up of {self.warmup_epochs} epochs is longer than the run of {self.epochs}; "
+                "shorten it",
+            ),
+            (
+                self.grow_from > batch,
+                f"grow_from={self.grow_from} is more than a batch of {batch}; use less",
+            ),
+            (
+                batch > self.shard.images,
+                f"a batch of {batch} images per rank is more than its {self.shard.images} of the data set; "
+                "use a smaller one",
+            ),
+            (
+                self.precision == "fp16",
+                "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16",
+            ),
+            (
+                self.comm_hook == "powersgd",
+                "a run begins anew without what PowerSGD keeps of earlier steps, "
+                "got comm_hook powersgd; use bf16",
+            ),
+            (
+                bool(self.grow_from and self.compiled),
+                f"execution {self.execution} compiles one batch size, "
+                f"got grow_from={self.grow_from}; use eager or graph",
+            ),
+            (not self.drop_last, "a run's epochs have batches of one size; use drop_last"),
+            (not self.rate, "rate must be more than 0, at which nothing is learned, got 0"),
+            (
+                not 0 < self.momentum < 1,
+                f"momentum must be between 0 and 1, got {self.momentum:g}",
+            ),
+        ):
+            if wrong:
+                raise ValueError(sentence)
+        for batch_size in set(self.batch_sizes) - {batch}:
+            self.of_batches(batch_size)  # raises if that batch size cannot be trained
 
     def turns(self, size: int) -> list[list[int]]:
-        """One device is enough: a run is trained for what it learns."""
+        """Return rank 0 alone for strategy single: a run is trained for what it learns."""
         return [[0]] if self.strategy == "single" else super().turns(size)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """A rank's batch in each epoch."""
+        """The per-rank batch size of each epoch."""
         first = self.grow_from or self.per_rank_batch_size
         return tuple(
             min(self.per_rank_batch_size, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs)
         )
 
     def of_batches(self, batch_size: int) -> RunSpec:
-        """The same run with a constant batch of that size."""
+        """Return the same run with a constant per-rank batch size."""
         return dataclasses.replace(self, per_rank_batch_size=batch_size, grow_from=0)
 
     @property
     def epoch_steps(self) -> tuple[int, ...]:
-        """The steps of each epoch."""
-        return tuple(self._shard_images // batch_size for batch_size in self.batch_sizes)
+        """The number of steps of each epoch."""
+        return tuple(self.shard.images // batch_size for batch_size in self.batch_sizes)
 
     @property
     def id(self) -> str:
         recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule]
-        recipe += [f"warmup={self.warmup_epochs}"] * bool(self.warmup_epochs) + [
-            f"grow={self.grow_from}"
-        ] * bool(self.grow_from)
+        recipe += [f"warmup={self.warmup_epochs}"] * bool(self.warmup_epochs)
+        recipe += [f"grow={self.grow_from}"] * bool(self.grow_from)
         recipe += [f"smooth={self.label_smoothing:g}"] * bool(self.label_smoothing)
         recipe += [f"cutout={self.cutout}"] * bool(self.cutout)
         for name, short in (("momentum", "momentum"), ("weight_decay", "decay")):
@@ -147,14 +156,14 @@ class RunSpec(TrainingSpec):
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """The number of steps of the whole run."""
         return self.steps_before(self.epochs)
 
     def steps_before(self, epoch: int) -> int:
-        """How many steps the epochs before this one have; the first is 0."""
+        """Return the number of steps in the epochs before this one; the first epoch is 0."""
         return sum(self.epoch_steps[:epoch])
 
     @property
     def images(self) -> int:
-        """That all ranks train on in the whole run."""
+        """The number of images that all ranks train on in the whole run."""
         return self.world_size * sum(map(prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))

@@ -1,4 +1,4 @@
-"""What can be measured of sampling: how an epoch's images are split between ranks."""
+"""How an epoch's images are split between processes and into batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,42 @@ from ddpperf.specs.base import Work, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerSpec(Work):
-    """One epoch of DistributedSampler's indices on every rank, as the inputs of a training use it.
+class Shard:
+    """The size of one process's part of an epoch, and of its batches.
 
-    set_epoch: whether each epoch is told its number, as it must be to be shuffled anew. Raises ValueError for less
-    images than ranks.
+    All shards have the same size, as torch's DistributedSampler makes them: with drop_last some
+    images are left out, otherwise some are repeated. A batch larger than the shard is filled by
+    repeating the shard's images.
+    """
+
+    epoch_images: int
+    processes: int
+    batch_size: int
+    drop_last: bool
+
+    @property
+    def images(self) -> int:
+        rest = 0 if self.drop_last else self.processes - 1
+        return (self.epoch_images + rest) // self.processes
+
+    @property
+    def steps(self) -> int:
+        whole, rest = divmod(self.images, self.batch_size)
+        return max(1, whole if self.drop_last or not rest else whole + 1)
+
+    @property
+    def last_batch_size(self) -> int:
+        rest = self.images % self.batch_size
+        is_smaller = rest and self.images > self.batch_size and not self.drop_last
+        return rest if is_smaller else self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSpec(Work):
+    """One epoch of DistributedSampler's indices on every rank, split as a training splits them.
+
+    set_epoch: whether the sampler is told each epoch's number, without which no epoch is reshuffled.
+    Raises ValueError for fewer images than ranks.
     """
 
     measurement: ClassVar[str] = "sampler"
@@ -29,14 +60,17 @@ class SamplerSpec(Work):
 
     @property
     def shard_images(self) -> int:
-        """The images of one rank: as many on each, the rest left out, or filled up with images that another has."""
-        return (
-            self.epoch_images // self.world_size
-            if self.drop_last
-            else -(-self.epoch_images // self.world_size)
+        """The number of images that each rank's shard has."""
+        shard = Shard(
+            epoch_images=self.epoch_images,
+            processes=self.world_size,
+            batch_size=1,
+            drop_last=self.drop_last,
         )
+        return shard.images
 
     @property
     def id(self) -> str:
         told = "set_epoch" if self.set_epoch else "no_set_epoch"
-        return f"world_size={self.world_size}-images={self.epoch_images}-{'drop_last' if self.drop_last else 'pad'}-{told}"
+        rest = "drop_last" if self.drop_last else "pad"
+        return f"world_size={self.world_size}-images={self.epoch_images}-{rest}-{told}"

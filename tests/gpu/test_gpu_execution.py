@@ -144,7 +144,8 @@ def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(
     monkeypatch.setattr(task, "build", lambda name: Hesitant())
     training = TrainingStep(replace(SPEC, execution="graph"), rank=0, device=GPU)
     with pytest.raises(
-        CannotTrain, match=r"form graph cannot capture this step .*control flow that depends on data .*eager"
+        CannotTrain,
+        match=r"execution graph cannot capture this step .*control flow that depends on data .*eager",
     ):
         training.warm_up(10)
     torch.cuda.synchronize()  # the device is still there

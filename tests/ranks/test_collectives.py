@@ -239,7 +239,7 @@ def test_out_of_place_the_sum_is_that_of_one_call_however_many_there_were(
         ),
         (
             lambda: AllReduceSpec(world_size=2, nbytes=8, algorithm="ring", execution="graph"),
-            "form graph captures backend, one_shot,",
+            "execution graph captures backend, one_shot,",
         ),
         (
             lambda: AllReduceSpec(world_size=2, nbytes=2**22 + 4, algorithm="low_latency"),

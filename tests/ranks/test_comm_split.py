@@ -145,7 +145,10 @@ def test_another_measurement_of_a_training_has_not_its_delay() -> None:
         ({"communication": "off"}, "communication must be one of on, local, no_sync"),
         ({"comm_delay_seconds": -1.0}, "comm_delay_seconds must be a number from 0 to 10"),
         ({"comm_delay_seconds": 1.0, "comm_delay_rank": 2}, "comm_delay_rank=2 is none of 2 ranks"),
-        ({"communication": "local", "comm_hook": "powersgd"}, "cannot be told to hook powersgd"),
+        (
+            {"communication": "local", "comm_hook": "powersgd"},
+            "hook powersgd cannot have communication=local",
+        ),
     ],
 )
 def test_what_cannot_be_taken_apart_is_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]

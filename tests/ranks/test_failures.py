@@ -93,7 +93,7 @@ def test_every_failed_rank_is_named(failures: list[RankFailure]) -> None:
 
 def captured(error: Exception) -> CannotTrain:
     """As a capture says what it was stopped by."""
-    refusal = CannotTrain("form graph cannot capture this step")
+    refusal = CannotTrain("execution graph cannot capture this step")
     refusal.__cause__ = error
     return refusal
 

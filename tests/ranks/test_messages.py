@@ -70,9 +70,9 @@ def test_fsdp_gathers_parameters_and_scatters_gradients(pool: Pool) -> None:
     [
         (
             {"strategy": "single", "world_size": 1},
-            "strategy single has no process group, so that nothing is sent",
+            "strategy single has no process group and sends nothing",
         ),
-        ({"execution": "compile"}, "messages are counted where torch dispatches them, got form compile"),
+        ({"execution": "compile"}, "messages are counted where torch dispatches them, got execution compile"),
     ],
 )
 def test_what_sends_nothing_or_does_not_say_is_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]

@@ -283,7 +283,7 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         ),
         (
             {"execution": "compile", "grow_from": 8},
-            "form compile compiles one size of batch, got grow_from=8; use eager or graph",
+            "execution compile compiles one batch size, got grow_from=8; use eager or graph",
         ),
         ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
         (

@@ -254,11 +254,11 @@ FIELD = (
         ),
         (
             ["--executions", "graph"],
-            "form graph is captured by a GPU's driver; this runs on the CPU; pass other --executions",
+            "execution graph is captured by a GPU's driver; this runs on the CPU; pass other --executions",
         ),
         (
             ["--executions", "eager,compile+graph"],
-            "form compile+graph is captured by a GPU's driver; this runs on the CPU; pass",
+            "execution compile+graph is captured by a GPU's driver; this runs on the CPU; pass",
         ),
         (spec("comm_hook"), f"{FIELD} 'comm_hook'; pass for example --spec comm_hook=bf16"),
         (spec("model=resnet18"), f"{FIELD} 'model=resnet18'; pass"),
@@ -325,7 +325,7 @@ FIELD = (
         ),
         (
             ["--executions", "compile", *spec("strategy=fsdp")],
-            "form compile cannot compile strategy fsdp; use form eager",
+            "execution compile cannot compile strategy fsdp; use eager",
         ),
     ],
     ids=lambda value: "_".join(value)[:50] if isinstance(value, list) else "",
@@ -357,11 +357,11 @@ def test_without_a_compiler_a_compiled_form_is_one_sentence(
     [
         (
             spec("comm_hook=powersgd"),
-            "form graph cannot capture powersgd, which waits for the device where it compresses;",
+            "execution graph cannot capture powersgd, which waits for the device where it compresses;",
         ),
         (
             spec("strategy=fsdp"),
-            "form graph cannot capture fsdp, whose parameters come and go in every step;",
+            "execution graph cannot capture fsdp, whose parameters come and go in every step;",
         ),
         (
             ["--executions", "eager", "--precision", "fp16", *spec("strategy=fsdp")],

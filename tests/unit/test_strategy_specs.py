@@ -23,7 +23,7 @@ FSDP, ZERO1, DATA_PARALLEL = (
     TRAINING | {"strategy": strategy} for strategy in ("fsdp", "zero1", "data_parallel")
 )
 STRATEGIES = "strategy must be one of single, ddp, own_ddp, data_parallel, fsdp, zero1, got "
-FORMS = "form must be one of eager, compile, graph, compile+graph, got "
+FORMS = "execution must be one of eager, compile, graph, compile+graph, got "
 HOOKS = "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got "
 INDUCTOR = "inductor must be names of torch's inductor options joined by +, got "
 # An option of DDP, not as it is by default.
@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             TRAINING | {"strategy": name},
             {"execution": execution},
-            f"form {execution} cannot capture {name}, {why}; use form eager",
+            f"execution {execution} cannot capture {name}, {why}; use eager",
         )
         for name, why in NOT_CAPTURED.items()
         if name != "powersgd"
@@ -118,20 +118,20 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             ZERO1 | {"execution": execution},
             {"precision": "fp16"},
-            f"form {execution} cannot capture fp16's scaler beside zero1, which waits",
+            f"execution {execution} cannot capture fp16's scaler with zero1, which waits",
         )
         for execution in ("graph", "compile+graph")
     ),
     (
         TRAINING | {"comm_hook": "powersgd", "execution": "compile"},
         {"execution": "graph"},
-        "form graph cannot capture powersgd, which waits for the device where it compresses; use form eager",
+        "execution graph cannot capture powersgd, which waits for the device where it compresses; use eager",
     ),
     *(
         (
             fields,
             {"execution": "compile"},
-            f"form compile cannot compile strategy {fields['strategy']}; use form eager",
+            f"execution compile cannot compile strategy {fields['strategy']}; use eager",
         )
         for fields in (FSDP, DATA_PARALLEL)
     ),
@@ -139,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             TRAINING,
             {"inductor": "a", "execution": execution},
-            f"inductor=a needs form compile or compile+graph, got {execution}",
+            f"inductor=a needs execution compile or compile+graph, got {execution}",
         )
         for execution in ("eager", "graph")
     ),
@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             ALONE | {"epoch_images": 260, "input": "device", "execution": execution},
             {"drop_last": False},
-            f"form {execution} repeats one batch size, an epoch ends with a smaller one; use drop_last",
+            f"execution {execution} repeats one batch size, an epoch ends with a smaller one; use drop_last",
         )
         for execution in ("graph", "compile+graph")
     ),
@@ -289,8 +289,8 @@ def test_one_device_does_the_same_step_in_the_same_form_and_parts() -> None:
 # --- what the CPU cannot do
 
 ON_GPUS: list[tuple[dict[str, Any], str]] = [
-    ({"execution": "graph"}, "form graph is captured by a GPU's driver"),
-    ({"execution": "compile+graph"}, "form compile+graph is captured by a GPU's driver"),
+    ({"execution": "graph"}, "execution graph is captured by a GPU's driver"),
+    ({"execution": "compile+graph"}, "execution compile+graph is captured by a GPU's driver"),
     ({"strategy": "data_parallel"}, "strategy data_parallel drives several GPUs from one process"),
     ({"comm_hook": "avg"}, "comm_hook avg needs NCCL"),
     ({"comm_hook": "powersgd"}, "comm_hook powersgd needs NCCL"),
