@@ -13,11 +13,10 @@ from types import ModuleType
 
 import pytest
 
-from ddpperf.results import units
+from ddpperf.results import metrics, units
 from tests.project import REPOSITORY, script
 
 README = REPOSITORY / "README.md"
-GENERATED = "options.md"
 PAGES = (README, *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "perf" / "baselines" / "README.md")
 MOST_WORDS = 1500
 MOST_COLUMNS = 100
@@ -112,7 +111,9 @@ def test_readme_has_at_most_1500_words() -> None:
     assert len(README.read_text().split()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+@pytest.mark.parametrize(
+    "page", (*PAGES, REPOSITORY / "CHANGELOG.md"), ids=lambda page: str(page.relative_to(REPOSITORY))
+)
 def test_prose_has_at_most_100_columns(page: Path) -> None:
     long = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > MOST_COLUMNS]
     assert long == []
@@ -161,6 +162,20 @@ def test_named_files_exist(page: Path) -> None:
         for path in re.findall(r"`((?:perf|ddpperf|tools|tests|docs)/[\w/.-]*)`", line)
     }
     assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
+
+
+def test_named_metrics_exist() -> None:
+    page = (REPOSITORY / "docs" / "experiments.md").read_text()
+    tables = re.findall(r"^\| metric \|.*\n(?:\|.*\n)+", page, re.MULTILINE)
+    named = [
+        name
+        for table in tables
+        for row in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert len(named) > 40
+    for name in named:
+        metrics.find(name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
