@@ -112,7 +112,7 @@ def test_readme_has_at_most_1500_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", (*PAGES, REPOSITORY / "CHANGELOG.md"), ids=lambda page: str(page.relative_to(REPOSITORY))
+    "page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(REPOSITORY))
 )
 def test_prose_has_at_most_100_columns(page: Path) -> None:
     long = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > MOST_COLUMNS]
