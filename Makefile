@@ -1,25 +1,36 @@
-# make test    lint, types and tests          make perf        the whole suite, e.g. make perf ARGS="--world-sizes 1,2"
-# make clean   what these made                make perf-smoke  all of it with small batches, on the CPU
-# All of them set up a virtual environment in .venv first, for which PYTHON must be 3.11 or newer with its venv module.
+# make test        lint, types and the default tests: some minutes on 2 cores
+# make test-all    the same with the slow tests, and with those that need the machine for themselves
+# make perf        the whole suite, for example make perf ARGS="--world-sizes 1,2"
+# make perf-smoke  every experiment once, with as little work as possible, on the CPU
+# make clean       delete what the others made
+# Each sets up a virtual environment in .venv first. PYTHON must be 3.11 or newer with its venv module.
 
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: test perf perf-smoke clean
+.PHONY: lint test test-all perf perf-smoke clean
 
-test: .venv/ready
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests -n 2 -m "not figures"
+	$(BIN)/lint-imports
+
+test: lint
+	$(PYTEST) -m "not slow and not figures"
+
+test-all: lint
+	$(PYTEST) -m "not figures"
 	$(BIN)/python -m pytest tests -m figures
 
 perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)
 
 perf-smoke: .venv/ready
-	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 1,2 --batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --rounds 3
+	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 2 --model resnet10_cifar --rounds 1 \
+		--batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --buffer-sizes 4KiB,64KiB,256KiB,1MiB
 
 .venv/ready: pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "ddpperf needs Python 3.11 or newer, '$(PYTHON)' was not found;" \

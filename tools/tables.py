@@ -80,7 +80,8 @@ def recipes_table(run: str) -> str:
     header = (
         "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
     )
-    rows, notes = [], []
+    rows: list[tuple[float, str]] = []
+    notes: list[str] = []
     for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
         stored = benchmark["extra_info"]["ddpperf"]
         spec = Measured.from_json(stored).spec
