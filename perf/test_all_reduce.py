@@ -12,7 +12,7 @@ from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import FORMS, ChosenLinks, choose_links
 from ddpperf.analysis.cost_models import Case as Call
 from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
-from ddpperf.plugin.cases import Case, skipped
+from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
@@ -53,7 +53,7 @@ def calls(options: Options) -> Iterator[Case]:
             yield from own(N, nbytes)
         yield from out_of_place(options, N)
     if not groups(options):
-        yield skipped("world_size=1", ONE_RANK)
+        yield skipped(size_id(options.device, 1), ONE_RANK)
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -71,7 +71,7 @@ def largest(options: Options) -> Iterator[Case]:
     sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
-            yield skipped(f"world_size={N}", too_few(sizes))
+            yield skipped(size_id(options.device, N), too_few(sizes))
         else:
             yield AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
 
@@ -89,7 +89,7 @@ def algorithms(options: Options) -> Iterator[Case]:
     sizes = own_sizes(options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
-            yield skipped(f"world_size={N}", too_few(sizes))
+            yield skipped(size_id(options.device, N), too_few(sizes))
         else:
             yield from own(N, largest_of_all(options.links))
 
@@ -106,7 +106,7 @@ def collectives(options: Options) -> Iterator[Case]:
                 reason = (
                     f"{format_bytes(size)} is less than a float32 for each of {N} ranks; name a larger size"
                 )
-                yield skipped(f"world_size={N}-{format_bytes(size)}-{kind}", reason)
+                yield skipped(f"{size_id(options.device, N)}-{format_bytes(size)}-{kind}", reason)
             for nbytes in dict.fromkeys(size - size % share for size in sizes if size >= share):
                 yield CollectiveSpec(
                     world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)

@@ -11,7 +11,7 @@ import pytest
 
 from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
 from ddpperf.analysis.search import largest_that_fits
-from ddpperf.plugin.cases import Case, if_valid, skipped, without_torchvision
+from ddpperf.plugin.cases import Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -40,7 +40,8 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
             GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(options.batch_sweep)
         )
         epoch = if_valid(
-            f"batch={batch_size}", partial(options.epoch, world_size=1, per_rank_batch_size=batch_size)
+            size_id(options.device, 1, batch_size),
+            partial(options.epoch, world_size=1, per_rank_batch_size=batch_size),
         )
         if isinstance(epoch, EpochSpec):
             epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
@@ -88,16 +89,18 @@ def fixed_batches(options: Options) -> Iterator[Case]:
     """A small one, to begin with."""
     if options.sides is not None:
         yield skipped(
-            "batch=32", "the search has a GPU's whole memory for one process set; it is for runs of one side"
+            size_id(options.device, 1, SMALLEST),
+            "the search has a GPU's whole memory for one process set; it is for runs of one side",
         )
     elif options.device == "cpu":
         yield skipped(
-            "batch=32",
+            size_id(options.device, 1, SMALLEST),
             "a CPU's memory ends where no step is worth its time; test_batch_size has the sizes given",
         )
     else:
         yield if_valid(
-            "batch=32", partial(options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
+            size_id(options.device, 1, SMALLEST),
+            partial(options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed"),
         )
 
 

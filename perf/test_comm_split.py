@@ -9,7 +9,7 @@ import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
-from ddpperf.plugin.cases import Case, skipped
+from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -23,7 +23,7 @@ TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_second
 def splits(options: Options) -> Iterator[Case]:
     """DDP's steps, by number of ranks and batch size: in the first form, and eagerly."""
     if max(options.world_sizes) == 1:
-        yield skipped("world_size=1", "one device communicates nothing; pass --world-sizes 1,2")
+        yield skipped(size_id(options.device, 1), "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):

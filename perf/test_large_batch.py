@@ -10,7 +10,7 @@ from statistics import mean, stdev
 import pytest
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
-from ddpperf.plugin.cases import Case, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, named, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
@@ -28,14 +28,17 @@ def recipes(options: Options) -> Iterator[Case]:
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches, which nothing is tested on")
         return
-    seen: dict[object, str] = {}
+    seen: dict[RunSpec, str] = {}
     for recipe in read_recipes(options.device):
         case = if_valid(recipe.name, partial(recipe.spec, options))
-        if case.id in seen:  # the rate of another may be the one that was found best
-            yield skipped(recipe.name, f"it is trained as {seen[case.id]!r} is")
+        if (
+            isinstance(case, RunSpec) and case in seen
+        ):  # the rate of another may be the one that was found best
+            yield skipped(recipe.name, f"it is trained as {seen[case]!r} is")
         else:
             yield case
-        seen.setdefault(case.id, recipe.name)
+            if isinstance(case, RunSpec):
+                seen[case] = recipe.name
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -46,9 +49,12 @@ def largest_tuned(device: str) -> Recipe:
 
 def on_all_devices(options: Options) -> Iterator[Case]:
     if max(options.world_sizes) == 1:
-        yield skipped("world_size=1", "one device has no others to agree with; pass --world-sizes 1,2")
+        yield skipped(
+            size_id(options.device, 1), "one device has no others to agree with; pass --world-sizes 1,2"
+        )
     elif not is_custom_model(options.model):
-        yield if_valid("world_size", partial(largest_tuned(options.device).spec, options))
+        identity = size_id(options.device, max(options.world_sizes))
+        yield named(identity, if_valid(identity, partial(largest_tuned(options.device).spec, options)))
 
 
 def long_runs(options: Options) -> Iterator[Case]:
@@ -62,7 +68,8 @@ def long_runs(options: Options) -> Iterator[Case]:
             spec = partial(
                 dataclasses.replace(recipe, devices=devices).spec, options, execution=options.fastest_form
             )
-            yield if_valid(f"world_size={devices}", spec)
+            identity = size_id(options.device, devices)
+            yield named(identity, if_valid(identity, spec))
 
 
 @pytest.mark.specs(cases=recipes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results import units
@@ -30,7 +30,7 @@ def strategies(options: Options) -> Iterator[Case]:
     """On all devices, eagerly, of the smallest batch: what is sent depends on neither. By --spec what that asks for."""
     world_size = max(options.world_sizes)
     if world_size == 1:
-        yield skipped("world_size=1", "one device sends nothing; pass --world-sizes 1,2")
+        yield skipped(size_id(options.device, 1), "one device sends nothing; pass --world-sizes 1,2")
         return
     for fields in VARIANTS if not options.spec_fields else ({},):
         work: dict[str, Any] = {
@@ -40,7 +40,9 @@ def strategies(options: Options) -> Iterator[Case]:
             "execution": "eager",
         }
         named = "+".join(str(value) for value in fields.values())
-        yield if_valid(f"world_size={world_size}-{named}", partial(counted, options, **work | fields))
+        yield if_valid(
+            f"{size_id(options.device, world_size)}-{named}", partial(counted, options, **work | fields)
+        )
 
 
 def counted(options: Options, **fields: Any) -> TrainingSpec:

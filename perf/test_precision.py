@@ -24,7 +24,7 @@ def precisions(options: Options) -> Iterator[Case]:
     for precision in GPU_PRECISIONS if options.device == "cuda" else CPU_PRECISIONS:
         for batch_size in options.batch_sizes:
             spec = options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
-            yield skipped(spec.id, SLOW_BF16, pytest.mark.gate) if precision in emulated else spec
+            yield skipped(spec, SLOW_BF16) if precision in emulated else spec
 
 
 @pytest.mark.specs(cases=precisions, gate=gate.reduced_precision)

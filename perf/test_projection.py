@@ -11,7 +11,7 @@ import pytest
 from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
 from ddpperf.analysis.protocols import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
-from ddpperf.plugin.cases import Case, skipped
+from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -28,12 +28,12 @@ def steps(options: Options) -> Iterator[Case]:
     if sum(world_size > 1 for world_size in options.world_sizes) < 2:
         if options.links.project_to:
             yield skipped(
-                f"world_size={most}",
+                size_id(options.device, most),
                 "--project-to needs two numbers of devices above 1; add to --world-sizes",
             )
         return
     if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:
-        yield skipped(f"world_size={most}", too_few(sizes))
+        yield skipped(size_id(options.device, most), too_few(sizes))
         return
     for batch_size in options.batch_sizes:
         yield measured_apart(BucketReplaySpec, options, most, batch_size, options.executions[0])

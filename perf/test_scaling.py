@@ -19,14 +19,14 @@ from ddpperf.analysis.scaling_laws import (
     gustafson_speedup,
     over_sets,
 )
-from ddpperf.plugin.cases import Case, if_valid, skipped, without_torchvision
+from ddpperf.plugin.cases import OWN_DDP, Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import gate
 from perf.common.metrics import training_metrics
-from perf.common.trainings import OWN_DDP, fewer, step, training
+from perf.common.trainings import fewer, step, training
 
 HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
 
@@ -55,7 +55,7 @@ def strong_scaling(options: Options) -> Iterator[Case]:
     """The most ranks first, as above."""
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
-            identity = f"world_size={world_size}-global_batch={global_batch_size}"
+            identity = f"{size_id(options.device, world_size)}-global_b{global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
                 yield if_valid(
@@ -72,7 +72,7 @@ def weak_laws(options: Options) -> Iterator[Case]:
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) > 1:
         for batch_size in options.batch_sizes:
-            identity = f"world_size={most}-batch={batch_size}"
+            identity = size_id(options.device, most, batch_size)
             yield if_valid(identity, partial(step, options, most, batch_size, options.executions[0]))
 
 
@@ -82,7 +82,7 @@ def strong_laws(options: Options) -> Iterator[Case]:
             world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
         ]
         if len(sizes) > 1:
-            identity = f"world_size={max(sizes)}-global_batch={images}"
+            identity = f"{size_id(options.device, max(sizes))}-global_b{images}"
             yield if_valid(
                 identity, partial(step, options, max(sizes), images // max(sizes), options.executions[0])
             )
@@ -109,18 +109,20 @@ def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Case]:
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
-        identity = f"world_size={world_size}-batch={batch_size}-data_parallel"
+        identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
         yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))
 
 
 def heavy(options: Options, world_size: int) -> Case:
     fields = training(options, world_size, 128, options.executions[0])
-    case = if_valid(f"world_size={world_size}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY}))
+    case = if_valid(
+        f"{size_id(options.device, world_size)}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY})
+    )
     if not isinstance(case, TrainingSpec):
         return case
     if options.data.image_size != (32, 32):
         return skipped(
-            case.id, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller"
+            case, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller"
         )
     return without_torchvision(case, f"model {HEAVY}")
 

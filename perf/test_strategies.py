@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
@@ -60,7 +60,8 @@ def variants(options: Options) -> Iterator[Case]:
             }
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
             yield if_valid(
-                f"world_size={world_size}-batch={batch_size}-{named}", partial(options.step, **case | fields)
+                f"{size_id(options.device, world_size, batch_size)}-{named}",
+                partial(options.step, **case | fields),
             )
 
 

@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid
+from ddpperf.plugin.cases import Case, if_valid, named
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
-from perf.common.recipes import read_recipes
+from perf.common.recipes import rate_id, read_recipes
 from perf.test_large_batch import by_seed, learned
 
 FIRST_SEED = 1000  # others than those that are measured: the best of several is better than it will be again
@@ -25,7 +25,8 @@ def grid(options: Options) -> Iterator[Case]:
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
                 spec = partial(recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)
-                yield if_valid(f"{recipe.name}, rate={rate:g}", spec)
+                identity = rate_id(recipe, rate)
+                yield named(identity, if_valid(identity, spec))
 
 
 @pytest.mark.specs(cases=grid)

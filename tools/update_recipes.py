@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.specs import RunSpec, from_json
-from perf.common.recipes import FOLDER, read_recipes, seeds_of, tuned
+from perf.common.recipes import FOLDER, rate_id, read_recipes, seeds_of, tuned
 
 
 def found(document: dict[str, Any], device: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
             continue
         row = rows[recipe.name] = {spec.rate: measured[spec] for spec in runs}
         for rate in set(recipe.rates) - row.keys():
-            if not any(test.endswith(f"[{recipe.like(runs[0], rate).id}]") for test in failed):
+            if not any(test.endswith(f"[{rate_id(recipe, rate)}]") for test in failed):
                 raise ValueError(
                     f"the run has {recipe.name!r} without its rate {rate:g}; run all rates of a recipe"
                 )

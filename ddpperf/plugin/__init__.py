@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
-from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import Case, possible, skipped
+from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure import CLOCK, Measure
-from ddpperf.plugin.options.options import Options, is_experiment
+from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.parser import add_options, read_options
-from ddpperf.plugin.options.spec_fields import change_reason
 from ddpperf.plugin.options.values import verdict_file
 from ddpperf.plugin.session import Session
-from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.specs import Spec
 from ddpperf.verdict.verdict import Status
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
 
 SESSION = pytest.StashKey[Session]()
 
@@ -99,59 +93,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("specs")
     if marker is not None:
         session = metafunc.config.stash[SESSION]
-        gate = marker.kwargs.get("gate", lambda options, spec: False)
-        cases = [
-            _parameters(case, session, gate) for case in _cases(marker, metafunc.function.__name__, session)
-        ]
-        if len({case.id for case in cases}) < len(cases):
-            session.refusals.append(
-                f"{metafunc.function.__name__} has two cells of one id, which is a stored key; measure each once"
-            )
+        try:
+            cases = parameters(metafunc.function.__name__, marker, session.options, session.machine)
+        except Refused as refused:
+            session.refusals.append(str(refused))
+            cases = []
         metafunc.parametrize("spec", cases)
-
-
-def _parameters(case: Case, session: Session, gate: Callable[[Options, Any], bool]) -> ParameterSet:
-    """The cell as pytest takes it, slowed down if that was asked for; one that cannot be measured here is a skipped one."""
-    spec = case if isinstance(case, Spec) else case.values[0]
-    marks = [pytest.mark.gate] if isinstance(spec, Spec) and gate(session.options, spec) else []
-    if isinstance(spec, Spec):
-        if session.options.sides is None:
-            spec = dataclasses.replace(spec, delay_seconds=session.options.delay_seconds)
-        if reason := side_reason(spec, session.options, session.machine):
-            case, spec = skipped(str(case.id), reason), None
-    if isinstance(case, Spec):
-        return pytest.param(spec, id=case.id, marks=marks)
-    return case._replace(values=(spec,), marks=[*case.marks, *marks])
-
-
-def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
-    """Why one of two sides cannot measure its part of `spec`; empty if both can, or if there is one only."""
-    if options.sides is None:
-        return ""
-    if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
-        return "it needs torchvision, which one of the sides has not"
-    return change_reason(spec, options.sides.spec_fields, machine)
-
-
-def _cases(marker: pytest.Mark, test: str, session: Session) -> list[Case]:
-    """The specs that a test measures; none if they are wrong, which then ends the run."""
-    make = marker.kwargs.get("cases")
-    if make is None:
-        session.refusals.append(
-            f"{test} is marked with specs but names no cells; write @pytest.mark.specs(cases=function)"
-        )
-        return []
-    try:
-        cases = list(make(session.options) or ())
-    except (ValueError, TypeError, KeyError) as error:
-        session.refusals.append(f"{test} cannot measure that: {error}")
-        return []
-    if wrong := [case for case in cases if not isinstance(case, Case)]:
-        session.refusals.append(
-            f"{test} has cells that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
-        )
-        return []
-    return [possible(case, session.machine) if isinstance(case, Spec) else case for case in cases]
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,35 +1,117 @@
-"""The cells of an experiment: what each of its tests measures, or why it cannot be measured here."""
+"""The cases of an experiment: what each test measures, its id, or why it cannot be measured here."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
-from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
 
+from ddpperf.errors import Refused
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.specs import Spec, TrainingSpec, gpu_reason, measured_as
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.spec_fields import change_reason
+from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, gpu_reason, measured_as
+from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
+from ddpperf.specs.strategy import APART, DDP_OPTIONS
 
 Case = Spec | ParameterSet
 
+# DDP's options of a captured step: NCCL's own average, gradients that are views of their buckets, and no broadcast of
+# BatchNorm's statistics.
+FASTEST_DDP: dict[str, Any] = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
+OWN_DDP: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}
+
+
+def fastest_ddp(options: Options) -> dict[str, Any]:
+    """Return the fields of a captured step by DDP, or by own_ddp where --spec chooses it."""
+    return OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP
+
+
+def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machine) -> list[ParameterSet]:
+    """Return the cases that a test's `specs` marker names, each with its id and marks.
+
+    Raises Refused for cases that nothing can be measured of, and for two cases with the same id.
+    """
+    make = marker.kwargs.get("cases")
+    if make is None:
+        raise Refused(
+            f"{test} is marked with specs but names no cases; write @pytest.mark.specs(cases=function)"
+        )
+    try:
+        cases = list(make(options) or ())
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f"{test} cannot be measured: {error}") from error
+    if wrong := [case for case in cases if not isinstance(case, Case)]:
+        raise Refused(
+            f"{test} has cases that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
+        )
+    gate = marker.kwargs.get("gate", lambda options, spec: False)
+    found = [_parameter(case, options, machine, gate) for case in cases]
+    ids = [case.id for case in found]
+    if twice := [name for name in ids if ids.count(name) > 1]:
+        raise Refused(
+            f"{test} has two cases with the id {twice[0]}, which names what is stored; measure each once"
+        )
+    return found
+
+
+def _parameter(
+    case: Case, options: Options, machine: Machine, gate: Callable[[Options, Any], bool]
+) -> ParameterSet:
+    case = possible(case, machine) if isinstance(case, Spec) else case
+    case = pytest.param(case) if isinstance(case, Spec) else case
+    (spec,) = case.values
+    if not isinstance(spec, Spec):
+        return case
+    marks = list(case.marks)
+    if not any(mark.name == "skip" for mark in marks) and (reason := side_reason(spec, options, machine)):
+        marks.append(pytest.mark.skip(reason=reason))
+    if gate(options, spec):
+        marks.append(pytest.mark.gate)
+    identity = case.id or case_id(spec, options)
+    if options.sides is None:
+        spec = dataclasses.replace(spec, delay_seconds=options.delay_seconds)
+    return pytest.param(spec, id=identity, marks=marks)
+
+
+def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
+    """Return why the base or the candidate of an A/B run cannot measure `spec`; empty if both can."""
+    if options.sides is None:
+        return ""
+    if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
+        return "it needs torchvision, which one of the sides has not"
+    return change_reason(spec, options.sides.spec_fields, machine)
+
 
 def without_torchvision(spec: Spec, what: str) -> Case:
-    """The spec, or a skipped cell where `what` it needs of torchvision is not there."""
+    """Return the spec, or a skipped case where torchvision, which `what` needs, is not installed."""
     found = importlib.util.find_spec("torchvision") is not None
-    return spec if found else skipped(spec.id, f"{what} needs torchvision, which is not installed")
+    return spec if found else skipped(spec, f"{what} needs torchvision, which is not installed")
 
 
-def skipped(identity: str, reason: str, *marks: pytest.MarkDecorator) -> ParameterSet:
-    """A cell that cannot be measured here: its test, with these marks, is collected, and skipped with the reason."""
-    return pytest.param(None, id=identity, marks=[pytest.mark.skip(reason=reason), *marks])
+def skipped(case: Spec | str, reason: str) -> ParameterSet:
+    """Return a case that is collected and skipped with the reason.
+
+    case: the spec that cannot be measured here, or an id where no spec can be made.
+    """
+    spec, identity = (case, None) if isinstance(case, Spec) else (None, case)
+    return pytest.param(spec, id=identity, marks=pytest.mark.skip(reason=reason))
+
+
+def named(identity: str, case: Case) -> Case:
+    """Return the case with this id instead of the one made of its spec."""
+    return pytest.param(case, id=identity) if isinstance(case, Spec) else case
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """What `make` gives, or a skipped cell named `identity` where it does not go together with what the options say."""
+    """Return the spec that `make` returns, or a skipped case with this id where the options allow no such spec."""
     try:
         return make()
     except ValueError as error:
@@ -37,15 +119,18 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
 
 
 def if_measured_as(kind: type[Kind], case: Case) -> Case:
-    """The cell, skipped where `kind`, another measurement of the same training that its test needs, cannot be made of it."""
+    """Return the case, skipped where `kind`, a measurement of the same training that its test needs, is impossible."""
     if not isinstance(case, TrainingSpec):
         return case
-    measured = if_valid(case.id, partial(measured_as, kind, case))
-    return case if isinstance(measured, TrainingSpec) else measured
+    try:
+        measured_as(kind, case)
+    except ValueError as error:
+        return skipped(case, str(error))
+    return case
 
 
 def possible(spec: Spec, machine: Machine) -> Case:
-    """The spec, or a skipped cell where the machine cannot do what it asks."""
+    """Return the spec, or a skipped case where this machine cannot measure it."""
     reason = machine.mapping_reason(spec)
     if isinstance(spec, TrainingSpec):
         reason = (
@@ -53,4 +138,97 @@ def possible(spec: Spec, machine: Machine) -> Case:
             or (compiler_reason(machine.device) if spec.compiled else "")
             or reason
         )
-    return skipped(spec.id, reason) if reason else spec
+    return skipped(spec, reason) if reason else spec
+
+
+# --- ids
+
+
+def size_id(device: str, world_size: int, batch_size: int | None = None) -> str:
+    """Return how an id begins: `4gpu-b512`, on the CPU `2rank-b32`; batch_size: images per rank."""
+    ranks = f"{world_size}{'gpu' if device == 'cuda' else 'rank'}"
+    return ranks if batch_size is None else f"{ranks}-b{batch_size}"
+
+
+def case_id(spec: Spec, options: Options) -> str:
+    """Return the case's part of a test id: its numbers, then what differs from the run's defaults."""
+    size = size_id(options.device, spec.world_size)
+    if isinstance(spec, TrainingSpec):
+        return "-".join([size, f"b{spec.per_rank_batch_size}", *_training_words(spec, options)])
+    if isinstance(spec, SamplerSpec):
+        words = ["drop_last"] * spec.drop_last + ["no_set_epoch"] * (not spec.set_epoch)
+        return "-".join([size, *words])
+    words = [size, format_bytes(spec.nbytes)]
+    if isinstance(spec, Call):
+        kind = getattr(spec, "kind", None) or getattr(spec, "algorithm", "backend")
+        words += [str(kind)] * (kind != "backend") + [spec.execution] * (spec.execution != "eager")
+        words += ["out_of_place"] * (not getattr(spec, "in_place", True))
+    return "-".join(words)
+
+
+def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
+    usual = _usual_training(spec, options)
+    execution = "+".join(filter(None, [spec.execution, *_if_other(spec, usual, "inductor")]))
+    words = [
+        *_if_other(spec, usual, "model"),
+        *_if_other(spec, usual, "precision"),
+        *([execution] if spec.execution != options.executions[0] or execution != spec.execution else []),
+        *([_strategy_words(spec)] if _strategy_words(spec) != _strategy_words(usual) else []),
+    ]
+    if spec.input != usual.input or spec.loader_workers:
+        words.append(f"{spec.input}{spec.loader_workers if spec.input == 'dataloader' else ''}")
+    return words + (_recipe_words(spec) if isinstance(spec, RunSpec) else [])
+
+
+def _usual_training(spec: TrainingSpec, options: Options) -> Any:
+    """Return the fields that a step of this size and execution has by default."""
+    fields: dict[str, Any] = {"world_size": spec.world_size, "execution": spec.execution}
+    if spec.world_size > 1 and spec.captured and not isinstance(spec, RunSpec):
+        fields |= fastest_ddp(options)
+    defaults = {name: field.default for name, field in type(spec).__dataclass_fields__.items()}
+    fields = defaults | options.fields(**fields)
+    return SimpleNamespace(**fields | {"input": "device" if isinstance(spec, RunSpec) else options.input})
+
+
+def _if_other(spec: TrainingSpec, usual: Any, name: str) -> list[str]:
+    return [getattr(spec, name)] if getattr(spec, name) != getattr(usual, name) else []
+
+
+def _strategy_words(spec: Any) -> str:
+    """Return a strategy with its options that are not torch's defaults: `ddp+avg+bucket4`."""
+    words = (
+        (spec.comm_hook.replace("symmetric_memory", "symm"), spec.comm_hook != "none"),
+        (f"bucket{spec.bucket_cap_mb}", spec.bucket_cap_mb != DDP_OPTIONS["bucket_cap_mb"]),
+        ("view", spec.gradient_as_bucket_view),
+        ("static", spec.static_graph),
+        ("no_buffer_sync", not spec.buffer_sync),
+        ("sync_batch_norm", spec.sync_batch_norm),
+        (spec.communication, spec.communication != APART["communication"]),
+        (f"comm_delay{spec.comm_delay_seconds:g}s@{spec.comm_delay_rank}", spec.comm_delay_seconds > 0),
+        (f"accumulate{spec.accumulation_steps}", spec.accumulation_steps > 1),
+    )
+    return "+".join([spec.strategy, *(word for word, is_set in words if is_set)])
+
+
+def _recipe_words(spec: RunSpec) -> list[str]:
+    """Return what of a run's recipe is not the default, and always its learning rate."""
+    words = [f"lr{spec.rate:g}"]
+    for name, word in RECIPE_WORDS.items():
+        value, default = getattr(spec, name), type(spec).__dataclass_fields__[name].default
+        if value != default:
+            words.append(word.format(value))
+    return words
+
+
+RECIPE_WORDS = {
+    "optimizer": "{}",
+    "schedule": "{}",
+    "grow_from": "grow{}",
+    "momentum": "mom{:g}",
+    "weight_decay": "decay{:g}",
+    "label_smoothing": "smooth{:g}",
+    "cutout": "cutout{}",
+    "clip_norm": "clip{:g}",
+    "set_epoch": "no_set_epoch",
+    "seed": "seed{}",
+}

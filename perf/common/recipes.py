@@ -113,6 +113,11 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     return list(recipes.values())
 
 
+def rate_id(recipe: Recipe, rate: float) -> str:
+    """Return the test id's part of a recipe that is tried at this learning rate."""
+    return f"{recipe.name}, rate={rate:g}"
+
+
 def seeds_of(device: str, kind: str = "seeds") -> int:
     """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates; "long_seeds": a long run."""
     return int(_document(device)[kind])

@@ -5,17 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ddpperf.plugin.cases import Case, if_measured_as, if_valid
+from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id
 from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
-
-# Of what can be captured the fastest: NCCL's own average, gradients that lie in their buckets, BatchNorm's statistics left to
-# each rank.
-FASTEST_DDP = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
-OWN_DDP = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}  # what the machine can do, to lay beside
 
 
 def step(options: Options, world_size: int, batch_size: int, execution: Execution) -> TrainingSpec:
@@ -32,14 +27,14 @@ def training(options: Options, world_size: int, batch_size: int, execution: Exec
     }
     if world_size == 1 or execution not in CAPTURED_EXECUTIONS:
         return fields
-    return fields | (OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP)
+    return fields | fastest_ddp(options)
 
 
 def measured_apart(
     kind: type[Kind], options: Options, world_size: int, batch_size: int, execution: Execution
 ) -> Case:
     """The step, skipped where `kind`, another measurement of it that its test needs, cannot be made of it."""
-    identity = f"world_size={world_size}-batch={batch_size}-{execution}"
+    identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
     return if_measured_as(kind, if_valid(identity, partial(step, options, world_size, batch_size, execution)))
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin import side_reason
-from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, skipped
+from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_reason, skipped
 from ddpperf.plugin.measure import Measure
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool
@@ -20,7 +19,7 @@ from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.project import NOISY, SLEEPING_MODEL, Project
 
 TEST = "perf/test_it.py::test_it"
-CELL = "world_size=1-batch=8-mine:sleeping-single-fp32-eager-fixed"
+CELL = "1rank-b8"
 
 MODEL = ("--model", "mine:sleeping")
 CELLS = """
@@ -30,7 +29,7 @@ from ddpperf.specs import TrainingSpec
 
 def cells(options):
     yield TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single")
-    yield skipped("world_size=2-two", "two needs two GPUs, found 0")
+    yield skipped("2rank-two", "two needs two GPUs, found 0")
 
 @pytest.mark.specs(cases=cells)
 def test_it(measure, spec):
@@ -63,7 +62,8 @@ def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(
 ) -> None:
     spec = kind(**TRAINING | fields)
     case = possible(spec, Machine())
-    assert case.id == spec.id
+    assert not isinstance(case, Spec)
+    assert case.values == (spec,)
     assert reason_of(case).endswith("; this runs on the CPU")
     assert possible(spec, Machine(device="cuda")) is spec
     plain = kind(**TRAINING)
@@ -79,7 +79,8 @@ def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(
 )
 def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Spec) -> None:
     case = possible(spec, Machine(device="cuda", unmapped=(0, 1)))
-    assert case.id == spec.id
+    assert not isinstance(case, Spec)
+    assert case.values == (spec,)
     assert reason_of(case) == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
     assert possible(spec, Machine(device="cuda", unmapped=(1, 2))) is spec, "which has the first two alone"
     assert possible(spec, Machine(device="cuda")) is spec
@@ -197,7 +198,8 @@ def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that
     assert if_measured_as(PartsSpec, plain) is plain
     case = if_measured_as(PartsSpec, sharded)
     sentence = "a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"
-    assert (case.id, reason_of(case)) == (sharded.id, sentence)
+    assert not isinstance(case, Spec)
+    assert (case.values, reason_of(case)) == ((sharded,), sentence)
     already = skipped("mine", "not today")
     assert if_measured_as(PartsSpec, already) is already
 
@@ -209,11 +211,11 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
     first = project.run("perf", *MODEL, "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
-    first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[world_size=2-two]")
+    first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[2rank-two]")
     assert "saved the baseline" in first.output, "all that can be measured here was"
     assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
         f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
-        f"{TEST}[world_size=2-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
+        f"{TEST}[2rank-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
     }
     compared = project.run("perf", *MODEL, "--benchmark-compare=first")
     compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
@@ -226,11 +228,11 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
 
 
 def test_two_cells_of_one_id_are_refused_skipped_or_not(project: Project) -> None:
-    project.experiment.write_text(CELLS.replace("world_size=2-two", CELL))
+    project.experiment.write_text(CELLS.replace("2rank-two", CELL))
     (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
     run = project.run("perf", *MODEL)
     run.assert_one_sentence(
-        4, "ERROR: test_it has two cells of one id, which is a stored key; measure each once"
+        4, f"ERROR: test_it has two cases with the id {CELL}, which names what is stored; measure each once"
     )
 
 
@@ -252,8 +254,8 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
 @pytest.mark.parametrize(
     ("cases", "sentence"),
     [
-        ("yield 'world_size=2'", "test_it has cells that are no specs, such as 'world_size=2'"),
-        ("yield None", "test_it has cells that are no specs, such as None"),
+        ("yield 'world_size=2'", "test_it has cases that are no specs, such as 'world_size=2'"),
+        ("yield None", "test_it has cases that are no specs, such as None"),
     ],
 )
 def test_cells_that_are_no_specs_are_refused(project: Project, cases: str, sentence: str) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.cases import case_id, parameters
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.parser import read_options
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
 from tests.project import REPOSITORY, Project
 
@@ -80,12 +82,12 @@ def test_on_a_cpu_no_all_reduce_is_selected(
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: computes_bf16)
     selected = gated(options(pytester, gpus=0))
     assert all(isinstance(spec, TrainingSpec) for spec in selected)
-    bf16 = {"world_size=1-batch=32-resnet18-single-bf16-eager-fixed"} if computes_bf16 else set()
-    assert {spec.id for spec in selected} == bf16 | {
-        "world_size=1-batch=32-resnet18-single-fp32-eager-fixed",
-        "world_size=2-batch=32-resnet18-ddp-fp32-eager-fixed",
-        "world_size=2-batch=32-resnet18-ddp+bf16-fp32-eager-fixed",
-        "world_size=2-batch=32-resnet18-zero1-fp32-eager-fixed",
+    bf16 = {"1rank-b32-bf16"} if computes_bf16 else set()
+    assert {case_id(spec, options(pytester, gpus=0)) for spec in selected} == bf16 | {
+        "1rank-b32",
+        "2rank-b32",
+        "2rank-b32-ddp+bf16",
+        "2rank-b32-zero1",
     }
 
 
@@ -104,10 +106,9 @@ def test_bf16_that_a_cpu_does_not_compute_stays_in_the_gate_to_say_why(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
-    (left_out,) = (
-        case for case in test_precision.precisions(options(pytester, gpus=0)) if not isinstance(case, Spec)
-    )
-    assert left_out.id == "world_size=1-batch=32-resnet18-single-bf16-eager-fixed"
+    (marker,) = test_precision.test_precision.pytestmark  # type: ignore[attr-defined]
+    cases = parameters("test_precision", marker, options(pytester, gpus=0), Machine())
+    (left_out,) = (case for case in cases if case.id == "1rank-b32-bf16")
     assert {mark.name for mark in left_out.marks} == {"skip", "gate"}
 
 
@@ -130,7 +131,7 @@ def test_the_marker_selects_cells_of_an_own_experiment(tmp_path: Path) -> None:
     finally:
         project.clean()
     assert finished.status == 0, finished
-    assert list(project.measured()) == ["test_it[world_size=2-2KiB-backend-eager]"]
+    assert list(project.measured()) == ["test_it[2rank-2KiB]"]
 
 
 def test_the_page_on_the_gate_names_what_is_selected_now(pytester: pytest.Pytester) -> None:
@@ -138,5 +139,6 @@ def test_the_page_on_the_gate_names_what_is_selected_now(pytester: pytest.Pytest
     page = (REPOSITORY / "docs" / "gate.md").read_text()
     chosen = [line for line in page.splitlines() if line.endswith("| yes |")]
     assert chosen
-    for spec in gated(options(pytester, gpus=0)):
-        assert any(f"[{spec.id}]" in line for line in chosen), spec.id
+    chosen_now = options(pytester, gpus=0)
+    for spec in gated(chosen_now):
+        assert any(f"[{case_id(spec, chosen_now)}]" in line for line in chosen), spec

@@ -276,11 +276,10 @@ def test_an_own_model_is_measured_as_ours_are(project: Project) -> None:
     project.experiment.write_text(EXPERIMENT)
     run = project.run("perf", "--model", "own_models:frozen_in_part", "--world-sizes", "1,2", "--rounds", "1")
     run.assert_one_sentence(0, "PASS: 3 tests measured")
-    case = "batch=8-own_models:frozen_in_part"
     stored = project.measured()
-    alone = stored[f"test_step[world_size=1-{case}-single-fp32-eager-fixed]"]
-    together = stored[f"test_step[world_size=2-{case}-ddp-fp32-eager-fixed]"]
-    epoch = stored[f"test_epoch[world_size=1-{case}-single-fp32-eager-fixed]"]
+    alone = stored["test_step[1rank-b8]"]
+    together = stored["test_step[2rank-b8]"]
+    epoch = stored["test_epoch[1rank-b8]"]
     assert {each["spec"]["model"] for each in (alone, together, epoch)} == {"own_models:frozen_in_part"}
     assert list(alone["samples"][0]["counters"]) == ["loss_after_5_steps", "cpu_seconds"]
     assert together["samples"][0]["counters"]["gradient_bytes"] == [40.0, 40.0], (

@@ -38,7 +38,7 @@ def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(pro
     run = project.run("perf", *RUN)
     assert run.status == 0, run
     ((name, stored),) = project.measured().items()
-    assert name.startswith("test_projection[world_size=3-")
+    assert name.startswith("test_projection[3rank-")
     value = {name: metric["value"] for name, metric in stored["metrics"].items()}
     t1, tN = (
         {N: slowest_of(stored["references"][reference.format(N)], N) for N in (2, 3)}

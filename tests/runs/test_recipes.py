@@ -109,7 +109,7 @@ def test_the_best_rate_of_the_grid_is_kept(
     ]
     *others, diverged = sorted(set(small.rates) - reached.keys())
     outcomes = {
-        f"perf/tuning.py::test_rates[{small.spec(options(), rate).id}]": {"outcome": "failed"}
+        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"outcome": "failed"}
         for rate in (*others, diverged)
     }
     run = tmp_path / "run.json"
@@ -140,7 +140,7 @@ def test_the_best_rate_of_the_grid_is_kept(
         update.main(str(run))
     del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
     outcomes |= {
-        f"perf/tuning.py::test_rates[{small.spec(options(), rate).id}]": {"outcome": "failed"}
+        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"outcome": "failed"}
         for rate in (0.05, 0.1)
     }
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))

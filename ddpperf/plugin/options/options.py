@@ -64,17 +64,18 @@ class Options:
 
         Without a strategy it is "single" for one rank, else "ddp", or what --spec names.
         """
-        return TrainingSpec(**self._fields(fields))
+        return TrainingSpec(**self.fields(**fields))
 
     def epoch(self, **fields: Any) -> EpochSpec:
         """An epoch of such steps."""
-        return EpochSpec(**self._fields(fields))
+        return EpochSpec(**self.fields(**fields))
 
     def run(self, **fields: Any) -> RunSpec:
         """A whole training of such steps, of images on the device."""
-        return RunSpec(**self._fields({"input": "device", **fields}))
+        return RunSpec(**self.fields(**{"input": "device", **fields}))
 
-    def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def fields(self, **fields: Any) -> dict[str, Any]:
+        """Return a training's fields: these, and the others as the options say."""
         alone = fields["world_size"] == 1
         strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
         fields = {"strategy": strategy, "execution": self.executions[0], **fields}

@@ -1,0 +1,206 @@
+"""Test ids: numbers first, then what differs from the run's defaults; short, and one for each case."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perf
+from ddpperf.errors import Refused
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.parser import read_options
+from ddpperf.specs import (
+    AllReduceSpec,
+    CollectiveSpec,
+    CopySpec,
+    RunSpec,
+    SamplerSpec,
+    Spec,
+    TrainingSpec,
+)
+
+pytest_plugins = ["pytester"]
+
+LONGEST = 60  # letters of a test's name with its brackets
+
+Read = Callable[..., Options]
+
+
+@pytest.fixture
+def read(pytester: pytest.Pytester) -> Read:
+    """Return the options of a command line, on a machine with this many GPUs."""
+
+    def options(*arguments: str, gpus: int = 0) -> Options:
+        return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+
+    return options
+
+
+def experiments() -> Iterator[tuple[str, pytest.Mark]]:
+    """Yield the name and the specs marker of each experiment of perf/."""
+    for path in sorted(Path(perf.__path__[0]).glob("test_*.py")):
+        module = importlib.import_module(f"perf.{path.stem}")
+        for name, function in vars(module).items():
+            for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
+                if mark.name == "specs":
+                    yield name, mark
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
+def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
+    options = read(gpus=gpus)
+    names = [
+        f"{test}[{case.id}]"
+        for test, marker in experiments()
+        for case in parameters(test, marker, options, Machine(device=options.device))
+    ]
+    assert len(set(names)) == len(names) > 40
+    assert [name for name in names if len(name) > LONGEST] == []
+    device, other = ("gpu", "rank") if gpus else ("rank", "gpu")
+    assert any(f"[1{device}-b32" in name for name in names)
+    assert not any(f"1{other}" in name for name in names)
+
+
+STEP: dict[str, Any] = {"per_rank_batch_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"world_size": 2}, "2rank-b32"),
+        ({"world_size": 1}, "1rank-b32"),
+        ({"world_size": 2, "strategy": "zero1"}, "2rank-b32-zero1"),
+        ({"world_size": 2, "comm_hook": "bf16", "bucket_cap_mb": 4}, "2rank-b32-ddp+bf16+bucket4"),
+        ({"world_size": 2, "static_graph": True}, "2rank-b32-ddp+static"),
+        ({"world_size": 2, "gradient_as_bucket_view": True}, "2rank-b32-ddp+view"),
+        ({"world_size": 2, "sync_batch_norm": True}, "2rank-b32-ddp+sync_batch_norm"),
+        ({"world_size": 2, "communication": "no_sync"}, "2rank-b32-ddp+no_sync"),
+        ({"world_size": 2, "comm_delay_seconds": 0.5}, "2rank-b32-ddp+comm_delay0.5s@0"),
+        ({"world_size": 2, "accumulation_steps": 2}, "2rank-b32-ddp+accumulate2"),
+        ({"world_size": 1, "model": "resnet50_cifar"}, "1rank-b32-resnet50_cifar"),
+        ({"world_size": 1, "precision": "bf16"}, "1rank-b32-bf16"),
+        ({"world_size": 1, "execution": "graph"}, "1rank-b32-graph"),
+        ({"world_size": 1, "execution": "compile", "inductor": "a"}, "1rank-b32-compile+a"),
+        ({"world_size": 1, "input": "device"}, "1rank-b32-device"),
+    ],
+)
+def test_id_names_what_differs_on_the_cpu(fields: dict[str, Any], expected: str, read: Read) -> None:
+    options = read()
+    assert case_id(options.step(**STEP | fields), options) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"world_size": 4, "input": "device", **FASTEST_DDP}, "4gpu-b32"),
+        ({"world_size": 4, "input": "device"}, "4gpu-b32-ddp"),
+        ({"world_size": 4, "input": "device", "execution": "eager"}, "4gpu-b32-eager"),
+        (
+            {"world_size": 4, "input": "device", "execution": "compile+graph", **FASTEST_DDP},
+            "4gpu-b32-compile+graph",
+        ),
+        ({"world_size": 1, "precision": "tf32"}, "1gpu-b32-tf32-fixed"),
+        (
+            {"world_size": 4, "input": "device", "strategy": "own_ddp", "comm_hook": "symmetric_memory"},
+            "4gpu-b32-own_ddp+symm",
+        ),
+    ],
+)
+def test_id_names_what_differs_on_gpus(fields: dict[str, Any], expected: str, read: Read) -> None:
+    options = read(gpus=4)
+    assert case_id(options.step(**STEP | fields), options) == expected
+
+
+def test_options_of_the_run_are_not_in_the_id(read: Read) -> None:
+    options = read("--precision", "bf16", "--model", "resnet50_cifar", "--spec", "comm_hook=bf16")
+    assert case_id(options.step(**STEP, world_size=2), options) == "2rank-b32"
+    own = read("--spec", "strategy=own_ddp", gpus=4)
+    fields: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory", "input": "device"}
+    assert case_id(own.step(**STEP, world_size=4, **fields), own) == "4gpu-b32"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (AllReduceSpec(world_size=2, nbytes=2**26), "2rank-64MiB"),
+        (AllReduceSpec(world_size=2, nbytes=2**26, algorithm="ring"), "2rank-64MiB-ring"),
+        (
+            AllReduceSpec(world_size=2, nbytes=4, in_place=False, execution="graph"),
+            "2rank-4B-graph-out_of_place",
+        ),
+        (CollectiveSpec(world_size=2, nbytes=2**24, kind="broadcast"), "2rank-16MiB-broadcast"),
+        (SamplerSpec(world_size=3, epoch_images=10), "3rank"),
+        (
+            SamplerSpec(world_size=3, epoch_images=10, drop_last=True, set_epoch=False),
+            "3rank-drop_last-no_set_epoch",
+        ),
+        (CopySpec(world_size=1, nbytes=2**20), "1rank-1MiB"),
+    ],
+)
+def test_ids_of_other_work(spec: Spec, expected: str, read: Read) -> None:
+    assert case_id(spec, read()) == expected
+
+
+def test_run_id_names_its_recipe(read: Read) -> None:
+    options = read()
+    plain = options.run(world_size=1, per_rank_batch_size=8, epochs=2, test_images=16, rate=0.1)
+    assert case_id(plain, options) == "1rank-b8-lr0.1"
+    changed: list[dict[str, Any]] = [
+        {"optimizer": "lars"},
+        {"schedule": "cosine"},
+        {"grow_from": 4},
+        {"momentum": 0.5},
+        {"weight_decay": 0.1},
+        {"label_smoothing": 0.1},
+        {"cutout": 8},
+        {"clip_norm": 1.0},
+        {"set_epoch": False},
+        {"seed": 1},
+        {"rate": 0.2},
+    ]
+    specs: list[RunSpec] = [dataclasses.replace(plain, **fields) for fields in changed]
+    assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
+
+
+def test_ids_begin_with_devices_and_batch() -> None:
+    assert [size_id("cuda", 4), size_id("cpu", 2, 32)] == ["4gpu", "2rank-b32"]
+
+
+def cases_of(*cases: object, **arguments: Any) -> pytest.Mark:
+    return pytest.mark.specs(cases=lambda options: cases, **arguments).mark
+
+
+def test_two_cases_with_one_id_are_refused(read: Read) -> None:
+    """They differ in the epoch's images alone, which no id names."""
+    options = read()
+    step = options.step(**STEP, world_size=2)
+    cases = cases_of(step, dataclasses.replace(step, epoch_images=64))
+    with pytest.raises(
+        Refused, match=r"^test_it has two cases with the id 2rank-b32, which names what is stored"
+    ):
+        parameters("test_it", cases, options, Machine())
+
+
+def test_skipped_spec_has_the_id_of_its_case(read: Read) -> None:
+    options = read()
+    step = options.step(**STEP, world_size=2)
+    (case,) = parameters("test_it", cases_of(skipped(step, "it cannot be")), options, Machine())
+    assert (case.id, [mark.name for mark in case.marks]) == ("2rank-b32", ["skip"])
+
+
+def test_named_case_keeps_its_id(read: Read) -> None:
+    options = read("--slow-down", "0.5")
+    named = pytest.param(options.step(**STEP, world_size=2), id="mine")
+    gate = cases_of(named, gate=lambda options, spec: spec.world_size == 2)
+    (case,) = parameters("test_it", gate, options, Machine())
+    assert (case.id, [mark.name for mark in case.marks]) == ("mine", ["gate"])
+    (spec,) = case.values
+    assert isinstance(spec, TrainingSpec)
+    assert spec.delay_seconds == 0.5
