@@ -1,16 +1,16 @@
-"""Decodes a folder of images, or CIFAR-10, into one file of tensors; `plugin/dataset.py` runs it in a process of its own.
+"""Decode a folder of images, or CIFAR-10, into one file of tensors.
 
     python -m ddpperf.data.decode imagefolder|cifar10|download SOURCE OUT
 
-It writes OUT/images.pt, which `torch.load(path, weights_only=True, mmap=True)` reads: train_images uint8 [N, 3, H, W] (RGB),
-train_labels int64 [N], test_images, test_labels, and classes, the names in the labels' order. Its standard output is an object
-of JSON a line: {"say": a line for the user}, and last {"done": what `save` returns} or {"refused": a sentence}. Then it waits.
-It ends when its standard input does, at any time, and takes OUT away.
+ddpperf/data/cache.py runs this as a child process. OUT/images.pt is read by
+`torch.load(path, weights_only=True, mmap=True)`: train_images uint8 [N, 3, H, W] (RGB), train_labels
+int64 [N], test_images, test_labels, and classes, the names in the order of the labels.
+OUT/result.json is what `save` returns, or {"refused": one sentence}. The lines of progress go to
+standard output.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import http.client
@@ -20,7 +20,6 @@ import os
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
@@ -36,22 +35,20 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.datasets.folder import pil_loader
 from torchvision.datasets.utils import check_integrity
 
+from ddpperf.errors import Refused
+
 PROGRESS_SECONDS = 5.0
-CHUNK_IMAGES = 32  # that a thread takes at a time
-MOST_THREADS = 8  # more would wait for the interpreter's lock
+CHUNK_IMAGES = 32  # that a thread decodes at a time
+MAX_THREADS = 8  # more would wait for the interpreter's lock
 NETWORK_SECONDS = 30.0
-DOWNLOAD_BYTES = 540_000_000  # the archive, what is in it, and the tensors
+DOWNLOAD_BYTES = 540_000_000  # the archive, its files, and the tensors
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 Say = Callable[[str], None]
 
 
-class Refused(Exception):
-    """The images cannot be had; one sentence says why, and what to do."""
-
-
 def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
-    """What images.pt is to hold, from folder/train/<class>/ and folder/test/<class>/; raises Refused."""
+    """Return the tensors of all images in folder/train/<class>/ and folder/test/<class>/; raises Refused."""
     try:
         train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
@@ -62,7 +59,8 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
     if different := sorted(set(train.classes) ^ set(test.classes)):
         there, missing = ("train", "test") if different[0] in train.classes else ("test", "train")
         raise Refused(
-            f"{folder} has the class {different[0]!r} in {there} and not in {missing}; both must have all classes"
+            f"{folder} has the class {different[0]!r} in {there} and not in {missing}; "
+            "both must have all classes"
         )
     total = len(train) + len(test)
     say(f"decoding {total:,} images of {folder}, once")
@@ -79,19 +77,17 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
         place[:] = pixels
 
     tasks = [task for split, room in zip((train, test), images, strict=True) for task in _places(split, room)]
-    told = time.monotonic()
-    with ThreadPool(
-        min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    ) as threads:  # Pillow decodes without that lock
+    reported = time.monotonic()
+    with ThreadPool(min(len(os.sched_getaffinity(0)), MAX_THREADS)) as threads:
         for done, _ in enumerate(threads.imap(put, tasks, chunksize=CHUNK_IMAGES), start=1):
-            if time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported >= PROGRESS_SECONDS:
+                reported = time.monotonic()
                 say(f"decoded {done:,} of {total:,} images")
     return _document(train, images[0], test, images[1])
 
 
 def load(path: str) -> Any:
-    """An image file's pixels, a numpy array uint8 [H, W, 3] (RGB); raises Refused."""
+    """Return an image file's pixels, a numpy array uint8 [H, W, 3] (RGB); raises Refused."""
     try:
         return numpy.asarray(pil_loader(path))
     except UnidentifiedImageError:
@@ -102,7 +98,7 @@ def load(path: str) -> Any:
 
 
 def room_for(count: int, height: int, width: int) -> Tensor:
-    """A tensor for so many images, uint8 [count, 3, height, width]; raises Refused."""
+    """Return an empty tensor uint8 [count, 3, height, width]; raises Refused without the memory."""
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:
@@ -113,20 +109,20 @@ def room_for(count: int, height: int, width: int) -> Tensor:
 
 
 def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
-    """The path of each image of an ImageFolder, and where its pixels belong in `images`, an array uint8 [H, W, 3]."""
+    """Yield the path of each image and its place in `images`, an array uint8 [H, W, 3]."""
     rows = images.numpy().transpose(0, 2, 3, 1)
     for (path, _), place in zip(dataset.samples, shuffled(len(dataset)).argsort().tolist(), strict=True):
         yield path, rows[place]
 
 
 def shuffled(count: int) -> Tensor:
-    """The order in which so many images are stored, always the same: the first ones are a fair sample of all classes."""
+    """Return the fixed random order in which `count` images are stored: the first ones sample all classes."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) -> dict[str, Any]:
-    """The images, already in the shuffled order, with their datasets' labels and classes."""
-    train_labels, test_labels = (torch.tensor(each.targets)[shuffled(len(each))] for each in (train, test))
+    """Put together the images, which are shuffled already, and the labels and classes of their datasets."""
+    train_labels, test_labels = (torch.tensor(split.targets)[shuffled(len(split))] for split in (train, test))
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     return {
         "train_images": train_images,
@@ -137,10 +133,11 @@ def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) 
 
 
 def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
-    """What images.pt is to hold, from root/cifar-10-batches-py as torchvision has it; raises Refused."""
+    """Return the tensors of CIFAR-10 from root/cifar-10-batches-py; raises Refused."""
     if wrong := _wrong_cifar10(root):
         raise Refused(
-            f"{wrong} is missing or damaged; cifar10:DIR needs CIFAR-10's six batches and batches.meta as published"
+            f"{wrong} is missing or damaged; "
+            "cifar10:DIR needs CIFAR-10's six batches and batches.meta as published"
         )
     train, test = (CIFAR10(root=str(root), train=train) for train in (True, False))
     say(f"decoding {len(train) + len(test):,} images of {root}, once")
@@ -152,14 +149,14 @@ def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
 
 
 def _wrong_cifar10(root: Path) -> Path | None:
-    """The first of CIFAR-10's files that has not the checksum which torchvision knows."""
+    """Return the first of CIFAR-10's files with a wrong checksum, None if all are right."""
     known = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
     files = [(root / CIFAR10.base_folder / name, md5) for name, md5 in known]
     return next((path for path, md5 in files if not check_integrity(str(path), md5)), None)
 
 
 def download_cifar10(root: Path, out: Path, say: Say) -> None:
-    """Have CIFAR-10 below `root`, where it appears whole or not at all; raises Refused."""
+    """Download CIFAR-10 into `root` unless it is there; it appears whole or not at all. Raises Refused."""
     if not _wrong_cifar10(root):
         return
     host = urlsplit(CIFAR10.url).hostname
@@ -179,15 +176,17 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
 
 
 def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:
+    megabytes = math.ceil(nbytes / 1e6)
     return Refused(
-        f"{math.ceil(nbytes / 1e6):,} MB cannot be written to {folder} ({error.strerror}); make room there for them"
+        f"{megabytes:,} MB cannot be written to {folder} ({error.strerror}); make room there for them"
     )
 
 
 def save(document: dict[str, Any], path: Path) -> dict[str, object]:
-    """Write the tensors to the disk; raises Refused where they do not fit.
+    """Write the tensors to `path` and return what describes them; raises Refused if the disk is full.
 
-    digest: 12 hex digits of a sha256 over the images and labels. classes: how many. image_size: height and width.
+    digest: 12 hex digits of a sha256 over images and labels. classes: their number. image_size: height
+    and width.
     """
     tensors = [value for value in document.values() if isinstance(value, Tensor)]
     nbytes = (
@@ -217,36 +216,27 @@ def save(document: dict[str, Any], path: Path) -> dict[str, object]:
 
 
 def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
-    """Write out/images.pt and return what `save` does; raises Refused."""
+    """Write out/images.pt and return what describes it; raises Refused."""
     if kind == "download":
         download_cifar10(source, out, say)
     document = decode_folder(source, say) if kind == "imagefolder" else decode_cifar10(source, say)
     return save(document, out / "images.pt")
 
 
-def _end_with_starter(out: Path) -> None:
-    """Wait for the end of standard input; then nothing of this process and its files may be left."""
-    while os.read(0, 1):
-        pass
-    shutil.rmtree(out, ignore_errors=True)
-    os._exit(1)  # whatever the other threads wait for
+def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
+    """Decode, and write the result or the refusal to out/result.json."""
+    try:
+        result = decode(kind, source, out, say)
+    except Refused as refusal:
+        result = {"refused": str(refusal)}
+    (out / "result.json").write_text(json.dumps(result))
 
 
 def main(kind: str, source: str, out: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what torchvision prints is no answer
-
-    def tell(**answer: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter is gone, and so will this process be
-            print(json.dumps(answer), file=answers, flush=True)
-
-    ending = threading.Thread(target=_end_with_starter, args=(Path(out),), daemon=True)
-    ending.start()
-    try:
-        tell(done=decode(kind, Path(source), Path(out), lambda line: tell(say=line)))
-    except Refused as refusal:
-        tell(refused=str(refusal))
-    ending.join()  # until the starter has moved images.pt: it may be killed before
+    """Run as a script; what torchvision prints goes to standard error."""
+    progress = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    write_result(kind, Path(source), Path(out), lambda line: print(line, file=progress, flush=True))
 
 
 if __name__ == "__main__":

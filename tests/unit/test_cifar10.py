@@ -1,4 +1,4 @@
-"""CIFAR-10 is decoded as torchvision has it, downloaded once, and refused in a sentence where it is not as published."""
+"""CIFAR-10 is decoded as torchvision does it, downloaded once, and refused if a file is damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 from torchvision.datasets import CIFAR10
 from torchvision.transforms.functional import pil_to_tensor
 
-from ddpperf.data.decode import Refused, decode, decode_cifar10, download_cifar10, shuffled
+from ddpperf.data.decode import decode, decode_cifar10, download_cifar10, shuffled
+from ddpperf.errors import Refused
 from tests.images import silent, truncate
 
 
@@ -47,7 +48,7 @@ def pickled(path: Path, content: object) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def test_cifar10_is_torchvisions_in_the_shuffled_order(batches: Path) -> None:
+def test_images_and_labels_equal_torchvisions(batches: Path) -> None:
     said: list[str] = []
     document = decode_cifar10(batches, said.append)
     assert said == [f"decoding 120 images of {batches}, once"]
@@ -61,9 +62,7 @@ def test_cifar10_is_torchvisions_in_the_shuffled_order(batches: Path) -> None:
 
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
 @pytest.mark.parametrize("spoil", [Path.unlink, truncate])
-def test_a_missing_or_damaged_file_of_cifar10_is_named(
-    batches: Path, name: str, spoil: Callable[[Path], None]
-) -> None:
+def test_missing_or_damaged_file_is_named(batches: Path, name: str, spoil: Callable[[Path], None]) -> None:
     spoil(batches / "cifar-10-batches-py" / name)
     with pytest.raises(
         Refused, match=rf"/cifar-10-batches-py/{name} is missing or damaged; cifar10:DIR needs"
@@ -111,7 +110,7 @@ def test_cifar10_is_downloaded_once(archive: Path, batches: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("spoil", "why"), [(Path.unlink, "HTTP Error 404: .*"), (truncate, "File not found or corrupted")]
 )
-def test_a_failed_download_is_refused_in_a_sentence(
+def test_failed_download_is_refused(
     archive: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str
 ) -> None:
     spoil(archive)

@@ -1,17 +1,13 @@
-"""Decoded images are the files' own, in one order everywhere, and nothing is left of a decoder whose starter is gone."""
+"""Decoded images equal torchvision's, in one order everywhere; bad folders are refused in one sentence."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +19,11 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf.data import decode
-from ddpperf.data.decode import decode_folder, save, shuffled
+from ddpperf.data.decode import decode_folder, room_for, save, shuffled
+from ddpperf.errors import Refused
 from tests.generated import BOUNDED
-from tests.images import CLASSES, images_in, picture, silent
+from tests.images import CLASSES, images_in, picture, silent, truncate
+from tests.project import full_disk
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("chunk", [4, 32], ids=["chunks", "one chunk"])
-def test_images_and_labels_are_torchvisions_in_the_shuffled_order(
+def test_images_and_labels_equal_torchvisions(
     folder: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "CHUNK_IMAGES", chunk)
@@ -62,17 +60,17 @@ def test_every_image_becomes_rgb(folder: Path, mode: str, name: str) -> None:
 
 @BOUNDED
 @given(st.integers(1, 3000))
-def test_the_order_has_every_image_once_and_is_always_the_same(count: int) -> None:
+def test_order_is_a_fixed_permutation(count: int) -> None:
     assert sorted(shuffled(count).tolist()) == list(range(count))
     assert torch.equal(shuffled(count), shuffled(count))
 
 
-def test_the_first_images_are_a_fair_sample_of_all_classes() -> None:
+def test_first_images_sample_all_classes() -> None:
     labels = torch.arange(10).repeat_interleave(5000)[shuffled(50_000)]
     assert all(400 < count < 600 for count in labels[:5000].bincount())
 
 
-def test_it_is_said_what_is_decoded_and_how_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_names_folder_and_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PROGRESS_SECONDS", 0)
     said: list[str] = []
     decode_folder(folder, said.append)
@@ -80,7 +78,7 @@ def test_it_is_said_what_is_decoded_and_how_far(folder: Path, monkeypatch: pytes
     assert said[-1] == "decoded 27 of 27 images"
 
 
-def test_the_file_can_be_mapped_and_holds_the_document(folder: Path, tmp_path: Path) -> None:
+def test_file_can_be_mapped(folder: Path, tmp_path: Path) -> None:
     document = decode_folder(folder, silent)
     summary = save(document, tmp_path / "images.pt")
     loaded = torch.load(tmp_path / "images.pt", weights_only=True, mmap=True)
@@ -115,7 +113,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_the_digest_tells_other_images_and_labels(
+def test_changed_images_or_labels_change_the_digest(
     folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     document = decode_folder(folder, silent)
@@ -125,81 +123,109 @@ def test_the_digest_tells_other_images_and_labels(
     assert save(document, tmp_path / "images.pt")["digest"] != before
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A process that runs ddpperf.data.decode's main, and the ends of its pipes."""
-
-    process: BaseProcess
-    standard_input: IO[bytes]
-    answers: IO[bytes]
-
-    def answer(self) -> Any:
-        return json.loads(self.answers.readline())
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
-@contextlib.contextmanager
-def decoder(folder: Path, out: Path) -> Iterator[Decoder]:
-    """A fork of this process, which has imported torch already; it is killed at the end."""
-    from_starter, to_decoder = os.pipe()
-    from_decoder, to_starter = os.pipe()
-
-    def run() -> None:
-        os.close(to_decoder)
-        os.dup2(from_starter, 0)
-        os.dup2(to_starter, 1)
-        decode.main("imagefolder", str(folder), str(out))
-
-    out.mkdir()
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    os.close(from_starter)
-    os.close(to_starter)
-    with open(to_decoder, "wb") as standard_input, open(from_decoder, "rb") as answers:
-        try:
-            yield Decoder(process=process, standard_input=standard_input, answers=answers)
-        finally:
-            process.kill()
-            process.join()
-
-
-def test_a_decoder_that_is_done_stays_until_its_standard_input_ends(folder: Path, tmp_path: Path) -> None:
-    with decoder(folder, tmp_path / "out") as started:
-        assert started.answer() == {"say": f"decoding 27 images of {folder}, once"}
-        assert started.answer()["done"]["train_images"] == 21
-        started.process.join(0.3)
-        assert started.process.is_alive()
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["images.pt"]
-        started.standard_input.close()
-        started.process.join(5)
-        assert not started.process.is_alive()
-        assert not (tmp_path / "out").exists()
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
+    "empty": (lambda f: put(f / "test/bee/x.jpg", b""), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
+    "truncated": (
+        lambda f: truncate(picture(f / "train/cat/x.jpg", 1, size=(64, 64))),
+        r"/train/cat/x.jpg cannot be decoded \(.*truncated.*\); repair or remove it$",
+    ),
+    "damaged png": (lambda f: truncate(f / "train/ape/0.png"), r"/train/ape/0.png cannot be decoded \(.*\); repair or remove"),
+    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), r"/ape/x.png cannot be decoded \(.*No such file"),
+    "sizes": (
+        lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
+        r"one size, but .*/train/ape/0.png has 4x3 pixels and .*/test/cat/x.png has 3x4; resize them, or leave one out$",
+    ),
+    "class only in test": (
+        lambda f: picture(f / "test/dog/0.png", 1),
+        r"images has the class 'dog' in test and not in train; both must have all classes$",
+    ),
+    "class only in train": (
+        lambda f: picture(f / "train/ant/0.png", 1),
+        r"images has the class 'ant' in train and not in test; both must have all classes$",
+    ),
+    "class without images": (
+        lambda f: put(f / "train/dog/notes.txt", b"no image"),
+        r"images must have images of every class in train/<class> and test/<class>: Found no valid file for the classes dog, ",
+    ),
+    "no classes": (
+        lambda f: [f.joinpath("test", name).rename(f / name) for name in CLASSES],
+        r"images must have images of every class .*: Couldn't find any class folder in .*/test$",
+    ),
+}  # fmt: skip
 
 
-def test_a_decoder_ends_with_its_standard_input_and_takes_its_folder_away(
-    folder: Path, tmp_path: Path
-) -> None:
-    os.mkfifo(folder / "train" / "bee" / "never_ends.png")
-    with decoder(folder, tmp_path / "out") as started:
-        assert "say" in started.answer()
-        (tmp_path / "out" / "half").touch()
-        started.standard_input.close()
-        started.process.join(5)
-        assert not started.process.is_alive()
-        assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(("spoil", "sentence"), BAD.values(), ids=BAD)
+def test_bad_folder_is_refused(folder: Path, spoil: Callable[[Path], object], sentence: str) -> None:
+    spoil(folder)
+    with pytest.raises(Refused, match=sentence) as refusal:
+        decode_folder(folder, silent)
+    assert "\n" not in str(refusal.value)
 
 
-def test_what_torchvision_prints_is_no_answer(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pillows_errors_become_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 4
+    )  # above twice as many it raises an error of its own, no OSError
+    sentence = r"/0.png cannot be decoded \(Image size \(12 pixels\) exceeds limit of 8 pixels, .*\); repair or remove it$"
+    with pytest.raises(Refused, match=sentence):
+        decode_folder(folder, silent)
+
+
+def test_first_of_several_bad_images_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "CHUNK_IMAGES", 1)
+    for name in ("train/bee/3.png", "train/bee/5.png", "train/cat/0.png", "test/ape/0.png"):
+        put(folder / name, b"hello")
+    with pytest.raises(Refused, match=r"/train/bee/3.png cannot be decoded"):
+        decode_folder(folder, silent)
+
+
+def test_more_images_than_memory_are_refused() -> None:
+    with pytest.raises(
+        Refused, match=r"^6 images need 18,000,000,000 MB of memory, more than there is; give fewer$"
+    ):
+        room_for(6, 10**7, 10**8)
+
+
+def test_full_disk_is_refused_with_the_needed_bytes(folder: Path, tmp_path: Path) -> None:
+    document = decode_folder(folder, silent)
+    with (
+        full_disk(),
+        pytest.raises(
+            Refused, match=r"^1 MB cannot be written to .* \(File too large\); make room there for them$"
+        ),
+    ):
+        save(document, tmp_path / "images.pt")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_result_or_refusal_is_written_as_json(folder: Path, tmp_path: Path, wrong: bool) -> None:
+    if wrong:
+        picture(folder / "train" / "dog" / "0.png", 1)
+    decode.write_result("imagefolder", folder, tmp_path, silent)
+    result = json.loads((tmp_path / "result.json").read_text())
+    if wrong:
+        assert "has the class 'dog' in train and not in test" in result["refused"]
+    else:
+        assert result["train_images"] == 21
+
+
+def test_output_of_torchvision_is_no_progress(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        ImageFolder, "__len__", lambda dataset: os.write(1, b"no answer\n") and len(dataset.samples)
+        ImageFolder, "__len__", lambda dataset: os.write(1, b"no progress\n") and len(dataset.samples)
     )
-    with decoder(folder, tmp_path / "out") as started:
-        assert "say" in started.answer()
-        assert "done" in started.answer()
-
-
-def test_what_is_refused_is_an_answer(folder: Path, tmp_path: Path) -> None:
-    picture(folder / "train" / "dog" / "0.png", 1)
-    with decoder(folder, tmp_path / "out") as started:
-        assert "has the class 'dog' in train and not in test" in started.answer()["refused"]
+    standard_output = os.dup(1)
+    try:
+        decode.main("imagefolder", str(folder), str(tmp_path))
+    finally:
+        os.dup2(standard_output, 1)
+    captured = capfd.readouterr()
+    assert captured.out == f"decoding 27 images of {folder}, once\n"
+    assert "no progress" in captured.err
