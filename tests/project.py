@@ -108,9 +108,7 @@ class Marked:
         return found
 
     def ranks(self) -> list[int]:
-        return [
-            process for process, command in self.processes().items() if "ddpperf.workers.worker" in command
-        ]
+        return [process for process, command in self.processes().items() if "bootstrap.py rank" in command]
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
         """No process of this test lives, so none of its ports is open, and its temporary folder is empty."""

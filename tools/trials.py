@@ -21,8 +21,8 @@ from ddpperf.verdict.ab import Decision, Row
 from ddpperf.verdict.estimates import Reading, readings_of
 from ddpperf.verdict.settings import DecisionSettings, read_decision
 from ddpperf.verdict.two_stage_test import Finding
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 
 ROUNDS = 10
 SUITE = (

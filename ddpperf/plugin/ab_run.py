@@ -20,8 +20,8 @@ from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run import Comparison
 from ddpperf.verdict.verdict import Answer
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 
 
 class Gate:

@@ -34,8 +34,8 @@ from ddpperf.verdict.run_history import PastRun
 from ddpperf.verdict.stored_run import Comparison, compare, copies
 from ddpperf.verdict.threshold_file import HardwareThresholds, read_threshold_file
 from ddpperf.verdict.verdict import BASE_FAILED, CANDIDATE_CANNOT, Answer, Verdict, decide
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 
 
 class Session:

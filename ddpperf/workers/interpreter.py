@@ -1,28 +1,83 @@
-"""Whether another interpreter, root or environment can run ranks: asked in a process of its own before anything else."""
+"""The interpreter, code folder and environment that ranks run with, and a check that ranks can run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
+import ddpperf
+from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
-from ddpperf.workers.rank_process import Side
 
-PROBE = Path(__file__).with_name("probe.py")
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PROBE_SECONDS = 120
-LEAST_PYTHON, LEAST_TORCH = "3.11", "2.11"
+MIN_PYTHON, MIN_TORCH = "3.11", "2.11"
+
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TEARDOWN_CUPTI": "1",  # what CUPTI leaves on after a profile makes a captured step 0.5% slower
+}
+# Memory in huge pages, where the kernel allows it. With small pages, processes of the same code differ by
+# 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step of 8 images is 6% faster.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def rank_environment(device: str) -> dict[str, str]:
+    """Return the environment of every rank, before its side's own variables."""
+    return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """The interpreter, code folder and environment of one side's ranks.
+
+    name: "A" for the base (or the only side), "B" for the candidate. root: a folder that comes first on
+    the ranks' path; if it holds a ddpperf, the ranks run that one.
+    """
+
+    name: str = "A"
+    python: str = sys.executable
+    root: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def package(self) -> Path:
+        """The folder of the ddpperf that the ranks run."""
+        own = self.root / "ddpperf" if self.root is not None else None
+        return own if own is not None and (own / "__init__.py").is_file() else Path(ddpperf.__file__).parent
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that this side adds to the environment of its ranks."""
+        if self.root is None:
+            return dict(self.environment)
+        inherited = self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        path = [str(self.root), os.getcwd(), *([inherited] if inherited else [])]
+        # PYTHONSAFEPATH: otherwise the current folder would come before the root
+        return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+
+    def command(self, task: str, *arguments: str) -> list[str]:
+        """Return the command line that runs a task of bootstrap.py with this side's interpreter."""
+        return [self.python, str(BOOTSTRAP), task, str(self.package), *arguments]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the probe says: versions, the folders that modules come from, or which module cannot be imported and why."""
+    """What a side's interpreter can import.
+
+    folders: by module, the folder on the path that it comes from. missing, why: the first module that
+    cannot be imported, and the error; empty if all can.
+    """
 
     python: str
     torch: str = ""
@@ -33,32 +88,34 @@ class Found:
     why: str = ""
 
 
-def check_side(side: Side, asked: str, device: str, model: str) -> Found:
-    """What the side has; raises pytest.UsageError unless its ranks can start, and its root has something that they load.
+def check_side(side: Side, requested: str, device: str, model: str) -> Found:
+    """Check that a side's ranks can start and that its root is used; raise Refused otherwise.
 
-    asked: how the options name it.
+    requested: the options that name the side, for the message.
     """
-    found = _probe(side, asked, model)
-    if _release(found.python) < _release(LEAST_PYTHON):
-        raise pytest.UsageError(
-            f"{asked} is Python {found.python}, ddpperf needs {LEAST_PYTHON} or newer; name a newer interpreter"
+    found = _probe(side, requested, model)
+    if _release(found.python) < _release(MIN_PYTHON):
+        raise Refused(
+            f"{requested} is Python {found.python}, ddpperf needs {MIN_PYTHON} or newer; "
+            "name a newer interpreter"
         )
-    if found.torch and _release(found.torch) < _release(LEAST_TORCH):
-        raise pytest.UsageError(
-            f"{asked} has torch {found.torch}, ddpperf needs {LEAST_TORCH} or newer; install one there"
+    if found.torch and _release(found.torch) < _release(MIN_TORCH):
+        raise Refused(
+            f"{requested} has torch {found.torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
         )
     if found.missing:
-        raise pytest.UsageError(
-            f"{asked} cannot import {found.missing}, as its ranks must ({found.why}); install it there"
+        raise Refused(
+            f"{requested} cannot import {found.missing}, as its ranks must ({found.why}); install it there"
         )
     if device == "cuda" and found.cuda is None:
-        raise pytest.UsageError(
-            f"{asked} has torch {found.torch}, which has no CUDA, for --device cuda; install one that has, or pass --device cpu"
+        raise Refused(
+            f"{requested} has torch {found.torch}, which has no CUDA, for --device cuda; "
+            "install one that has, or pass --device cpu"
         )
     if side.root is not None and str(side.root) not in found.folders.values():
         places = ", ".join(f"{name} from {folder}" for name, folder in found.folders.items())
-        raise pytest.UsageError(
-            f"{asked} holds nothing that a rank loads, found {places}; name a checkout of one of them"
+        raise Refused(
+            f"{requested} holds nothing that a rank loads, found {places}; name a checkout of one of them"
         )
     return found
 
@@ -68,36 +125,36 @@ def _release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def _probe(side: Side, asked: str, model: str) -> Found:
-    """What the side's interpreter has, asked in a process of its own, of which nothing stays."""
-    command = [side.python, str(PROBE), model, str(side.package)]
+def _probe(side: Side, requested: str, model: str) -> Found:
+    """Import what a rank imports, in a child process of the side's interpreter."""
     try:
-        ended = run_child(command, side.variables(), PROBE_SECONDS)
+        ended = run_child(side.command("probe", model), side.variables(), PROBE_SECONDS)
     except OSError as error:
-        raise pytest.UsageError(
-            f"{asked} cannot be started ({error.strerror}); name a Python interpreter"
+        raise Refused(
+            f"{requested} cannot be started ({error.strerror}); name a Python interpreter"
         ) from error
     except subprocess.TimeoutExpired as error:
-        sentence = f"{asked} did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
-        raise pytest.UsageError(sentence) from error
+        raise Refused(
+            f"{requested} did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
+        ) from error
     answers = ended.output.splitlines()
-    lines = [line[:200] for line in ended.errors.splitlines() if line[:1].strip()]
-    reason = "".join(
-        f" ({line})" for line in (lines[-1:] if answers else lines[:1])
-    )  # what is no Python says it first
-    return _read_answers(asked, answers, f"ended with status {ended.status}{reason}")
+    errors = [line[:200] for line in ended.errors.splitlines() if line[:1].strip()]
+    # Python names the reason in its last line, another program in its first.
+    reason = "".join(f" ({line})" for line in (errors[-1:] if answers else errors[:1]))
+    return _parse_answers(requested, answers, f"ended with status {ended.status}{reason}")
 
 
-def _read_answers(asked: str, answers: Sequence[str], end: str) -> Found:
-    """What the probe printed, a line before the imports and one after; `end` says how its process ended."""
+def _parse_answers(requested: str, answers: Sequence[str], end: str) -> Found:
+    """Parse the line that the probe prints before its imports and the line after them.
+
+    end: how the probe ended, for the message where one of the lines is missing.
+    """
     found = []
     for line in answers:
-        with contextlib.suppress(TypeError, ValueError):  # what a wrapper around it says
+        with contextlib.suppress(TypeError, ValueError):  # a line of a wrapper script
             found.append(Found(**json.loads(line)))
     if not found:
-        raise pytest.UsageError(
-            f"{asked} is no Python {LEAST_PYTHON} or newer, it {end}; name a Python interpreter"
-        )
-    if len(found) == 1 and _release(found[0].python) >= _release(LEAST_PYTHON):
-        raise pytest.UsageError(f"{asked} {end} while it imported torch and the model; try it by itself")
+        raise Refused(f"{requested} is no Python {MIN_PYTHON} or newer, it {end}; name a Python interpreter")
+    if len(found) == 1 and _release(found[0].python) >= _release(MIN_PYTHON):
+        raise Refused(f"{requested} {end} while it imported torch and the model; try it by itself")
     return found[-1]

@@ -17,8 +17,8 @@ from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import ProcessSet
-from ddpperf.workers.rank_process import Side
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
 WHOLE_SECONDS = (

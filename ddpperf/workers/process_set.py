@@ -13,7 +13,8 @@ from pathlib import Path
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.rank_process import EXIT_SECONDS, RankProcess, Side, stacks_of
+from ddpperf.workers.interpreter import Side
+from ddpperf.workers.rank_process import EXIT_SECONDS, RankProcess, stacks_of
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # after a first failure, for the failures that came before it or follow from it
@@ -235,7 +236,7 @@ class ProcessSet:
         """End every rank and whatever it started, at once; harmless when repeated."""
         self.alive = False
         for rank in self.ranks:
-            rank.signal_end()
+            rank.kill()
         for rank in self.ranks:
             rank.wait()
             rank.close()
@@ -250,7 +251,7 @@ class ProcessSet:
     def _hangs(self, ranks: list[int], deadline_seconds: float) -> list[RankFailure]:
         """The failures of ranks that did not answer; the first one has the stacks of every rank of the set."""
         detail = "\n".join(
-            [*stacks_of(self.ranks).values(), "if it is only slow, as compiling can be: a longer --deadline"]
+            [*stacks_of(self.ranks), "if it is only slow, as compiling can be: a longer --deadline"]
         )
         what = f"did not answer within {deadline_seconds:g} s"
         return [

@@ -10,8 +10,8 @@ import torch
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.specs import CopySpec, Fault, from_json, to_json
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 
 SPEC = CopySpec(world_size=1, nbytes=1000)
 

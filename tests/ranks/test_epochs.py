@@ -12,9 +12,9 @@ import pytest
 from ddpperf.results.samples import Measured
 from ddpperf.specs import MODEL_VARIABLE, AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import WHOLE_SECONDS, Pool
 from ddpperf.workers.process_set import ProcessSet
-from ddpperf.workers.rank_process import Side
 from tests.project import Marked, wait_until
 
 DEADLINE_SECONDS = 2.0

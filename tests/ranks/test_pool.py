@@ -24,8 +24,8 @@ from ddpperf.machine.gpu_watch import GpuWatch, Reading
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
 from tests.generated import BOUNDED
 from tests.project import Marked

@@ -16,8 +16,8 @@ import pytest
 
 from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec
 from ddpperf.workers.failures import Cause, SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank_process import Side
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)

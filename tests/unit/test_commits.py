@@ -14,7 +14,7 @@ from ddpperf.machine.git import commit
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.stored_runs import Baseline
-from ddpperf.workers.rank_process import Side
+from ddpperf.workers.interpreter import Side
 from tests.unit.test_compare import measured
 
 

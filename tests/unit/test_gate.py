@@ -9,7 +9,7 @@ from ddpperf.plugin.ab_run import Gate
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.verdict.ab_answer import Confirmed
 from ddpperf.verdict.settings import read_decision
-from ddpperf.workers.rank_process import Side
+from ddpperf.workers.interpreter import Side
 
 
 def gate() -> Gate:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import ddpperf
+from ddpperf.errors import Refused
 from ddpperf.plugin.options.sides import Sides, read_sides
 from ddpperf.plugin.options.spec_fields import FIELDS
 from ddpperf.workers import interpreter as probing_module
-from ddpperf.workers.rank_process import _BOOTSTRAP, Side
+from ddpperf.workers.interpreter import Side
 from tests.project import Marked
 
 pytest_plugins = ["pytester"]  # for the Config that it parses
@@ -97,7 +98,7 @@ def test_without_an_option_there_are_no_sides(read: Read) -> None:
 def test_two_sides_that_are_this_environment_need_no_probe(
     read: Read, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing_module, "PROBE", Path("/nowhere/probe.py"))
+    monkeypatch.setattr(probing_module, "BOOTSTRAP", Path("/nowhere/bootstrap.py"))
     sides = read(line)
     assert (sides.base, sides.candidate, sides.here) == (HERE, Side(name="B"), "A")
     assert sides.spec_fields == ({"comm_hook": "bf16"} if "spec" in line else {})
@@ -176,7 +177,7 @@ def test_the_probe_imports_what_a_rank_does(
     monkeypatch.setenv("PYTHONSAFEPATH", safe_path)
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
     side = Side(root=at / "holds-ddpperf")
-    command = [sys.executable, "-c", _BOOTSTRAP, str(side.package), "nowhere", "0"]
+    command = side.command("rank", "nowhere", "0")
     rank = subprocess.run(
         command, env=os.environ | side.variables(), capture_output=True, text=True, check=True
     )
@@ -262,7 +263,7 @@ PROBED = {
 
 
 def refusal(read: Read, line: str, **others: str) -> str:
-    with pytest.raises(pytest.UsageError, match=r"^[^\n]+; [^\n]+\Z") as refused:
+    with pytest.raises((pytest.UsageError, Refused), match=r"^[^\n]+; [^\n]+\Z") as refused:
         read(line, **others)
     return str(refused.value)
 

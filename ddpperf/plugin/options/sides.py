@@ -17,8 +17,7 @@ import pytest
 from ddpperf.plugin.options.spec_fields import Value, changed, read_spec_fields
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import Spec
-from ddpperf.workers.interpreter import Found, check_side
-from ddpperf.workers.rank_process import Side, inherited
+from ddpperf.workers.interpreter import Found, Side, check_side, rank_environment
 
 # what ddpperf itself sets for a rank, or relies on
 OWN_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
@@ -102,7 +101,7 @@ def read_sides(config: pytest.Config, *, device: str, model: str, delay_seconds:
     variables = _read_variables(config.getoption("--against-env"))
     if [name for name in OPTIONS if config.getoption(name)] == [
         "--against-env"
-    ] and variables.items() <= inherited(device).items():
+    ] and variables.items() <= rank_environment(device).items():
         name, value = next(iter(variables.items()))
         raise pytest.UsageError(
             f"--against-env {name}={value[:40]} changes nothing, for the base has it from this environment; unset it, or name "

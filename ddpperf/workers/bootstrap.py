@@ -1,0 +1,92 @@
+"""The first file that a rank's interpreter runs. It starts a rank, or prints what a rank could import.
+
+    python bootstrap.py rank PACKAGE SOCKET RANK
+    python bootstrap.py probe PACKAGE MODEL
+
+PACKAGE is the folder of the ddpperf that the rank uses. It is imported by its path: its parent folder
+on sys.path could hide the interpreter's own torch. Standard library only; Python 3.7 can run it too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MAX_ERROR_LETTERS = 200
+
+
+def main(command: str, package: str, *arguments: str) -> None:
+    """Run one command, with the sys.path of `python -c`: the current folder in place of this file's."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = ""
+    if command == "probe":
+        print_probe(package, *arguments)
+    else:
+        run_rank(package, *arguments)
+
+
+def run_rank(package: str, socket: str, rank: str) -> None:
+    """Serve the controller that listens at `socket`."""
+    import_package(package)
+    from ddpperf.workers.worker import main
+
+    main(socket, int(rank))
+
+
+def print_probe(package: str, model: str) -> None:
+    """Print one line of JSON before the imports and one after; what the imports print goes to stderr."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
+    for imported in (False, True):
+        if imported:
+            found.update(probe(package, model))
+        os.write(output, json.dumps(found).encode() + b"\n")
+    os._exit(0)  # skip the threads and exit handlers that the imports left
+
+
+def probe(package: str, model: str) -> dict[str, Any]:
+    """Import ddpperf, torch and the model's module; return versions and the folders they come from.
+
+    Where an import fails, the result says which module is `missing` and `why`.
+    """
+    name, _, function = model.partition(":")
+    folders: dict[str, str] = {}
+    found: dict[str, Any] = {"folders": folders}
+    for wanted in ("ddpperf", "torch", name) if function else ("ddpperf", "torch"):
+        try:
+            module = import_package(package) if wanted == "ddpperf" else importlib.import_module(wanted)
+            if wanted == "torch":
+                found.update(torch=str(module.__version__), cuda=module.version.cuda)
+            elif wanted == name != "torchvision":  # a custom model
+                getattr(module, function)
+        except (Exception, SystemExit) as error:
+            lines = str(error).strip().splitlines() or ["no message"]
+            why = f"{type(error).__name__}: {lines[0]}"[:MAX_ERROR_LETTERS]
+            return {**found, "missing": wanted, "why": why}
+        if module.__file__ is not None:
+            above = wanted.count(".") + hasattr(module, "__path__")
+            folders[wanted] = str(Path(module.__file__).parents[above])
+    return {**found, "torchvision": importlib.util.find_spec("torchvision") is not None}
+
+
+def import_package(package: str) -> ModuleType:
+    """Import ddpperf from the folder `package`, whatever sys.path holds."""
+    spec = importlib.util.spec_from_file_location(
+        "ddpperf", f"{package}/__init__.py", submodule_search_locations=[package]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["ddpperf"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
