@@ -177,7 +177,7 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     for side in sides:
         of = f", {SIDES[side]}" if len(sides) > 1 else ""
         told = the_fastest({name: call.of(side) for name, call in calls.items()})
-        measure.notes.append(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {told}")
+        measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {told}")
 
 
 @pytest.mark.specs(cases=largest)
@@ -257,7 +257,7 @@ def tell_model(
             for name, B in used.items()
         }
         measure.metric(f"{report.name}_over_measured", written)
-        measure.notes.append(f"{report.formula}: {report.describes}")
+        measure.note(f"{report.formula}: {report.describes}")
     for each, t in measured.items():
         if each.algorithm == spec.algorithm:
             predicted = {

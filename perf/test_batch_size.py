@@ -127,7 +127,8 @@ def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric(f"images_per_second_at_{batch_size}", dict.fromkeys(names, batch_size / seconds))
         if peaks := step.counter("peak_memory_bytes"):
             measure.metric(f"peak_memory_bytes_at_{batch_size}", dict.fromkeys(names, max(peaks.values())))
-    measure.notes += reasons
+    for reason in reasons:
+        measure.note(reason)
 
 
 def without_loading(spec: EpochSpec) -> EpochSpec:

@@ -67,11 +67,12 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric("overlap_fraction", {name: each.overlap_fraction for name, each in traces.items()})
         compared(measure, tN, trace, differences, traces)
     else:
-        measure.notes.append(
+        measure.note(
             "no trace: the profiler gave none in which anything communicates (--worker-logs tells why)"
         )
     late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
-    measure.notes += sorted(late - {""})
+    for sentence in sorted(late - {""}):
+        measure.note(sentence)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
 
@@ -103,7 +104,9 @@ def compared(
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
     measure.metric("method_disagreement", {name: each.share for name, each in apart.items()})
-    measure.notes += list(dict.fromkeys(each.reason for each in apart.values() if each.reason))
+    for each in apart.values():
+        if each.reason:
+            measure.note(each.reason)
 
 
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:

@@ -94,11 +94,11 @@ def test_large_batch(measure: Measure, spec: RunSpec) -> None:
         f"{name.replace('_', ' ')} {', '.join(f'{mean(each):.4g}' for each in epochs)}"
         for name, epochs in by_epoch.items()
     ]
-    measure.notes.append(f"by epoch: {'; '.join(told)}")
+    measure.note(f"by epoch: {'; '.join(told)}")
     if spec.global_batch_size > small.global_batch_size and spec.epochs == 5 and spec.data != "synthetic":
         reported = " and ".join(f"{of_small:.2%} against {of_large:.2%}" for of_small, of_large in REPORTED)
         here = " against ".join(f"{mean(last(each, runs[0].samples[0].set)):.2%}" for each in (beside, runs))
-        measure.notes.append(
+        measure.note(
             f"course reports have, of small and large batches after 5 epochs, {reported}; here {here}"
         )
 

@@ -63,7 +63,8 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", none | nbytes)
                 measure.metric(f"{name}_messages", none | messages)
-    measure.notes += sorted({said(sample.counters) for sample in ledger.samples})
+    for sentence in sorted({said(sample.counters) for sample in ledger.samples}):
+        measure.note(sentence)
     if unknown := {*ledger.counter("other: messages"), *ledger.counter("start other: messages")}:
         pytest.fail(f"sets {', '.join(sorted(unknown))} sent a message of no known kind", pytrace=False)
     sent = ledger.counter("gradients: bytes")

@@ -56,7 +56,7 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     )
     measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
-        measure.notes.append(f"the parts' sum is {apart:+.1%} off the step in which they were timed")
+        measure.note(f"the parts' sum is {apart:+.1%} off the step in which they were timed")
     if bound := step.launch_bound():
         measure.metric("gpu_busy_share", {name: min(1.0, 1 / each) for name, each in bound.items()})
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):

@@ -27,7 +27,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
         spec = from_json(stored["spec"])
         if each["name"].startswith("test_rates[") and isinstance(spec, RunSpec):
             measured[spec] = stored["metrics"].get("test_accuracy", {"value": 0.0})["value"]
-    failed = [test for test, each in document["ddpperf"]["outcomes"].items() if each["outcome"] == "failed"]
+    failed = [test for test, each in document["ddpperf"]["outcomes"].items() if each["kind"] == "failed"]
     rows: dict[str, dict[float, float]] = {}
     for recipe in [*read_recipes(device), *read_recipes(device, "long")]:
         runs = [

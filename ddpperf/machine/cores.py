@@ -184,7 +184,7 @@ class Pinning:
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
         cores = self._core_count if self.ranks is None else busy_ranks * len(self.ranks[0])
         crowded = spec.busy_processes > cores
-        return [f"doubtful: {spec.busy_processes} processes share {cores} cores"] if crowded else []
+        return [f"{spec.busy_processes} processes share {cores} cores"] if crowded else []
 
 
 def _names(cores: Iterable[int]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpperf.results.notes import Note, info, warning
+
 POWER_CAP = "power cap"
 CLOCK_SHARE = 0.02  # by which clocks differ that are not taken for equal: they move in steps of less than 1 %
 LEAST_SHARE = 0.01  # of the time between two looks, for a throttled round: less slows it by less than steady rounds differ
@@ -100,13 +102,14 @@ class GpuWatch:
         self._rounds.append(Round(number=done, disturbances=now, spoiled=spoiled))
         return "; ".join(spoiled)
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Note]:
         """A sentence for each GPU and what disturbed it in the rounds that count, and one about those that were measured again;
         all of that is then forgotten."""
         rounds, self._rounds = self._rounds, []
         counting = {each.number: each for each in rounds}  # of equal numbers the last
         again = [each for each in rounds if counting[each.number] is not each]
-        return [*sentences([each.disturbances for each in counting.values()]), *notes(again)]
+        warnings = map(warning, sentences([each.disturbances for each in counting.values()]))
+        return [*warnings, *map(info, notes(again))]
 
     def _read(self) -> dict[int, Reading]:
         return {gpu: read(handle) for gpu, handle in self._handles.items()}
@@ -183,12 +186,12 @@ def sentences(rounds: Sequence[Mapping[int, Disturbance]]) -> list[str]:
         if reasons:
             held = sum(bool(each.throttled) for each in disturbances)
             of = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
-            warnings.append(f"doubtful: GPU {gpu} was throttled ({', '.join(reasons)}) during {held} of {of}")
+            warnings.append(f"GPU {gpu} was throttled ({', '.join(reasons)}) during {held} of {of}")
         clocks = [each.megahertz for each in disturbances if each.megahertz is not None]
         if not reasons and clocks and is_lower(min(clocks), max(clocks)):
-            warnings.append(f"doubtful: GPU {gpu}'s clock was {min(clocks)} to {max(clocks)} MHz")
+            warnings.append(f"GPU {gpu}'s clock was {min(clocks)} to {max(clocks)} MHz")
         if pids := {pid for each in disturbances for pid in each.foreign}:
-            warnings.append(f"doubtful: {_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
+            warnings.append(f"{_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
     return warnings
 
 

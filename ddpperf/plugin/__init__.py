@@ -22,8 +22,8 @@ from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.parser import add_options, read_options
 from ddpperf.plugin.options.values import verdict_file
 from ddpperf.plugin.session import Session
+from ddpperf.results.outcomes import Status
 from ddpperf.specs import Spec
-from ddpperf.verdict.verdict import Status
 
 SESSION = pytest.StashKey[Session]()
 
@@ -50,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "a spec, and says whether -m gate selects it",
     )
     config.addinivalue_line("markers", "gate: worth its time before every merge; set by the specs marker")
+    config.addinivalue_line(
+        "markers",
+        "candidate_cannot: only the candidate of an A/B run cannot measure it; set by the specs marker",
+    )
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError(
@@ -110,6 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     empty = [item for item in items if _has_no_cases(item)]
     items[:] = [item for item in items if item not in empty]
     session.reports.collect([item.nodeid for item in items if _measures(item)])
+    session.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
     session.in_gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
     session.arguments = [_relative(argument, config) for argument in config.args]
     session.command_line = shlex.join(str(argument) for argument in config.invocation_params.args)

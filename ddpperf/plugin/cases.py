@@ -16,6 +16,7 @@ from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.spec_fields import change_reason
+from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, gpu_reason, measured_as
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
@@ -71,8 +72,10 @@ def _parameter(
     if not isinstance(spec, Spec):
         return case
     marks = list(case.marks)
-    if not any(mark.name == "skip" for mark in marks) and (reason := side_reason(spec, options, machine)):
-        marks.append(pytest.mark.skip(reason=reason))
+    if not any(mark.name == "skip" for mark in marks) and (outcome := side_outcome(spec, options, machine)):
+        marks.append(pytest.mark.skip(reason=outcome.reason))
+        if outcome.kind is OutcomeKind.CANDIDATE_CANNOT:
+            marks.append(pytest.mark.candidate_cannot)
     if gate(options, spec):
         marks.append(pytest.mark.gate)
     identity = case.id or case_id(spec, options)
@@ -81,13 +84,16 @@ def _parameter(
     return pytest.param(spec, id=identity, marks=marks)
 
 
-def side_reason(spec: Spec, options: Options, machine: Machine) -> str:
-    """Return why the base or the candidate of an A/B run cannot measure `spec`; empty if both can."""
+def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | None:
+    """Return the skip of a spec that the base or the candidate of an A/B run cannot measure; None if both can."""
     if options.sides is None:
-        return ""
+        return None
     if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
-        return "it needs torchvision, which one of the sides has not"
-    return change_reason(spec, options.sides.spec_fields, machine)
+        return Outcome(
+            kind=OutcomeKind.SKIPPED, reason="it needs torchvision, which one of the sides has not"
+        )
+    reason = change_reason(spec, options.sides.spec_fields, machine)
+    return Outcome(kind=OutcomeKind.CANDIDATE_CANNOT, reason=reason) if reason else None
 
 
 def without_torchvision(spec: Spec, what: str) -> Case:

@@ -16,8 +16,9 @@ from ddpperf.plugin.junit import tell_junit
 from ddpperf.plugin.options.values import file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.summary import markdown, summary_lines
+from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
-from ddpperf.verdict.verdict import Answer, Status, Verdict
+from ddpperf.verdict.verdict import Answer
 
 EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
 
@@ -173,7 +174,7 @@ def header(session: Session, answer: Answer | None, verdict: Verdict) -> dict[st
                 if test in session.reports.seconds
             },
         },
-        "outcomes": {test: asdict(outcome) for test, outcome in session.reports.all().items()},
+        "outcomes": {test: asdict(outcome) for test, outcome in session.outcomes().items()},
         "verdict": asdict(verdict),
         "compared_with": session.comparison and session.comparison.baseline,
         "unfit": answer.unfit() if answer is not None else [],

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from _pytest.junitxml import LogXML, xml_key
 
-from ddpperf.verdict.verdict import Status, Verdict
+from ddpperf.results.outcomes import Status, Verdict
 
 VERDICT = "ddpperf::verdict"  # the name of the case that stands for the whole run
 

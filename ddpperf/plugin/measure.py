@@ -13,10 +13,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results import metrics
+from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import Spec
-from ddpperf.verdict.verdict import CANDIDATE_CANNOT
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -53,8 +53,9 @@ class Measure:
     this very environment.
 
     machine: what is known of it. measured: what `measure(spec)` gave, None before. metrics: by name, as the JSON holds them.
-    stored: all that it holds of the test. stats: pytest-benchmark's. notes: what is told of the test, which is doubtful if one
-    begins so. base_failed: whether it was the base's ranks that failed. counted_seconds: spent in rounds that count, of what
+    stored: all that it holds of the test. stats: pytest-benchmark's. notes: warnings and explanations.
+    base_failed: whether it was the base's ranks that failed. candidate_cannot: whether only the candidate cannot measure the
+    test, which is then skipped. counted_seconds: spent in rounds that count, of what
     was not measured before.
     """
 
@@ -62,7 +63,7 @@ class Measure:
         self,
         benchmark: BenchmarkFixture,
         pool: Callable[[], Pool],
-        warnings: Callable[[Measured, bool], list[str]],
+        warnings: Callable[[Measured, bool], list[Note]],
         *,
         machine: Machine | None = None,
         sides: Sides | None = None,
@@ -70,9 +71,10 @@ class Measure:
         self.machine = machine or Machine()
         self.measured: Measured | None = None
         self.stored: dict[str, Any] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.counted_seconds = 0.0
         self.base_failed = False
+        self.candidate_cannot = False
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stats: Any = None
         self._benchmark = benchmark
@@ -100,7 +102,7 @@ class Measure:
             **measured.to_json(),
             "references": self._references,
             "metrics": self.metrics,
-            "notes": self.notes,
+            "notes": [note.to_json() for note in self.notes],
         }
         durations = measured.of(self._here).all_step_seconds()
         rounds: Iterator[float] = iter(durations)
@@ -178,9 +180,18 @@ class Measure:
         return {name: median(values) for name, values in by_name.items() if values}
 
     def warn(self, reason: str) -> None:
-        """Mark the test's figures as doubtful, with the reason; it still passes."""
-        if (note := f"doubtful: {reason}") not in self.notes:
+        """Add a warning about the test's figures; the test still passes."""
+        self._add(warning(reason))
+
+    def note(self, text: str) -> None:
+        """Add an explanation of the test's figures."""
+        self._add(info(text))
+
+    def _add(self, note: Note) -> None:
+        if note not in self.notes:
             self.notes.append(note)
+            if self.stored:
+                self.stored["notes"].append(note.to_json())
 
     def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Skips the test where the candidate cannot measure a leg of it; of a test's own spec that was seen before."""
@@ -189,7 +200,8 @@ class Measure:
         try:
             return self._sides.candidate_of(spec, own=own)
         except ValueError as error:
-            pytest.skip(f"{CANDIDATE_CANNOT}: {error}")
+            self.candidate_cannot = True
+            pytest.skip(f"the candidate cannot measure it: {error}")
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         if not isinstance(spec, Spec):
@@ -217,7 +229,6 @@ class Measure:
         measured = measured_by(pool)
         spent = pool.counted_seconds - before
         self.counted_seconds += spent
-        self.notes += [
-            warning for warning in self._warnings(measured, spent > 0) if warning not in self.notes
-        ]
+        for note in self._warnings(measured, spent > 0):
+            self._add(note)
         return measured

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpperf.verdict.verdict import Outcome
+from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
 class Reports:
@@ -25,7 +25,7 @@ class Reports:
 
     def collect(self, tests: Sequence[str]) -> None:
         """Take these tests as the run's own; until they end they have not been run."""
-        self.outcomes = {test: Outcome(outcome="not run") for test in tests}
+        self.outcomes = {test: Outcome(kind=OutcomeKind.NOT_RUN) for test in tests}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep how a test ended: the first of its phases that did not pass decides."""
@@ -33,14 +33,16 @@ class Reports:
         known = self.outcomes.get(report.nodeid)
         if known is None:
             if report.failed:  # a test that measures nothing counts only then
-                self.other_failures[report.nodeid] = Outcome(outcome="failed", reason=_reason(report))
-        elif known.outcome in ("not run", "passed") and (not report.passed or report.when == "call"):
-            self.outcomes[report.nodeid] = Outcome(outcome=report.outcome, reason=_reason(report))
+                self.other_failures[report.nodeid] = Outcome(kind=OutcomeKind.FAILED, reason=_reason(report))
+        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and (
+            not report.passed or report.when == "call"
+        ):
+            self.outcomes[report.nodeid] = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep which files could not even be read."""
         if report.failed:
-            self.uncollected[report.nodeid] = Outcome(outcome="not collected", reason=_reason(report))
+            self.uncollected[report.nodeid] = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason(report))
 
     def all(self) -> dict[str, Outcome]:
         """The run's own tests, then whatever else went wrong beside them."""

@@ -27,13 +27,14 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcomes import Reports
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.stored_code import require_stored_code
+from ddpperf.results.notes import Note, warning
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
+from ddpperf.results.stored_runs import Baseline, NoBaseline, PastRun, Storage
 from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
-from ddpperf.verdict.run_history import PastRun
 from ddpperf.verdict.stored_run import Comparison, compare, copies
-from ddpperf.verdict.threshold_file import HardwareThresholds, read_threshold_file
-from ddpperf.verdict.verdict import BASE_FAILED, CANDIDATE_CANNOT, Answer, Verdict, decide
+from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
+from ddpperf.verdict.verdict import Answer, decide
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 
@@ -67,12 +68,13 @@ class Session:
         self.controls = StoredControls(options.device)
         self.comparison: Comparison | None = None
         self.gate: Gate | None = None
+        self.candidate_cannot: set[str] = set()  # tests skipped when they were collected
         self.base_failed: set[str] = set()  # tests whose second look the base's ranks ended
         self.begun = time.monotonic()
         self.counted_seconds = 0.0  # spent in rounds that count, by all sets
         self._pinning = Pinning()
         self._watch: GpuWatch | None = None
-        self._warnings: dict[tuple[Spec, tuple[str, ...]], list[str]] = {}
+        self._warnings: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
         self._pool: Pool | None = None
         self._sets_made = 0  # by earlier pools: a set's name, and its files, are its own
 
@@ -99,7 +101,7 @@ class Session:
             require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     def read_thresholds(self) -> None:
-        """Load perf/thresholds.toml, where there is one; raises pytest.UsageError if it is broken."""
+        """Load perf/thresholds.toml, where there is one; raises Refused if it is broken."""
         thresholds, settings = read_threshold_file(self.storage.root)
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
@@ -202,15 +204,16 @@ class Session:
             name: str(path) for name, path in paths.items() if path is not None
         }
 
-    def warnings(self, measured: Measured, fresh: bool) -> list[str]:
+    def warnings(self, measured: Measured, fresh: bool) -> list[Note]:
         """What made a measurement doubtful, seen from outside, and what is told of it besides; of one that was not taken now,
         what did then."""
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
-            self._warnings[key] = self._pinning.warnings(measured.spec) + (
-                self._watch.warnings() if self._watch is not None else []
-            )
-        return self._warnings.get(key, []) + other_kernels(measured)
+            self._warnings[key] = [
+                *map(warning, self._pinning.warnings(measured.spec)),
+                *(self._watch.warnings() if self._watch is not None else []),
+            ]
+        return [*self._warnings.get(key, []), *map(warning, other_kernels(measured))]
 
     def finish(self) -> None:
         """End every process and let go of the devices, whatever else goes wrong."""
@@ -247,24 +250,31 @@ class Session:
     def _measured(self) -> dict[str, Measured]:
         return {test: each.measured for test, each in self.measures.items() if each.measured is not None}
 
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return how each test ended, with the failures and skips that only one side of an A/B run caused told apart."""
+        failed = self.base_failed | {test for test, each in self.measures.items() if each.base_failed}
+        cannot = self.candidate_cannot | {
+            test for test, each in self.measures.items() if each.candidate_cannot
+        }
+        outcomes = self.reports.all()
+        for test, outcome in outcomes.items():
+            if test in failed:
+                outcomes[test] = replace(outcome, kind=OutcomeKind.BASE_FAILED)
+            elif outcome.kind is OutcomeKind.SKIPPED and test in cannot:
+                outcomes[test] = replace(outcome, kind=OutcomeKind.CANDIDATE_CANNOT)
+        return outcomes
+
     def decide(self) -> tuple[Answer | None, Verdict]:
         """What the comparison says, if there is one, and the verdict, when all tests have ended."""
         self.comparison = comparison = self._comparison()
-        skipped = {
-            test: each.reason for test, each in self.reports.outcomes.items() if each.outcome == "skipped"
-        }
-        unmeasured = [test for test, reason in skipped.items() if reason.startswith(CANDIDATE_CANNOT)]
+        outcomes = self.outcomes()
+        unmeasured = [test for test, each in outcomes.items() if each.kind is OutcomeKind.CANDIDATE_CANNOT]
         answer: Answer | None = (
             self.gate.answer(comparison, unmeasured) if self.gate is not None else comparison
         )
         problems = list(self.problems)
         if self.reports.deselected and not self.reports.outcomes:
             problems.append(f"all {len(self.reports.deselected)} tests were deselected on the command line")
-        failed = self.base_failed | {test for test, each in self.measures.items() if each.base_failed}
-        outcomes = self.reports.all()
-        outcomes |= {
-            test: replace(each, outcome=BASE_FAILED) for test, each in outcomes.items() if test in failed
-        }
         return answer, decide(outcomes, measured=self._measured(), answer=answer, problems=problems)
 
     def _expected(self, baseline: Baseline) -> set[str]:

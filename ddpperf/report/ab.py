@@ -38,7 +38,7 @@ def against_lines(
         return []
     rows: list[tuple[str, ...]] = [COLUMNS]
     for test, outcome in header["outcomes"].items():
-        ended = f"{outcome['outcome']}, doubtful" if warnings.get(test) else outcome["outcome"]
+        ended = f"{outcome['kind']}, doubtful" if warnings.get(test) else outcome["kind"]
         found = [row for row in told["rows"] if row["test"] == test]
         shown = [row for row in found if row["primary"] or (row["gated"] and row["finding"] in TOLD)]
         unseen = [] if only_judged else [(short(test), *("-",) * (len(COLUMNS) - 2), ended)]

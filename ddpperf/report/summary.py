@@ -12,13 +12,15 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spre
 from ddpperf.report.ab import against_lines, every_metric, two_sides
 from ddpperf.report.format import aligned, format_metric, short
 from ddpperf.results import units
+from ddpperf.results.notes import NoteKind
+from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import Measured
 from ddpperf.verdict.change import Change
 from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run import Comparison
 
 PAGE_BEGINS = "## ddpperf: "
-WARNING = "doubtful: "
+WARNING = "warning: "
 NOISY_IQR = 0.25
 NAMED = 3  # of several tests
 SPREAD = f"spread by more than {NOISY_IQR:.0%} (IQR)"
@@ -43,14 +45,14 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     lines += _by_reason({test: reasons for test, reasons in warnings.items() if reasons})
     lines += _by_reason(
         {
-            test: [note for note in each["notes"] if not note.startswith(WARNING)]
+            test: [note["text"] for note in each["notes"] if note["kind"] != NoteKind.WARNING]
             for test, each in stored.items()
         }
     )
     skipped = {
         test: [f"skipped: {outcome['reason']}"]
         for test, outcome in header["outcomes"].items()
-        if outcome["outcome"] == "skipped"
+        if OutcomeKind(outcome["kind"]).skipped
     }
     lines += _by_reason(skipped)
     lines += _thresholds(header)
@@ -96,7 +98,7 @@ def _table(
         change = comparison.changes.get(test) if comparison is not None else None
         ratio = _ratio(change) if change is not None else ("-",) * len(compared)
         cost = f"{overhead[test]:.1f} s" if test in overhead else "-"
-        ended = f"{outcome['outcome']}, doubtful" if warnings.get(test) else outcome["outcome"]
+        ended = f"{outcome['kind']}, doubtful" if warnings.get(test) else outcome["kind"]
         metrics = _metrics(stored[test]["metrics"]) if test in stored else ""
         between = (_spread_over_sets(stored.get(test)),) * len(sets)
         rows.append((short(test), *_time(stored.get(test)), *between, *ratio, cost, ended, metrics))
@@ -169,7 +171,7 @@ def _most_sets(stored: Mapping[str, Any]) -> int:
 
 def warnings_of(stored: dict[str, Any]) -> list[str]:
     """What makes a stored test's figures doubtful: what was seen while it ran, and what its rounds and its legs' show."""
-    warnings = [note for note in stored["notes"] if note.startswith(WARNING)]
+    warnings = [f"{WARNING}{note['text']}" for note in stored["notes"] if note["kind"] == NoteKind.WARNING]
     warnings += _warnings_of_rounds(Measured.from_json(stored), "the")
     spread = 0
     for name, reference in stored["references"].items():
@@ -180,7 +182,7 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
         ranks = [spread_over_ranks(sample.seconds) or 0.0 for sample in measured.samples]
         if name == SLOWEST_COUNTS and max(ranks) > DOUBTFUL_DEVICES:
             warnings.append(
-                f"doubtful: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts"
+                f"warning: {name}'s devices differ by more than {DOUBTFUL_DEVICES:.0%}, the slowest counts"
             )
     if spread > NAMED:
         named = f"{WARNING}the rounds of several that it rests on {SPREAD}"
@@ -197,19 +199,19 @@ def _warnings_of_rounds(measured: Measured, whose: str) -> list[str]:
         return []
     if min(map(len, rounds)) < FEWEST_ROUNDS:
         return [
-            f"doubtful: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"
+            f"warning: fewer than {FEWEST_ROUNDS} rounds of it, or of what it rests on: their spread is not known"
         ]
     warnings = []
     if median(map(relative_iqr, rounds)) > NOISY_IQR:
-        warnings.append(f"doubtful: {whose} rounds {SPREAD}")
+        warnings.append(f"warning: {whose} rounds {SPREAD}")
     drifts = [change for seconds in rounds if (change := drift(seconds)) is not None]
     if drifts:
         warnings.append(
-            f"doubtful: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last"
+            f"warning: {whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last"
         )
     if measured.spec.captured and min(measured.launch_bound().values(), default=1.0) < CHANGED_PACE:
         warnings.append(
-            f"doubtful: {whose} steps took less time back to back than one by itself: the GPU changed its pace"
+            f"warning: {whose} steps took less time back to back than one by itself: the GPU changed its pace"
         )
     return warnings
 

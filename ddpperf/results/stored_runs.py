@@ -7,20 +7,20 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from ddpperf import specs
+from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
-from ddpperf.verdict.run_history import DRIFT_RUNS, PastRun
-from ddpperf.verdict.stored_run import COPY
-from ddpperf.verdict.verdict import Status
 
-SCHEMA = 1
+SCHEMA = 2
+COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
+FIRST_RUNS = 5  # how many of the oldest baselines a history holds
 MOST_READ = 20  # files of a history: 20 of 0.85 MB take 0.4 s
 
 
@@ -45,6 +45,14 @@ class Baseline:
     def with_copy(self) -> dict[str, Measured]:
         """The tests, and the copy among them."""
         return self.measured | ({COPY: self.copied} if self.copied is not None else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """An earlier run. promoted: whether it is a baseline, rather than a run that was compared and passed."""
+
+    measured: Mapping[str, Measured]
+    promoted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +116,7 @@ class Storage:
         Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs that were compared whole and
         passed: of others nobody knows whether their code is slower. A baseline that measured what a run did is that run.
         """
-        promoted, first = _numbered(self.baselines), DRIFT_RUNS
+        promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
         found: list[tuple[Baseline, bool]] = []
         for path in paths[:MOST_READ]:
@@ -209,8 +217,9 @@ def is_baseline(document: dict[str, Any]) -> bool:
         for benchmark in document["benchmarks"]
     )
     measured = {benchmark["fullname"] for benchmark in document["benchmarks"]}
-    expected = {test for test, outcome in header["outcomes"].items() if outcome["outcome"] != "skipped"}
-    passed = all(header["outcomes"][test]["outcome"] == "passed" for test in expected)
+    kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
+    expected = {test for test, kind in kinds.items() if not kind.skipped}
+    passed = all(kinds[test] is OutcomeKind.PASSED for test in expected)
     alone = "against" not in header  # two sides that were measured in turn warmed each other's caches less
     wanted = bool(measured) and measured == expected and not slowed and alone
     return wanted and passed and header["verdict"]["status"] != Status.FAIL and not header.get("unfit")

@@ -6,7 +6,7 @@ unit is the run: its rounds and process sets share a machine and a day.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -14,19 +14,12 @@ from math import fsum, log, sqrt
 from statistics import mean, median, variance
 
 from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
 
 PRIOR_FREEDOM = 10  # how many degrees of freedom the usual spread counts beside a test's own
 SCREEN_ALPHA = 0.01  # one-sided, for each test
-DRIFT_RUNS = 5  # as many at the beginning as at the end
+DRIFT_RUNS = FIRST_RUNS  # as many at the beginning as at the end
 DRIFT_MARGIN = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class PastRun:
-    """promoted: whether it is one of perf/baselines/, rather than a run that was compared and passed."""
-
-    measured: Mapping[str, Measured]
-    promoted: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ddpperf.verdict.thresholds import advice
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
 HIGHER_IS_BETTER = (
@@ -166,3 +166,9 @@ def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Change
         raise ValueError(
             f"{place}, with what it leaves out, contradicts itself ({error}); change one of the two"
         ) from error
+
+
+def advice(word: str, known: Sequence[str]) -> str:
+    """What to write instead of `word`: the known one that is nearest, or any of them."""
+    nearest = get_close_matches(word, known, n=1)
+    return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"

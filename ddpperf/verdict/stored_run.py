@@ -9,8 +9,9 @@ from statistics import median
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import COPY, PastRun
 from ddpperf.verdict.change import Change, Controls
-from ddpperf.verdict.run_history import PastRun, bounds, drift, first_and_last, series, spread
+from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
 
 # Above this, the step's time over the GPU's own for it, a step waits for the CPU's launches; unless it is captured, its time
@@ -18,7 +19,6 @@ from ddpperf.verdict.settings import DecisionSettings
 LAUNCH_BOUND = 1.05
 CPU_LIMIT = 1.25  # instead, how many times the CPU seconds of a step are too many
 
-COPY = "a copy of memory"  # beside the tests of a run
 LARGEST_LOG = 700.0  # of a ratio that a float can hold
 
 

@@ -12,11 +12,15 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ddpperf.errors import Refused
 from ddpperf.specs import Spec
+from ddpperf.verdict.settings import DecisionSettings, advice, read_decision
+
+NAME = "perf/thresholds.toml"
 
 METRICS = (
     "speedup",
@@ -224,7 +228,40 @@ def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def advice(word: str, known: Sequence[str]) -> str:
-    """What to write instead of `word`: the known one that is nearest, or any of them."""
-    nearest = get_close_matches(word, known, n=1)
-    return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"
+def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
+    """Thresholds, and by class of hardware the decision's settings; those built in where there is no file.
+
+    Raises Refused if the file is broken.
+    """
+    try:
+        text = (root / NAME).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        text = ""
+    except UnicodeDecodeError as error:
+        raise Refused(f"{NAME} is not in UTF-8 ({error.reason}); save it as that") from error
+    except OSError as error:
+        raise Refused(f"{NAME} cannot be read ({error.strerror}); make it a readable file") from error
+    try:
+        document = read_document(text, name=NAME)
+        return thresholds_in(document, name=NAME), read_decision(document, name=NAME)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+class HardwareThresholds:
+    """The thresholds for one hardware key, and which of them a test was held to."""
+
+    def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
+        self._own = [each for each in thresholds if each.hardware == hardware_key]
+        self._applied: set[int] = set()  # their numbers
+
+    def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
+        """Those for this test that its metrics do not reach, a sentence each."""
+        applying = [
+            each for each in self._own if each.applies(hardware=each.hardware, test=function, spec=spec)
+        ]
+        self._applied |= {each.number for each in applying}
+        return [sentence for each in applying for sentence in each.violations(values)]
+
+    def counts(self) -> dict[str, int]:
+        return {"applied": len(self._applied), "known": len(self._own)}

@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-BASE_FAILED = "base failed"  # of two sides the one that is judged to be good: the other was not measured
-CANDIDATE_CANNOT = (
-    "the candidate cannot measure it"  # though the base can: how the reason of such a skip begins
-)
-
-
-class Status(enum.StrEnum):
-    PASS = "PASS"
-    FAIL = "FAIL"
-    NO_VERDICT = "NO VERDICT"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How one test ended: "passed", "failed", "skipped", "not run", "not collected", `BASE_FAILED`; the first line of why."""
-
-    outcome: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """reasons: a line each, the tests that failed or were not seen among them."""
-
-    status: Status
-    reasons: tuple[str, ...]
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Status, Verdict
 
 
 class Answer(Protocol):
@@ -70,7 +43,7 @@ def decide(
     failed = [
         f"{test} failed: {outcome.reason}"
         for test, outcome in outcomes.items()
-        if outcome.outcome == "failed"
+        if outcome.kind is OutcomeKind.FAILED
     ]
     worse = [f"{test} {how}" for test, how in answer.failures().items()] if answer is not None else []
     untrusted = answer.untrusted() if answer is not None else []
@@ -81,18 +54,20 @@ def decide(
     unseen += [
         f"{test} was not measured: {outcome.reason}"
         for test, outcome in outcomes.items()
-        if outcome.outcome == BASE_FAILED
+        if outcome.kind is OutcomeKind.BASE_FAILED
     ]
     unseen += [
         f"{test} could not be collected: {outcome.reason}"
         for test, outcome in outcomes.items()
-        if outcome.outcome == "not collected"
+        if outcome.kind is OutcomeKind.NOT_COLLECTED
     ]
-    unseen += [f"{test} was not run" for test, outcome in outcomes.items() if outcome.outcome == "not run"]
+    unseen += [
+        f"{test} was not run" for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.NOT_RUN
+    ]
     unseen += [
         f"{test} passed without a measurement"
         for test, outcome in outcomes.items()
-        if outcome.outcome == "passed" and test not in measured
+        if outcome.kind is OutcomeKind.PASSED and test not in measured
     ]
     if not measured:
         unseen.append("no test was measured")
@@ -107,6 +82,6 @@ def decide(
         else answer.passed()
     )
     count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
-    skipped = sum(outcome.outcome == "skipped" for outcome in outcomes.values())
+    skipped = sum(outcome.kind.skipped for outcome in outcomes.values())
     parts = [count, *([f"{skipped} skipped"] if skipped else []), compared]
     return Verdict(status=Status.PASS, reasons=(", ".join(parts),))

@@ -11,8 +11,9 @@ import pytest
 
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_reason, skipped
+from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_outcome, skipped
 from ddpperf.plugin.measure import Measure
+from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
@@ -93,13 +94,18 @@ def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_oth
         sides=SimpleNamespace(torchvision=True, spec_fields={"comm_hook": "symmetric_memory"}), device="cuda"
     )
     spec = TrainingSpec(**TRAINING)
-    assert side_reason(spec, options, Machine(device="cuda", unmapped=(0, 1))).startswith(
+
+    def reason(machine: Machine) -> str:
+        outcome = side_outcome(spec, options, machine)
+        assert outcome is not None
+        assert outcome.kind is OutcomeKind.CANDIDATE_CANNOT
+        return outcome.reason
+
+    assert reason(Machine(device="cuda", unmapped=(0, 1))).startswith(
         "the candidate cannot measure it: it maps the memory of all GPUs"
     )
-    assert side_reason(spec, options, Machine(device="cuda")) == ""
-    assert side_reason(spec, options, Machine()).startswith(
-        "the candidate cannot measure it: comm_hook symmetric_memory maps"
-    )
+    assert side_outcome(spec, options, Machine(device="cuda")) is None
+    assert reason(Machine()).startswith("the candidate cannot measure it: comm_hook symmetric_memory maps")
 
 
 def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:
@@ -214,8 +220,8 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
     first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[2rank-two]")
     assert "saved the baseline" in first.output, "all that can be measured here was"
     assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
-        f"{TEST}[{CELL}]": {"outcome": "passed", "reason": ""},
-        f"{TEST}[2rank-two]": {"outcome": "skipped", "reason": "two needs two GPUs, found 0"},
+        f"{TEST}[{CELL}]": {"kind": "passed", "reason": ""},
+        f"{TEST}[2rank-two]": {"kind": "skipped", "reason": "two needs two GPUs, found 0"},
     }
     compared = project.run("perf", *MODEL, "--benchmark-compare=first")
     compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")

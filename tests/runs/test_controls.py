@@ -13,11 +13,12 @@ import pytest
 
 from ddpperf.plugin.controls import StoredControls
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import COPY, PastRun
 from ddpperf.specs import CopySpec
 from ddpperf.verdict.change import Change, Controls
-from ddpperf.verdict.run_history import PastRun, bounds, spread
+from ddpperf.verdict.run_history import bounds, spread
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import COPY, Comparison, copies
+from ddpperf.verdict.stored_run import Comparison, copies
 from tests.project import Finished, Project
 from tests.ranks.test_run import SMALL
 

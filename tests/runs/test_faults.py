@@ -52,9 +52,9 @@ def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project:
     (saved,) = project.saved_runs()
     assert [benchmark["name"] for benchmark in saved["benchmarks"]] == ["test_good"]
     outcomes = {test.split("::")[1]: outcome for test, outcome in saved["ddpperf"]["outcomes"].items()}
-    assert outcomes["test_good"]["outcome"] == "passed"
+    assert outcomes["test_good"]["kind"] == "passed"
     assert outcomes["test_fault[kill]"] == {
-        "outcome": "failed",
+        "kind": "failed",
         "reason": "rank 1 of set A1 was killed by SIGKILL (at sample)",
     }
     assert saved["ddpperf"]["verdict"]["status"] == "FAIL"

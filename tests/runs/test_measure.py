@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.measure import Measure, VirtualClock
+from ddpperf.results.notes import warning
 from ddpperf.specs import AllReduceSpec, Fault
 from ddpperf.workers.pool import Pool
 from tests.project import Marked, Project
@@ -59,10 +60,10 @@ def test_an_attempt_is_doubted_and_counted_as_what_is_measured_is_and_a_failure_
     benchmark: Any = None
     with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
         measure = Measure(
-            benchmark, lambda: pool, lambda measured, fresh: [f"doubtful: {measured.spec.id}"] * fresh
+            benchmark, lambda: pool, lambda measured, fresh: [warning(measured.spec.id)] * fresh
         )
         assert not isinstance(measure.attempt(SPEC), str)
-        assert measure.notes == [f"doubtful: {SPEC.id}"]
+        assert measure.notes == [warning(SPEC.id)]
         assert measure.counted_seconds == pool.counted_seconds > 0
         told = measure.attempt(replace(SPEC, fault=Fault(kind="raise", rank=1, command="open")))
     assert isinstance(told, str)
@@ -121,9 +122,9 @@ def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(p
     run.assert_one_sentence(
         1, "test_legs_of_two_sets failed: a process set was replaced between the leg other and the test"
     )
-    run.assert_one_sentence(1, "doubtful: the moon is full: test_doubted")
+    run.assert_one_sentence(1, "warning: the moon is full: test_doubted")
     header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()
-    outcomes = {test.rpartition("::")[2]: outcome["outcome"] for test, outcome in header["outcomes"].items()}
+    outcomes = {test.rpartition("::")[2]: outcome["kind"] for test, outcome in header["outcomes"].items()}
     assert outcomes == {
         "test_doubted": "passed",
         "test_again": "passed",
@@ -131,7 +132,7 @@ def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(p
         "test_legs_of_two_sets": "failed",
     }
     assert {test: each["notes"] for test, each in stored.items()} == {
-        "test_doubted": ["doubtful: the moon is full"],
+        "test_doubted": [{"kind": "warning", "text": "the moon is full"}],
         "test_again": [],
         "test_two_of_its_own": [],
         "test_legs_of_two_sets": [],

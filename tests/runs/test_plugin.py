@@ -117,7 +117,7 @@ def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Proje
     assert benchmark["extra_info"]["ddpperf"]["samples"][0]["set"] == "A1"
     assert json.loads((project.root / "copy.json").read_text()) == saved
     header = saved["ddpperf"]
-    assert header["schema"] == 1
+    assert header["schema"] == 2
     assert header["hardware_key"].startswith(f"cpu{len(os.sched_getaffinity(0))}-")
     assert header["environment"]["backend"] == "gloo"
     assert header["environment"]["threads"] == 1
@@ -127,7 +127,7 @@ def test_the_stored_durations_are_those_that_the_ranks_wrote_down(project: Proje
     assert shlex.split(header["options"]["command_line"])[-len(arguments) :] == arguments, (
         "as it can be typed"
     )
-    assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"outcome": "passed", "reason": ""}}
+    assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"kind": "passed", "reason": ""}}
     assert header["verdict"]["status"] == "PASS"
     command = [
         sys.executable,
@@ -233,7 +233,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(project: Project) -> No
 
 def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: Project) -> None:
     (project.root / "base.json").write_text(
-        '{"ddpperf": {"schema": 1, "hardware_key": "h200x4"}, "benchmarks": []}'
+        '{"ddpperf": {"schema": 2, "hardware_key": "h200x4"}, "benchmarks": []}'
     )
     run = project.run("perf", "--benchmark-compare=base.json")
     run.assert_one_sentence(125, "NO VERDICT: base.json was measured on h200x4, this is cpu")

@@ -109,7 +109,7 @@ def test_the_best_rate_of_the_grid_is_kept(
     ]
     *others, diverged = sorted(set(small.rates) - reached.keys())
     outcomes = {
-        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"outcome": "failed"}
+        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"kind": "failed"}
         for rate in (*others, diverged)
     }
     run = tmp_path / "run.json"
@@ -140,8 +140,7 @@ def test_the_best_rate_of_the_grid_is_kept(
         update.main(str(run))
     del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
     outcomes |= {
-        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"outcome": "failed"}
-        for rate in (0.05, 0.1)
+        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"kind": "failed"} for rate in (0.05, 0.1)
     }
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     update.main(str(run))
@@ -223,7 +222,7 @@ def test_a_run_is_told_by_what_it_learned_and_goes_on_from_its_checkpoint(projec
     assert "spread is not known" not in first.output
     (kept,) = (project.root / "kept").iterdir()
     again = project.run(*arguments)
-    again.assert_one_sentence(0, "doubtful: it went on from a checkpoint")
+    again.assert_one_sentence(0, "warning: it went on from a checkpoint")
     kept.write_bytes(kept.read_bytes()[:1000])
     cut = project.run(*arguments)
     assert cut.status == 1

@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.report.summary import summary_lines
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import MOST_READ, Storage
+from ddpperf.results.stored_runs import MOST_READ, SCHEMA, PastRun, Storage
 from ddpperf.specs import AllReduceSpec, Spec
 from ddpperf.verdict.change import Change
-from ddpperf.verdict.run_history import PastRun, Spread, bounds
+from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run import Comparison, compare
-from ddpperf.verdict.verdict import Outcome, Status, decide
+from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED
 from tests.project import Project
 
@@ -99,7 +100,7 @@ def test_a_suspect_passes_and_is_counted() -> None:
     then, suspect = {"t": measured(*QUIET), "u": measured(*QUIET)}, measured(*(1.05 * t for t in QUIET))
     comparison = compared({"t": suspect, "u": then["u"]}, then)
     assert (set(comparison.suspects), comparison.slower) == ({"t"}, {})
-    outcomes = dict.fromkeys(then, Outcome(outcome="passed"))
+    outcomes = dict.fromkeys(then, Outcome(kind=OutcomeKind.PASSED))
     verdict = decide(outcomes, measured=outcomes, answer=comparison)
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith(
@@ -129,7 +130,7 @@ def told(comparison: Comparison) -> list[str]:
         "hardware_key": "h200x4",
         "environment": {"commit": "nogit"},
         "options": {"rounds": 4},
-        "outcomes": {test: {"outcome": "passed", "reason": ""} for test in comparison.changes},
+        "outcomes": {test: {"kind": "passed", "reason": ""} for test in comparison.changes},
         "verdict": {"status": "PASS", "reasons": ["good"]},
     }
     benchmarks = [{"fullname": test, "extra_info": {"ddpperf": stored}} for test in comparison.changes]
@@ -193,9 +194,9 @@ def run_of(
     compared_with: str | None = "0001_x.json",
 ) -> str:
     benchmark = {"fullname": "t", "extra_info": {"ddpperf": measured(seconds).to_json()}}
-    outcomes, verdict = {"t": {"outcome": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
+    outcomes, verdict = {"t": {"kind": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
     header = {
-        "schema": 1,
+        "schema": SCHEMA,
         "hardware_key": key,
         "outcomes": outcomes,
         "verdict": verdict,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.ab import Decision, Row
@@ -17,7 +18,7 @@ from ddpperf.verdict.ab_answer import Judgement
 from ddpperf.verdict.estimates import Control, Reading, readings_of
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.two_stage_test import Finding
-from ddpperf.verdict.verdict import BASE_FAILED, Outcome, Status, decide
+from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED
 
 GPU = read_decision({}, name="built in")["gpu"]
@@ -54,7 +55,7 @@ def row(decision: Decision, test: str = "t", metric: str = "time") -> Row:
 
 
 def verdict(decision: Decision, *problems: str) -> tuple[Status, tuple[str, ...]]:
-    tests = {row.test: Outcome(outcome="passed") for row in decision.rows if row.control is None}
+    tests = {row.test: Outcome(kind=OutcomeKind.PASSED) for row in decision.rows if row.control is None}
     answer = Judgement(rows=decision.rows, missing=decision.missing, problems=problems)
     made = decide(tests, measured=tests, answer=answer)
     return made.status, made.reasons
@@ -215,12 +216,12 @@ def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
     assert reasons[1].startswith("t is worse: ")
     answer = Judgement(rows=decision.rows, missing={})
     assert answer.unfit()[0].startswith("t is worse: "), "nor may a later run be compared with such a one"
-    outcomes = {"t": Outcome(outcome="failed", reason="rank 1 died")}
+    outcomes = {"t": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died")}
     assert decide(outcomes, measured=outcomes, answer=answer).status is Status.FAIL
 
 
 def test_what_the_base_could_not_measure_is_no_failure() -> None:
-    outcomes = {"t": Outcome(outcome=BASE_FAILED, reason="the base's rank 0 of set A2 died")}
+    outcomes = {"t": Outcome(kind=OutcomeKind.BASE_FAILED, reason="the base's rank 0 of set A2 died")}
     found = decide(outcomes, measured={"t"}, answer=None)
     assert found.status is Status.NO_VERDICT
     assert found.reasons == ("t was not measured: the base's rank 0 of set A2 died",)

@@ -11,6 +11,7 @@ from ddpperf.analysis.cost_models import Case, ChosenLinks, LinkModel, choose_li
 from ddpperf.analysis.log_fit import Estimate
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.measure import Measure
+from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from perf.common.calls import as_fast, doubted_unless_told_apart, tell_link, the_fastest
@@ -69,7 +70,7 @@ def test_each_side_has_a_fastest_of_its_own(candidate: float, fastest: str) -> N
     nothing: Any = None
     measure = Contest(nothing, nothing, nothing)
     fastest_all_reduce(measure, SPEC)
-    assert measure.notes == [
+    assert [note.text for note in measure.notes] == [
         "1KiB on 2 ranks, base: backend is the fastest",
         f"1KiB on 2 ranks, candidate: {fastest} is the fastest",
     ]
@@ -106,7 +107,7 @@ def test_of_a_bandwidth_that_may_be_any_only_the_least_is_told() -> None:
     }
 
 
-def test_calls_that_tell_no_model_make_its_test_doubtful_with_the_reason() -> None:
+def test_calls_that_tell_no_model_are_a_warning_with_the_reason() -> None:
     """Of a ring on eight ranks, whose messages are as many as their bytes are MiB."""
     sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
     cases = [Case(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
@@ -114,8 +115,9 @@ def test_calls_that_tell_no_model_make_its_test_doubtful_with_the_reason() -> No
     with doubted_unless_told_apart(measure, "a model"):
         choose_links(cases)
     (note,) = measure.notes
-    assert note.startswith("doubtful: a model is not told: a fit needs calls that tell ")
-    assert note.endswith("measure other sizes or algorithms")
+    assert note.kind is NoteKind.WARNING
+    assert note.text.startswith("a model is not told: a fit needs calls that tell ")
+    assert note.text.endswith("measure other sizes or algorithms")
 
 
 @pytest.mark.parametrize(("link", "told"), [(None, 0), (450e9, 3)])
@@ -143,6 +145,6 @@ def test_reports_forms_are_laid_over_a_link_that_is_known_where_none_is_fitted(
                 "aggregate_bytes_over_measured": 2**25 / link / 1e-3,
             }
         )
-        assert measure.notes[0].startswith("2 (N-1) S / N: the bytes that each rank sends in a ring")
+        assert measure.notes[0].text.startswith("2 (N-1) S / N: the bytes that each rank sends in a ring")
     else:
         assert executions == {}

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import PastRun
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.change import Change
-from ddpperf.verdict.run_history import PastRun
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run import CPU_LIMIT, LAUNCH_BOUND, Comparison, compare
-from ddpperf.verdict.verdict import Outcome, Status, decide
+from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -254,7 +255,7 @@ def test_bound_by_launches_without_cpu_seconds_is_a_hole(
 
 
 def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
-    outcomes, then = {"t": Outcome(outcome="passed")}, {"t": counted(2.0, 0.004)}
+    outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
     reasons = decide(outcomes, measured=outcomes, answer=more).reasons
     assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)

@@ -156,18 +156,18 @@ FULL, NEAR, LOW = (
     ("rounds", "warnings"),
     [
         ([], []),
-        (rounds_of(CAPPED, None, CAPPED), ["doubtful: GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
+        (rounds_of(CAPPED, None, CAPPED), ["GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
         (
             rounds_of(HOT, CAPPED, None),
-            ["doubtful: GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"],
+            ["GPU 1 was throttled (power cap, temperature) during 2 of 3 rounds"],
         ),
-        (rounds_of(None, SHARED, SHARED), ["doubtful: process 4711 also uses GPU 1"]),
-        (rounds_of(SHARED, JOINED), ["doubtful: processes 12, 64, 4711 also use GPU 1"]),
+        (rounds_of(None, SHARED, SHARED), ["process 4711 also uses GPU 1"]),
+        (rounds_of(SHARED, JOINED), ["processes 12, 64, 4711 also use GPU 1"]),
         (rounds_of(FULL, NEAR, None), []),
-        (rounds_of(FULL, None, LOW), ["doubtful: GPU 1's clock was 1940 to 1980 MHz"]),
+        (rounds_of(FULL, None, LOW), ["GPU 1's clock was 1940 to 1980 MHz"]),
         (
             rounds_of(FULL, replace(LOW, throttled=CAPPED.throttled)),
-            ["doubtful: GPU 1 was throttled (power cap) during 1 of 2 rounds"],
+            ["GPU 1 was throttled (power cap) during 1 of 2 rounds"],
         ),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_clock_is_that_of_the_multiprocessors_of_a_gpu_that_is_not_idle(
 def test_without_the_gpu_nothing_is_doubted() -> None:
     watch = GpuWatch(["GPU-00000000-0000-0000-0000-000000000000", "no uuid at all"])
     assert [watch.look({1}, done) for done in range(3)] == ["", "", ""]
-    assert watch.warnings() == []
+    assert [note.text for note in watch.warnings()] == []
 
 
 @pytest.fixture
@@ -333,10 +333,12 @@ def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(
     )  # 7 before all rounds
     watch = GpuWatch(["GPU-a", "GPU-b"])  # the driver does not know GPU-a
     assert [watch.look({1}, done) for done in range(4)] == [""] * 4
-    assert watch.warnings() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 3 rounds"]
-    assert watch.warnings() == []
+    assert [note.text for note in watch.warnings()] == [
+        "GPU 1 was throttled (power cap) during 1 of 3 rounds"
+    ]
+    assert [note.text for note in watch.warnings()] == []
     assert [watch.look({1}, done) for done in range(2)] == [""] * 2
-    assert watch.warnings() == ["doubtful: GPU 1 was throttled (power cap) during 1 of 1 round"]
+    assert [note.text for note in watch.warnings()] == ["GPU 1 was throttled (power cap) during 1 of 1 round"]
 
 
 def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(
@@ -346,12 +348,12 @@ def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(
     driver["GPU-a"] = deque(reading(at, processes=listed) for at, listed in enumerate(lists))
     watch = GpuWatch(["GPU-a"])
     assert watch.look({1}, 1) == "process 9 also used GPU 0", "perhaps one of ours is listed as 501"
-    assert watch.warnings() == ["doubtful: process 9 also uses GPU 0"]
+    assert [note.text for note in watch.warnings()] == ["process 9 also uses GPU 0"]
     assert watch.look({1, 2}, 1) == ""
     assert watch.look({1, 3}, 2) == "", "rank 2 was replaced and is still listed"
     assert watch.look({3}, 3) == "process 8 also used GPU 0"
     watch.look({3}, 0)
-    assert watch.warnings() == [], "that was another measurement"
+    assert [note.text for note in watch.warnings()] == [], "that was another measurement"
 
 
 def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]]) -> None:
@@ -367,8 +369,8 @@ def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]])
         "",
         "GPU 0's clock was 1200 MHz, of 1980",
     ]
-    assert watch.warnings() == [
-        "doubtful: GPU 0's clock was 1200 to 1980 MHz",
+    assert [note.text for note in watch.warnings()] == [
+        "GPU 0's clock was 1200 to 1980 MHz",
         "1 spoiled round was measured again: GPU 0's clock was 1200 MHz, of 1980",
     ]
 
@@ -378,5 +380,5 @@ def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:
     driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, ["temperature"], processes=[2])])
     watch = GpuWatch(["GPU-a", "GPU-b"])
     assert watch.look({1, 2}, 1) == "process 9 also used GPU 0; GPU 1 was throttled (temperature)"
-    throttled = "doubtful: GPU 1 was throttled (power cap, temperature) during 1 of 1 round"
-    assert watch.warnings() == ["doubtful: process 9 also uses GPU 0", throttled]
+    throttled = "GPU 1 was throttled (power cap, temperature) during 1 of 1 round"
+    assert [note.text for note in watch.warnings()] == ["process 9 also uses GPU 0", throttled]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, t
 
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import PastRun
 from ddpperf.specs import AllReduceSpec, Spec
-from ddpperf.verdict.run_history import Bounds, PastRun, Spread, bounds, drift, first_and_last, spread
+from ddpperf.verdict.run_history import Bounds, Spread, bounds, drift, first_and_last, spread
 from ddpperf.verdict.settings import read_decision
 from tests.generated import BOUNDED
 

@@ -42,7 +42,7 @@ def run_of(
             "schema": SCHEMA,
             "hardware_key": KEY,
             "outcomes": {
-                test: {"outcome": each, "reason": ""} for test, each in (outcomes or {"t": "passed"}).items()
+                test: {"kind": each, "reason": ""} for test, each in (outcomes or {"t": "passed"}).items()
             },
             "verdict": {"status": status, "reasons": []},
         },

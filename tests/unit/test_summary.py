@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.report.summary import summary_lines, warnings_of
+from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Execution, Spec, TrainingSpec
 from ddpperf.verdict.change import Change
@@ -21,13 +22,13 @@ RISING = tuple(0.1 + 0.001 * number for number in range(10))
 Json = dict[str, Any]
 
 
-FEW = "doubtful: fewer than 4 rounds of it, or of what it rests on: their spread is not known"
+FEW = "warning: fewer than 4 rounds of it, or of what it rests on: their spread is not known"
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 
 def stored(
     *step_seconds: float | tuple[float, ...],
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
     spec: Spec = SPEC,
     metrics: Mapping[str, float] | None = None,
 ) -> Json:
@@ -37,7 +38,7 @@ def stored(
     return {
         **Measured(spec=spec, iterations=1, samples=(sample,)).to_json(),
         "references": {},
-        "notes": list(notes),
+        "notes": [each.to_json() for each in notes],
         "metrics": {
             name: {"value": value, "unit": "J", "by_set": {"A1": value}}
             for name, value in (metrics or {}).items()
@@ -62,9 +63,7 @@ def document(
                 "commit": "0a1b2c3d4+",
             },
             "options": {"rounds": 10},
-            "outcomes": {
-                FILE + test: {"outcome": outcome, "reason": ""} for test, outcome in outcomes.items()
-            },
+            "outcomes": {FILE + test: {"kind": outcome, "reason": ""} for test, outcome in outcomes.items()},
             "verdict": {"status": status, "reasons": reasons or ["good"]},
         },
     }
@@ -227,16 +226,16 @@ def test_a_ratio_of_cpu_seconds_is_marked() -> None:
         ((0.1,), "-", [FEW]),
         ((0.1, 0.2, 0.3), "-", [FEW]),
         ((0.1, 0.1, 0.125, 0.125), "22.2%", []),
-        ((0.1, 0.1, 0.13, 0.13), "26.1%", ["doubtful: the rounds spread by more than 25% (IQR)"]),
-        (RISING, "4.3%", ["doubtful: the rounds drift by +9% from the first to the last"]),
-        (RISING[::-1], "4.3%", ["doubtful: the rounds drift by -9% from the first to the last"]),
+        ((0.1, 0.1, 0.13, 0.13), "26.1%", ["warning: the rounds spread by more than 25% (IQR)"]),
+        (RISING, "4.3%", ["warning: the rounds drift by +9% from the first to the last"]),
+        (RISING[::-1], "4.3%", ["warning: the rounds drift by -9% from the first to the last"]),
     ],
 )
 def test_rounds_that_spread_widely_or_drift_are_doubtful(
     rounds: tuple[float, ...], spread: str, warnings: list[str]
 ) -> None:
     lines = summary_lines(passed(test_a=stored(*rounds)))
-    assert starting(lines, "doubtful") == [f"{warning}: test_a" for warning in warnings]
+    assert starting(lines, "warning") == [f"{each}: test_a" for each in warnings]
     assert row(lines, "test_a")[2] == spread
     assert row(lines, "test_a")[5] == ("passed, doubtful" if warnings else "passed")
 
@@ -245,14 +244,14 @@ def test_a_leg_makes_the_figures_that_rest_on_it_doubtful() -> None:
     """A t(1) from rounds that spread, or from a device that is slower than its like: both make a speedup look too good."""
     each = stored(*(0.1,) * 4)
     each["references"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [
-        "doubtful: one_device's devices differ by more than 10%, the slowest counts: test_a",
-        "doubtful: one_device's rounds spread by more than 25% (IQR): test_a",
+    assert starting(summary_lines(passed(test_a=each)), "warning") == [
+        "warning: one_device's devices differ by more than 10%, the slowest counts: test_a",
+        "warning: one_device's rounds spread by more than 25% (IQR): test_a",
     ]
     each["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=each)), "doubtful") == [f"{FEW}: test_a"]
+    assert starting(summary_lines(passed(test_a=each)), "warning") == [f"{FEW}: test_a"]
     each["references"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=each)), "doubtful") == []
+    assert starting(summary_lines(passed(test_a=each)), "warning") == []
 
 
 @pytest.mark.parametrize(
@@ -264,35 +263,37 @@ def test_captured_steps_that_took_less_back_to_back_than_one_alone_are_doubtful(
     each = stored(*(0.1,) * 4, spec=replace(ALONE, execution=execution))
     each["samples"][0]["counters"] = {"device_seconds": [alone]}
     warnings = [
-        "doubtful: the steps took less time back to back than one by itself: the GPU changed its pace: test_a"
+        "warning: the steps took less time back to back than one by itself: the GPU changed its pace: test_a"
     ]
-    assert starting(summary_lines(passed(test_a=each)), "doubtful") == warnings * told
+    assert starting(summary_lines(passed(test_a=each)), "warning") == warnings * told
 
 
 def test_the_largest_drift_of_several_sets_is_told() -> None:
     each = stored(*RISING)
     each["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
-    assert starting(summary_lines(passed(test_a=each)), "doubtful: the rounds drift by -17%")
+    assert starting(summary_lines(passed(test_a=each)), "warning: the rounds drift by -17%")
 
 
 def test_doubts_are_grouped_by_reason_and_skipped_tests_too() -> None:
-    shared = "doubtful: 4 ranks share 2 cores"
+    shared = warning("4 ranks share 2 cores")
     run = passed(
         test_a=stored(*(0.1,) * 4, notes=(shared,)),
-        test_b=stored(*(0.1,) * 4, notes=(shared, "doubtful: loading the images limits")),
-        test_c=stored(*(0.1,) * 4, notes=("1 spoiled round was measured again: process 7 also uses GPU 0",)),
+        test_b=stored(*(0.1,) * 4, notes=(shared, warning("loading the images limits"))),
+        test_c=stored(
+            *(0.1,) * 4, notes=(info("1 spoiled round was measured again: process 7 also uses GPU 0"),)
+        ),
     )
     for test, reason in {
         "test_d": "it needs a GPU",
         "test_e": "it needs a GPU",
         "test_f": "it needs two",
     }.items():
-        run["ddpperf"]["outcomes"][FILE + test] = {"outcome": "skipped", "reason": reason}
+        run["ddpperf"]["outcomes"][FILE + test] = {"kind": "skipped", "reason": reason}
     lines = summary_lines(run)
     assert lines[lines.index("") + 8 :] == [
         "",
-        "doubtful: 4 ranks share 2 cores: 2 tests",
-        "doubtful: loading the images limits: test_b",
+        "warning: 4 ranks share 2 cores: 2 tests",
+        "warning: loading the images limits: test_b",
         "1 spoiled round was measured again: process 7 also uses GPU 0: test_c",
         "skipped: it needs a GPU: 2 tests",
         "skipped: it needs two: test_f",

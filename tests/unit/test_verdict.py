@@ -8,21 +8,22 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.verdict.change import Change
 from ddpperf.verdict.stored_run import Comparison
-from ddpperf.verdict.verdict import Outcome, Status, decide
+from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED, seconds
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])
 OUTCOMES = st.builds(
     Outcome,
-    outcome=st.sampled_from(["passed", "failed", "skipped", "not run", "not collected"]),
+    kind=st.sampled_from(list(OutcomeKind)),
     reason=st.text(max_size=3),
 )
 CHANGES = st.builds(Change, then_seconds=seconds, now_seconds=seconds, limit=st.floats(1, 3))
 SAME = Change(then_seconds=0.1, now_seconds=0.1, limit=1.5)
 SLOWER = Change(then_seconds=0.1, now_seconds=0.16, limit=1.5)
-PASSED = Outcome(outcome="passed")
+PASSED = Outcome(kind=OutcomeKind.PASSED)
 
 
 @st.composite
@@ -83,9 +84,9 @@ def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot:
         "missing": {
             "answer": dataclasses.replace(comparison, missing={"z": "is in 0001_x.json but was not measured"})
         },
-        "not run": {"outcomes": run["outcomes"] | {"z": Outcome(outcome="not run")}},
+        "not run": {"outcomes": run["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_RUN)}},
         "not collected": {
-            "outcomes": run["outcomes"] | {"z": Outcome(outcome="not collected", reason="SyntaxError")}
+            "outcomes": run["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_COLLECTED, reason="SyntaxError")}
         },
         "problem": {"problems": ["no baseline for h200x4"]},
         "passed without a measurement": {"outcomes": run["outcomes"] | {"z": PASSED}},
@@ -101,17 +102,19 @@ def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> Non
     if decide(**run).status is Status.PASS:
         assert run["measured"]
         assert not run["problems"]
-        assert {outcome.outcome for outcome in run["outcomes"].values()} <= {"passed", "skipped"}
-        assert {test for test, outcome in run["outcomes"].items() if outcome.outcome == "passed"} <= run[
-            "measured"
-        ]
+        assert all(
+            outcome.kind.skipped or outcome.kind is OutcomeKind.PASSED for outcome in run["outcomes"].values()
+        )
+        assert {
+            test for test, outcome in run["outcomes"].items() if outcome.kind is OutcomeKind.PASSED
+        } <= run["measured"]
         assert run["answer"] is None or not (run["answer"].missing or run["answer"].slower)
 
 
 @BOUNDED
 @given(runs(), OUTCOMES)
 def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Outcome) -> None:
-    run["outcomes"] |= {"z": Outcome(outcome="failed", reason="rank 1 died"), "y": other}
+    run["outcomes"] |= {"z": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died"), "y": other}
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
     assert "z failed: rank 1 died" in verdict.reasons
@@ -155,9 +158,9 @@ def test_a_pass_says_what_it_was_compared_with() -> None:
 
 def test_a_failure_names_every_failed_and_slower_test() -> None:
     outcomes = {
-        "a": Outcome(outcome="failed", reason="rank 1 died"),
+        "a": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died"),
         "b": PASSED,
-        "c": Outcome(outcome="not run"),
+        "c": Outcome(kind=OutcomeKind.NOT_RUN),
     }
     comparison = Comparison(
         baseline="0001_x.json", changes={"b": SLOWER}, missing={"c": "is not in 0001_x.json"}
@@ -172,8 +175,8 @@ def test_a_failure_names_every_failed_and_slower_test() -> None:
 def test_no_verdict_names_everything_that_was_not_seen() -> None:
     outcomes = {
         "a": PASSED,
-        "b": Outcome(outcome="not run"),
-        "c.py": Outcome(outcome="not collected", reason="SyntaxError"),
+        "b": Outcome(kind=OutcomeKind.NOT_RUN),
+        "c.py": Outcome(kind=OutcomeKind.NOT_COLLECTED, reason="SyntaxError"),
     }
     comparison = Comparison(baseline="0001_x.json", missing={"a": "is not in 0001_x.json"})
     verdict = decide(outcomes, measured=(), answer=comparison, problems=["the run was interrupted"])
@@ -188,14 +191,14 @@ def test_no_verdict_names_everything_that_was_not_seen() -> None:
 
 
 def test_only_skipped_tests_give_no_verdict() -> None:
-    outcomes = {"a": Outcome(outcome="skipped", reason="world_size=8 needs 8 GPUs, found 4")}
+    outcomes = {"a": Outcome(kind=OutcomeKind.SKIPPED, reason="world_size=8 needs 8 GPUs, found 4")}
     assert decide(outcomes, measured=(), answer=None).status is Status.NO_VERDICT
 
 
 def test_a_pass_says_how_many_were_skipped() -> None:
     outcomes = {
-        "test_a": Outcome(outcome="passed"),
-        "test_b": Outcome(outcome="skipped", reason="it needs a GPU"),
+        "test_a": Outcome(kind=OutcomeKind.PASSED),
+        "test_b": Outcome(kind=OutcomeKind.SKIPPED, reason="it needs a GPU"),
     }
     verdict = decide(outcomes, measured=["test_a"], answer=None)
     assert verdict.reasons == (

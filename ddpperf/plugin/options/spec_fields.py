@@ -20,7 +20,6 @@ from ddpperf.specs.strategy import (
     SHARDED_STRATEGIES,
     options_of,
 )
-from ddpperf.verdict.verdict import CANDIDATE_CANNOT
 
 if TYPE_CHECKING:
     from ddpperf.machine.hardware import Machine
@@ -207,4 +206,4 @@ def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> s
         reason = reason or (
             gpu_reason(candidate, machine.device) if isinstance(candidate, TrainingSpec) else ""
         )
-    return f"{CANDIDATE_CANNOT}: {reason}" if reason else ""
+    return f"the candidate cannot measure it: {reason}" if reason else ""
