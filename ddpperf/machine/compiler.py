@@ -58,7 +58,7 @@ def _compiles(compiler: str, name: str) -> bool:
     return False
 
 
-def check_inductor(options: str) -> None:
+def check_inductor(options: str, option: str = "--spec") -> None:
     """Raise Refused unless torch's compiler has all of these options, joined by +; asked in a process of its own."""
     try:
         listed = subprocess.run(
@@ -73,5 +73,5 @@ def check_inductor(options: str) -> None:
                 " or ".join(get_close_matches(name, known, n=2)) or "a name of torch._inductor.list_options()"
             )
             raise Refused(
-                f"--spec inductor={options}: torch's compiler has no option {name}; write {nearest}"
+                f"{option} inductor={options}: torch's compiler has no option {name}; write {nearest}"
             )

@@ -18,9 +18,11 @@ from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.ending import EXIT_STATUS, Ending
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure import CLOCK, Measure
+from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
-from ddpperf.plugin.options.parser import add_options, read_options
-from ddpperf.plugin.options.values import verdict_file
+from ddpperf.plugin.options.outputs import verdict_file
+from ddpperf.plugin.options.prepare import prepare
+from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.session import Session
 from ddpperf.results.outcomes import Status
 from ddpperf.specs import Spec
@@ -59,11 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
-    verdict_to = verdict_file(config.getoption("verdict"))
+    with refusals_as_usage_errors():
+        verdict_to = verdict_file(config.getoption("verdict"))
     gpus = hardware.visible_gpus()
     try:
         with refusals_as_usage_errors(), terminated_as_interrupted():
-            options = read_options(config, len(gpus))
+            options = prepare(read_options(config, len(gpus)), config.rootpath)
     except KeyboardInterrupt:
         pytest.exit(
             "NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT]
@@ -75,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     if not _is_xdist_worker(config):
         config.pluginmanager.register(session.reports, "ddpperf-reports")
-        config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
+        with refusals_as_usage_errors():
+            config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None

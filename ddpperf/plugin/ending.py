@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 
 from ddpperf.plugin.junit import tell_junit
-from ddpperf.plugin.options.values import file_to_write
+from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.summary import markdown, summary_lines
 from ddpperf.results.outcomes import Status, Verdict

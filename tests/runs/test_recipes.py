@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # before pytester, which forgets what a test imports: a second import of its libraries ends the process
 
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.parser import read_options
+from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.run import TrainingRun
 from perf.common import recipes

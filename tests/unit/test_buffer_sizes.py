@@ -9,7 +9,7 @@ import pytest
 
 from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.parser import read_options
+from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
 from perf import test_all_reduce, test_projection
 from perf.common.calls import GPU_SIZES, RING_SIZE

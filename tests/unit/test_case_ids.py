@@ -15,7 +15,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.parser import read_options
+from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,

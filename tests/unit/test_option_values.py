@@ -1,22 +1,22 @@
-"""The options' values, each by itself: what is taken, and one sentence for what is not."""
+"""Parsers of option values, and the declared options."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.plugin.options.values import (
-    check_world_sizes,
-    default_world_sizes,
-    folder,
-    seconds,
-    whole_number,
-)
+from ddpperf.errors import Refused
+from ddpperf.plugin.options import values
+from ddpperf.plugin.options.declared import FIELDS, OPTIONS
+from ddpperf.plugin.options.options import default_world_sizes
+from ddpperf.plugin.options.outputs import make_folder
 from tests.generated import BOUNDED
 
 
@@ -39,64 +39,62 @@ def test_world_sizes_default_to_powers_of_two_and_all_gpus(
     assert default_world_sizes(device, gpus) == expected
 
 
-@pytest.mark.parametrize(
-    ("world_sizes", "gpus", "sentence"),
-    [
-        ((1, 8), 4, "world_size=8 needs 8 GPUs, found 4; pass --world-sizes 1,2,4 or --device cpu"),
-        ((1,), 0, "world_size=1 needs 1 GPU, found 0; pass --device cpu"),
-    ],
-)
-def test_more_ranks_than_gpus_are_refused_with_what_would_do(
-    world_sizes: tuple[int, ...], gpus: int, sentence: str
-) -> None:
-    with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence)}$"):
-        check_world_sizes(world_sizes, "cuda", gpus)
-
-
-def test_as_many_ranks_as_gpus_or_more_ranks_than_cores_are_allowed() -> None:
-    check_world_sizes((1, 4), "cuda", 4)
-    check_world_sizes((64,), "cpu", 0)
-    check_world_sizes((1024,), "cpu", 0)
-
-
 @pytest.mark.parametrize(("text", "value"), [("1", 1), (" 2 ", 2), ("999999", 999999), ("007", 7)])
-def test_a_whole_number_is_taken(text: str, value: int) -> None:
-    assert whole_number("--rounds", text) == value
+def test_whole_numbers_are_parsed(text: str, value: int) -> None:
+    assert values.WHOLE_NUMBER(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000000"])
-def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
-    sentence = f"--rounds takes whole numbers from 1 to 999999999, got {text!r}; pass for example --rounds 2"
-    with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence)}$"):
-        whole_number("--rounds", text)
+def test_other_texts_are_no_whole_numbers(text: str) -> None:
+    sentence = f"takes a whole number from 1 to 999999999, got {text!r}; pass for example 2"
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(sentence)}$"):
+        values.WHOLE_NUMBER(text)
 
 
 @BOUNDED
 @given(st.floats(), st.floats(1e-3, 1e6))
-def test_seconds_above_0_up_to_the_most_are_taken_and_no_others(value: float, most: float) -> None:
+def test_seconds_are_above_0_and_up_to_a_limit(value: float, most: float) -> None:
+    parse = values.seconds(most, "0.5")
     if 0 < value <= most:
-        assert seconds("--deadline", repr(value), most) == value
+        assert parse(repr(value)) == value
     else:
         with pytest.raises(
-            pytest.UsageError,
-            match=r"^--deadline takes seconds above 0 and up to .*, got .*; pass for example",
+            argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to .*, got .*; pass"
         ):
-            seconds("--deadline", repr(value), most)
+            parse(repr(value))
 
 
-def test_the_most_seconds_are_taken() -> None:
-    assert seconds("--slow-down", "10", 10) == 10
-    with pytest.raises(pytest.UsageError, match=r"^--slow-down takes seconds above 0 and up to 10, got"):
-        seconds("--slow-down", repr(math.nextafter(10, 11)), 10)
+def test_the_limit_of_seconds_is_accepted() -> None:
+    assert values.seconds(10, "0.5")("10") == 10
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to 10, got"):
+        values.seconds(10, "0.5")(repr(math.nextafter(10, 11)))
 
 
-def test_a_folder_is_made_with_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert folder("--worker-logs", "a/b") == tmp_path.resolve() / "a" / "b"
-    assert (tmp_path / "a" / "b").is_dir()
-    assert folder("--worker-logs", "a/b") == tmp_path.resolve() / "a" / "b", (
-        "one that is there is taken as it is"
-    )
+def test_example_of_each_option_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "main").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    parsers = [
+        option.parser for option in (*OPTIONS.values(), *FIELDS) if option.parser is not values.INTERPRETER
+    ]
+    for parser in parsers:
+        assert parser(parser.example) is not None, parser
+    assert values.INTERPRETER(sys.executable) == sys.executable
+
+
+def test_defaults_can_be_typed() -> None:
+    typed = [option for option in OPTIONS.values() if isinstance(option.default, tuple)]
+    assert len(typed) == 5
+    for option in typed:
+        assert [option.default_on(device) for device in ("cpu", "cuda")], option.name
+
+
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    make_folder("--traces", None)
+    make_folder("--traces", tmp_path / "a" / "b")
+    make_folder("--traces", tmp_path / "a" / "b")
     (tmp_path / "file").touch()
-    with pytest.raises(pytest.UsageError, match=r"got 'file/b' \(Not a directory\); name another$"):
-        folder("--worker-logs", "file/b")
+    with pytest.raises(
+        Refused, match=r"--traces takes a folder .*, got '.*/file/b' \(Not a directory\); name another"
+    ):
+        make_folder("--traces", tmp_path / "file" / "b")

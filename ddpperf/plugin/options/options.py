@@ -1,4 +1,4 @@
-"""What the suite's options ask for, one frozen value."""
+"""The options of a run as one frozen value, with the defaults of this machine."""
 
 from __future__ import annotations
 
@@ -10,35 +10,40 @@ from typing import Any
 from ddpperf.data.cache import Data
 from ddpperf.machine.links import Links
 from ddpperf.plugin.options.sides import Sides
-from ddpperf.plugin.options.spec_fields import Value, fitting
+from ddpperf.plugin.options.spec_fields import fitting
+from ddpperf.plugin.options.values import Value
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import SHARDED_STRATEGIES
 
-GPU_INDUCTOR = "combo_kernels"  # what is small is launched together: 8 % of a step of 32 images
+GPU_INDUCTOR = "combo_kernels"  # launches small kernels together: saves 8% of a step of 32 images
+CPU_EPOCH_IMAGES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure and how, every default resolved for this machine.
+    """What to measure and how.
 
-    batch_sizes: images a rank. batch_sweep: on one device. global_batch_sizes: shared by all ranks. forms: the first one is
-    every experiment's, the others stand beside it. spec_fields: what --spec sets in every cell that has it. delay_seconds: put
-    into every step. checkpoints: the folder in which whole runs keep where they are. replicates: process sets a side, None for
-    as many as the run needs. sides: of an A/B run.
+    given: names of the options on the command line. batch_sizes: images per rank. batch_sweep: images on one
+    device. global_batch_sizes: images of all ranks. executions: the first one is used by every experiment.
+    spec_fields: fields of --spec. data_source: the text of --data. images: None until real images are decoded.
+    requested_epoch_images: None for the default. delay_seconds: added to every step. replicates: process sets
+    per side, None for as many as the run needs. sides: of an A/B run. slower_ratio: the limit of
+    --benchmark-compare-fail. worker_logs, traces, checkpoints: folders for output.
     """
 
+    given: frozenset[str]
     device: str
     world_sizes: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     batch_sweep: tuple[int, ...]
     global_batch_sizes: tuple[int, ...]
     model: str
-    model_given: bool
     precision: Precision
     executions: tuple[Execution, ...]
     spec_fields: Mapping[str, Value]
-    data: Data
-    epoch_images: int
+    data_source: str
+    images: Data | None
+    requested_epoch_images: int | None
     delay_seconds: float
     rounds: int
     replicates: int | None
@@ -51,38 +56,57 @@ class Options:
     links: Links
 
     @property
+    def data(self) -> Data:
+        """The images to train on."""
+        assert self.images is not None, "prepare_images comes first"
+        return self.images
+
+    @property
+    def epoch_images(self) -> int:
+        """Images in an epoch."""
+        if self.requested_epoch_images is not None:
+            return self.requested_epoch_images
+        most = self.data.train_images
+        return most if self.device == "cuda" else min(CPU_EPOCH_IMAGES, most)
+
+    @property
+    def model_given(self) -> bool:
+        return "--model" in self.given
+
+    @property
     def input(self) -> Input:
-        """Where a step's batches come from: on GPUs from the data set on the device, augmented there, in every form."""
+        """Where a step's batches come from: on GPUs from the data set in GPU memory, augmented there."""
         return "device" if self.device == "cuda" and not is_custom_model(self.model) else "fixed"
 
     @property
     def fastest_form(self) -> Execution:
+        """The execution that is expected to be the fastest."""
         return "compile+graph" if "compile+graph" in self.executions else self.executions[0]
 
     def step(self, **fields: Any) -> TrainingSpec:
-        """A step with these fields, the others as the options say, where --spec outdoes both; world_size must be among them.
+        """Return the spec of a step with these fields. world_size must be one of them.
 
-        Without a strategy it is "single" for one rank, else "ddp", or what --spec names.
+        Other fields are as the options say. --spec overrides both. The default strategy is "single" for one
+        rank, "ddp" for several.
         """
         return TrainingSpec(**self.fields(**fields))
 
     def epoch(self, **fields: Any) -> EpochSpec:
-        """An epoch of such steps."""
+        """Return the spec of an epoch of such steps."""
         return EpochSpec(**self.fields(**fields))
 
     def run(self, **fields: Any) -> RunSpec:
-        """A whole training of such steps, of images on the device."""
+        """Return the spec of a whole training of such steps, with the images on the device."""
         return RunSpec(**self.fields(**{"input": "device", **fields}))
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        """Return a training's fields: these, and the others as the options say."""
+        """Return the fields of a training: these, and the others as the options say."""
         alone = fields["world_size"] == 1
         strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
         fields = {"strategy": strategy, "execution": self.executions[0], **fields}
+        gpu = self.device == "cuda"
         channels_last = (
-            self.device == "cuda"
-            and fields["strategy"] not in SHARDED_STRATEGIES
-            and not is_custom_model(self.model)
+            gpu and fields["strategy"] not in SHARDED_STRATEGIES and not is_custom_model(self.model)
         )
         common: dict[str, Any] = {
             "model": self.model,
@@ -91,13 +115,19 @@ class Options:
             "data": self.data.name,
             "digest": self.data.digest,
             "epoch_images": self.epoch_images,
-            "inductor": GPU_INDUCTOR
-            if self.device == "cuda" and fields["execution"] == "compile+graph"
-            else "",
+            "inductor": GPU_INDUCTOR if gpu and fields["execution"] == "compile+graph" else "",
         } | fields
         return common | fitting(self.spec_fields, fields["strategy"], fields["execution"])
 
 
+def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to the number of GPUs, and that number; 1 and 2 on the CPU."""
+    if device == "cpu":
+        return (1, 2)
+    powers = [2**exponent for exponent in range(gpu_count.bit_length())]
+    return tuple(sorted({*powers, gpu_count} - {0})) or (1,)
+
+
 def is_experiment(test: str) -> bool:
-    """Whether a test id is an experiment's, by its file: one in a folder called perf."""
+    """Return whether a test id is an experiment's: its file lies in a folder called perf."""
     return "perf" in Path(test.split("::")[0]).parts

@@ -1,199 +1,210 @@
-"""The values of the suite's options: each checked by itself, and refused with one sentence."""
+"""Parsers of option values for argparse: each one parses a text, or refuses it with one sentence.
+
+pytest-xdist sends values to its workers, so they are plain: numbers, texts, and tuples of them.
+"""
 
 from __future__ import annotations
 
-import errno
-import importlib.util
+import argparse
 import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
-import pytest
-from pytest_benchmark.utils import PercentageRegressionCheck
-
-from ddpperf.plugin.options.sides import has_sides, names_candidate
-from ddpperf.report.summary import PAGE_BEGINS
-from ddpperf.verdict.two_stage_test import MOST_SETS
+from ddpperf.specs import FLOAT32_BYTES, Execution, Model, require_model
 
 MAX_WORLD_SIZE = 1024
-MOST_DIGITS = 9
+MAX_NUMBER = 10**9 - 1
+MAX_BYTES = 2**33
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+QUOTED_LETTERS = 40  # of a refused text within a sentence
+# Variables that ddpperf sets for each rank, or relies on.
+RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+
+Value = str | int | bool
 
 
-def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the GPUs there are, and all of them; 1 and 2 on the CPU."""
-    if device == "cpu":
-        return (1, 2)
-    powers = [2**exponent for exponent in range(gpu_count.bit_length())]
-    return tuple(sorted({*powers, gpu_count} - {0})) or (1,)
+@dataclass(frozen=True)
+class Parser:
+    """A parser of one option's value.
 
-
-def check_world_sizes(world_sizes: tuple[int, ...], device: str, gpu_count: int) -> None:
-    """Raise pytest.UsageError for more ranks than there are GPUs, or than anyone has."""
-    largest = max(world_sizes)
-    if device == "cuda" and largest > gpu_count:
-        fitting = ",".join(str(size) for size in default_world_sizes(device, gpu_count)) if gpu_count else ""
-        instead = f"--world-sizes {fitting} or --device cpu" if fitting else "--device cpu"
-        gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
-        raise pytest.UsageError(f"world_size={largest} needs {gpus}, found {gpu_count}; pass {instead}")
-    if largest > MAX_WORLD_SIZE:
-        raise pytest.UsageError(f"--world-sizes goes up to {MAX_WORLD_SIZE}, got {largest}; pass fewer ranks")
-
-
-def sizes(config: pytest.Config, option: str) -> tuple[int, ...]:
-    text = config.getoption(option)
-    if text is None:
-        return ()
-    sizes = tuple(whole_number(option, word) for word in text.split(","))
-    if len(set(sizes)) != len(sizes):
-        raise pytest.UsageError(f"{option} names a size twice, got {text!r}; name each once")
-    return tuple(sorted(sizes))
-
-
-def whole_number(option: str, text: str, most: int = 10**MOST_DIGITS - 1) -> int:
-    text = text.strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and 1 <= int(text) <= most):
-        raise pytest.UsageError(
-            f"{option} takes whole numbers from 1 to {most}, got {text[:40]!r}; pass for example {option} 2"
-        )
-    return int(text)
-
-
-def seconds(option: str, text: str, most: float) -> float:
-    return positive(option, text, "seconds", most=most, example=0.5)
-
-
-def positive(option: str, text: str, unit: str, *, most: float, example: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= most:
-        raise pytest.UsageError(
-            f"{option} takes {unit} above 0 and up to {most:g}, got {text!r}; pass for example {option} {example:g}"
-        )
-    return value
-
-
-def verdict_file(text: str | None) -> Path | None:
-    """The file of --verdict, without an earlier run's, which nobody may take for this one's.
-
-    Its folder must be there: a slip of the pen is then seen before anything is measured.
+    metavar: the value in the help. takes: which values are accepted, in words. example: one of them.
+    parse: return the value; raise ValueError, with a clause that says what is wrong, or without.
     """
-    if text is None:
-        return None
-    path = file_to_write("--verdict", text)
-    if path.exists() and not _is_verdict(path):
-        raise pytest.UsageError(
-            f"--verdict writes its file anew, and {text!r} is no verdict of an earlier run; name another"
-        )
-    path.unlink(missing_ok=True)
-    return path
+
+    metavar: str
+    takes: str
+    example: str
+    parse: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:
+        """Return the value; raise argparse.ArgumentTypeError with one sentence."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            wrong = f", which {error}" if str(error) else ""
+            raise argparse.ArgumentTypeError(
+                f"takes {self.takes}, got {text[:QUOTED_LETTERS]!r}{wrong}; pass for example {self.example}"
+            ) from error
 
 
-def file_to_write(option: str, text: str) -> Path:
-    """The file that is meant, where links lead; a device or a folder is none. Raises pytest.UsageError."""
-    path = Path(text).resolve()
-    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
-        raise pytest.UsageError(
-            f"{option} takes a file in a folder that can be written, got {text!r}; name another"
-        )
-    return path
+def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
+    """Parse a whole number."""
+
+    def parse(text: str) -> int:
+        text = text.strip()
+        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_NUMBER))
+        if not (digits and least <= int(text) <= most):
+            raise ValueError
+        return int(text)
+
+    return Parser("N", f"a whole number from {least} to {most}", "2", parse)
 
 
-def _is_verdict(path: Path) -> bool:
-    """An empty file may become one."""
-    try:
-        with open(path, "rb") as file:
-            begins = file.read(len(PAGE_BEGINS))
-    except OSError:
-        return False
-    return begins in (b"", PAGE_BEGINS.encode())
+def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.0) -> Parser:
+    """Parse a number above 0, and multiply it by `scale`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= most:
+            raise ValueError
+        return value * scale
+
+    return Parser(metavar, f"{unit} above 0 and up to {most:g}", example, parse)
 
 
-def folder(option: str, text: str) -> Path:
-    folder = Path(text).resolve()
-    try:
+def seconds(most: float, example: str) -> Parser:
+    return number("seconds", "SECONDS", most, example)
+
+
+def choice(*names: str) -> Parser:
+    """Parse one of several names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return Parser("NAME", f"{', '.join(names[:-1])} or {names[-1]}", names[0], parse)
+
+
+def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
+    """Parse different values joined by commas into a tuple."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        values = [of(word.strip()) for word in text.split(",")]
+        if len(set(values)) < len(values):
+            raise ValueError("names a value twice")
+        return tuple(order(values))
+
+    return Parser(f"{of.metavar},{of.metavar}", f"{takes}, joined by commas", example, parse)
+
+
+def some_text(metavar: str, takes: str, example: str) -> Parser:
+    """Take any text but an empty one."""
+
+    def parse(text: str) -> str:
         if not text:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{option} takes a folder that can be written, got {text!r} ({error.strerror}); name another"
-        ) from error
-    return folder
+            raise ValueError
+        return text
+
+    return Parser(metavar, takes, example, parse)
 
 
-def slower_ratio(config: pytest.Config) -> float | None:
-    """The limit that `--benchmark-compare-fail=median:N%` sets on a step time's ratio to the baseline's.
-
-    pytest-benchmark's own gate prints a traceback, knows no holes, and forgets all but the last of several.
-    """
-    checks = config.getoption("benchmark_compare_fail") or []
-    words = [
-        *config.invocation_params.args,
-        *config.getini("addopts"),
-        *os.environ.get("PYTEST_ADDOPTS", "").split(),
-    ]
-    given = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
-    if not checks:
-        return None
-    (check, *more) = checks
-    if more or given > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
-        raise pytest.UsageError(
-            "--benchmark-compare-fail takes one median:N%, the only limit compared; got another or several"
-        )
-    if not config.getoption("benchmark_compare"):
-        raise pytest.UsageError(
-            "--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare"
-        )
-    return 1 + float(check.threshold) / 100
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", text)
+    nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
+    if not 0 < nbytes <= MAX_BYTES:
+        raise ValueError
+    if nbytes % FLOAT32_BYTES:
+        raise ValueError(f"is no multiple of {FLOAT32_BYTES} bytes, the size of a float32")
+    return nbytes
 
 
-def check_global_batch_sizes(global_batch_sizes: tuple[int, ...], world_sizes: tuple[int, ...]) -> None:
-    """Raise pytest.UsageError for one that some number of ranks cannot share."""
-    for global_batch_size in global_batch_sizes:
-        for world_size in world_sizes:
-            if global_batch_size % world_size:
-                raise pytest.UsageError(
-                    f"--global-batch-sizes {global_batch_size} does not divide over {world_size} ranks; "
-                    f"pass a multiple of {world_size}, or other --world-sizes"
-                )
+def _model(text: str) -> str:
+    try:
+        require_model(text)
+    except ValueError:
+        raise ValueError from None
+    return text
 
 
-def check_benchmark_options(config: pytest.Config) -> None:
-    """Refuse those of pytest-benchmark's own options that would keep runs elsewhere, or go wrong late."""
-    if config.getoption("benchmark_storage") != "file://./.benchmarks":
-        raise pytest.UsageError(
-            "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
-        )
-    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
-        raise pytest.UsageError(
-            "--benchmark-histogram needs pygal, which is not installed; install it, or leave that out"
-        )
-    compare = config.getoption("benchmark_compare")
-    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
-        raise pytest.UsageError(
-            f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last"
-        )
-    if compare and has_sides(config) and config.getoption("slow_down"):
-        raise pytest.UsageError(
-            "--slow-down is in no stored run, got --benchmark-compare and a side; leave one of them out"
-        )
-    if compare and names_candidate(config):
-        raise pytest.UsageError(
-            "--benchmark-compare compares this environment with a stored run, got --against; leave one out"
-        )
+def _interpreter(text: str) -> str:
+    """Return an interpreter's absolute path. A link stays a link: a virtual environment lies beside it."""
+    path = text if os.sep in text else shutil.which(text) or ""
+    if os.path.isdir(path or text):
+        raise ValueError("is a folder")
+    if not path:
+        raise ValueError("is not on PATH")
+    if not os.path.exists(path):
+        raise ValueError("does not exist")
+    if not os.path.isfile(path):
+        raise ValueError("is not a file")
+    if not os.access(path, os.X_OK):
+        raise ValueError("is not executable")
+    return str(Path(path).absolute())
 
 
-def read_replicates(config: pytest.Config) -> int | None:
-    """The process sets a side that --replicates asks for; None where it does not. Two sides need several."""
-    text = config.getoption("replicates")
-    if text is None:
-        return None
-    replicates = whole_number("--replicates", text, MOST_SETS)
-    if replicates == 1 and has_sides(config) and not config.getoption("benchmark_compare"):
-        raise pytest.UsageError(
-            "--replicates 1 leaves nothing to judge a difference by, got two sides; pass 2 or more"
-        )
-    return replicates
+def _folder(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("is not a folder")
+    return os.path.realpath(text)
+
+
+def _new_folder(text: str) -> str:
+    if not text:
+        raise ValueError
+    return os.path.realpath(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError
+    if re.fullmatch(RANK_VARIABLES, name):
+        raise ValueError(f"sets {name}, a variable that ddpperf sets for every rank")
+    return name, value
+
+
+def assignment(known: dict[str, Parser]) -> Parser:
+    """Parse FIELD=VALUE into the field's name and its value."""
+
+    def parse(text: str) -> tuple[str, Value]:
+        name, equals, value = text.partition("=")
+        if name not in known or not equals:
+            raise ValueError
+        try:
+            return name, known[name](value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{name} {error}") from error
+
+    return Parser("FIELD=VALUE", f"FIELD=VALUE with a field of {', '.join(known)}", "comm_hook=bf16", parse)
+
+
+WHOLE_NUMBER = whole_number()
+WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
+WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
+EXECUTION = choice(*get_args(Execution))
+EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
+BUFFER_SIZES = several(
+    Parser("SIZE", "a size from 4B to 8GiB", "64KiB", _bytes), "sizes from 4B to 8GiB", "1KiB,64MiB"
+)
+BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
+MODEL = Parser(
+    "NAME", f"{', '.join(get_args(Model))}, torchvision:NAME or package.module:function", "resnet18", _model
+)
+DATA = some_text("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
+INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", _interpreter)
+CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", _folder)
+VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", _variable)
+NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", _new_folder)
+NEW_FILE = some_text("FILE", "a file", "verdict.md")
+
+INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels", str)
+YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")

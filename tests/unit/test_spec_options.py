@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +15,14 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters, possible
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options
-from ddpperf.plugin.options.parser import read_options
+from ddpperf.plugin.options.prepare import check_compiler
+from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.specs import Spec, TrainingSpec, from_json, to_json
 from perf import test_batch_size, test_precision, test_scaling, test_strategies
 from perf import test_execution as test_forms
-from tests.project import Project
 
-pytest_plugins = ["pytester"]  # for the one Config that it parses; runs have a project of their own
+pytest_plugins = ["pytester"]
 
 Read = Callable[..., Options]
 EXPERIMENTS: tuple[Callable[[Options], Iterator[Case]], ...] = (
@@ -232,155 +234,87 @@ def test_a_batch_that_nobody_asked_for_is_skipped(
     assert f"accumulation_steps=3 does not divide a batch of {own} images" in case.marks[0].kwargs["reason"]
 
 
-# --- mistakes
+# --- refusals
 
 NO_COMPILER = "torch.compile needs a C++ compiler with Python's headers, and"
 FIELD = (
-    "--spec takes FIELD=VALUE with a field of comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, buffer_sync, "
-    "strategy, sync_batch_norm, accumulation_steps, inductor, got"
+    "--spec: takes FIELD=VALUE with a field of strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, "
+    "buffer_sync, sync_batch_norm, accumulation_steps, inductor, got"
 )
+NUMBER = "takes a whole number from"
+REFUSALS = {
+    "--executions fast": "--executions: takes eager, compile, graph or compile+graph, got 'fast'; pass for example eager",
+    "--executions eager,": "--executions: takes eager, compile, graph or compile+graph, got ''; pass",
+    "--executions eager,eager": "got 'eager,eager', which names a value twice; pass for example graph,eager",
+    "--executions graph": "graph is captured by a GPU's driver; this runs on the CPU; pass other --executions or another --spec",
+    "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU; pass other",
+    "--spec comm_hook": f"{FIELD} 'comm_hook'; pass for example comm_hook=bf16",
+    "--spec model=resnet18": f"{FIELD} 'model=resnet18'; pass",
+    "--spec==2": f"{FIELD} '=2'; pass",
+    "--spec bucket_cap_mb=1 --spec bucket_cap_mb=2": "--spec sets bucket_cap_mb twice, got 1 and 2; set it once",
+    "--spec bucket_cap_mb=big": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got 'big'; pass for example 2",
+    "--spec bucket_cap_mb=-1": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got '-1'; pass",
+    "--spec accumulation_steps=²": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '²'; pass",
+    "--spec accumulation_steps=1000000000": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '1000000000'; pass",
+    "--spec accumulation_steps=0": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '0'; pass",
+    "--spec static_graph=yes": "--spec: static_graph takes true or false, got 'yes'; pass for example true",
+    "--spec comm_hook=int8": "--spec: comm_hook takes none, avg, bf16, fp16, powersgd or symmetric_memory, got 'int8'",
+    "--spec strategy=data_parallel": "--spec: strategy takes ddp, zero1, own_ddp or fsdp, got 'data_parallel'; pass",
+    "--spec comm_hook=avg": "comm_hook avg needs NCCL; this runs on the CPU; pass other --executions or another --spec",
+    "--spec sync_batch_norm=true": "this runs on the CPU; pass other --executions or another --spec",
+    "--world-sizes 1 --spec strategy=fsdp": "--spec strategy=fsdp needs several ranks, got --world-sizes 1; pass --world-",
+    "--world-sizes 1 --spec comm_hook=bf16": "--spec comm_hook=bf16 needs several ranks, got --world-sizes 1; pass",
+    "--spec strategy=fsdp --spec comm_hook=bf16": "comm_hook=bf16 is an option of DDP, got strategy fsdp; use ddp or zero1",
+    "--batch-sizes 8 --spec accumulation_steps=3": "accumulation_steps=3 does not divide a batch of 8 images; use a divisor",
+    "--spec static_graph=true --spec accumulation_steps=2": "static_graph does not",
+    "--spec inductor=combo_kernels": "--spec inductor=combo_kernels needs a compiled execution, got eager; pass --executions",
+    "--executions compile --spec inductor=a,b": "inductor must be names of torch's inductor options joined by +, got",
+    "--executions compile --spec strategy=fsdp": "compile cannot compile strategy fsdp; use",
+    "--against-spec execution=graph": "this runs on the CPU; pass other --executions or another --against-spec",
+    "--against-spec comm_hook=avg": "this runs on the CPU; pass other --executions or another --against-spec",
+    "--world-sizes 1 --against-spec static_graph=true": "--against-spec static_graph=True needs several ranks, got",
+}
+GPU_REFUSALS = {
+    "--spec comm_hook=powersgd": "graph cannot capture powersgd, which waits for the device where it compresses;",
+    "--spec strategy=fsdp": "graph cannot capture fsdp, whose parameters come and go in every step;",
+    "--executions eager --precision fp16 --spec strategy=fsdp": "fp16's gradient scaler looks at a rank's own",
+    "--executions eager,graph --spec inductor=a": "--spec inductor=a needs a compiled execution, got eager, graph;",
+}
 
 
+@pytest.mark.parametrize(("gpus", "line"), [*product([0], REFUSALS), *product([2], GPU_REFUSALS)])
+def test_impossible_trainings_are_refused(read: Read, gpus: int, line: str) -> None:
+    sentence = re.escape((GPU_REFUSALS if gpus else REFUSALS)[line])
+    with pytest.raises((pytest.UsageError, Refused), match=sentence):
+        read(*line.split(), gpus=gpus)
+
+
+@pytest.mark.parametrize("line", ["--executions eager,compile", "--against-spec execution=compile"])
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["--executions", "fast"],
-            "--executions takes eager, compile, graph, compile+graph, got 'fast'; pass for example --executions eager",
-        ),
-        (["--executions", "eager,"], "--executions takes eager, compile, graph, compile+graph, got ''; pass"),
-        (
-            ["--executions", "eager, eager"],
-            "--executions names a form twice, got 'eager, eager'; name each once",
-        ),
-        (
-            ["--executions", "graph"],
-            "execution graph is captured by a GPU's driver; this runs on the CPU; pass other --executions",
-        ),
-        (
-            ["--executions", "eager,compile+graph"],
-            "execution compile+graph is captured by a GPU's driver; this runs on the CPU; pass",
-        ),
-        (spec("comm_hook"), f"{FIELD} 'comm_hook'; pass for example --spec comm_hook=bf16"),
-        (spec("model=resnet18"), f"{FIELD} 'model=resnet18'; pass"),
-        (spec("=2"), f"{FIELD} '=2'; pass"),
-        (
-            spec("bucket_cap_mb=1", "bucket_cap_mb=2"),
-            "--spec sets bucket_cap_mb twice, got 1 and 2; set it once",
-        ),
-        (
-            spec("bucket_cap_mb=big"),
-            "--spec bucket_cap_mb takes a whole number, got 'big'; pass for example --spec bucket",
-        ),
-        (spec("bucket_cap_mb=-1"), "--spec bucket_cap_mb takes a whole number, got '-1'; pass"),
-        (spec("accumulation_steps=²"), "--spec accumulation_steps takes a whole number, got '²'; pass"),
-        (
-            spec(f"accumulation_steps={10**9}"),
-            "--spec accumulation_steps takes a whole number, got '1000000000'; pass",
-        ),
-        (spec("accumulation_steps=0"), "accumulation_steps must be a whole number of at least 1, got 0"),
-        (spec("static_graph=yes"), "--spec static_graph takes true or false, got 'yes'; pass one of them"),
-        (
-            spec("comm_hook=int8"),
-            "comm_hook must be one of none, avg, bf16, fp16, powersgd, symmetric_memory, got 'int8'",
-        ),
-        (
-            spec("comm_hook=avg"),
-            "comm_hook avg needs NCCL; this runs on the CPU; pass other --executions or another --spec",
-        ),
-        (
-            spec("sync_batch_norm=true"),
-            "sync_batch_norm is there for GPUs alone; this runs on the CPU; pass other",
-        ),
-        (
-            ["--world-sizes", "1", *spec("strategy=fsdp")],
-            "--spec strategy=fsdp needs several ranks, got one; pass --world",
-        ),
-        (
-            ["--world-sizes", "1", *spec("comm_hook=bf16")],
-            "--spec comm_hook=bf16 needs several ranks, got one; pass --world",
-        ),
-        (
-            spec("strategy=data_parallel"),
-            "--spec strategy takes ddp, zero1, own_ddp, fsdp, got data_parallel; pass one of",
-        ),
-        (
-            spec("strategy=fsdp", "comm_hook=bf16"),
-            "comm_hook=bf16 is an option of DDP, got strategy fsdp; use ddp or zero1",
-        ),
-        (
-            ["--batch-sizes", "8", *spec("accumulation_steps=3")],
-            "accumulation_steps=3 does not divide a batch of 8 images; use a divisor",
-        ),
-        (
-            spec("static_graph=true", "accumulation_steps=2"),
-            "static_graph does not know no_sync, got accumulation_steps above",
-        ),
-        (
-            spec("inductor=combo_kernels"),
-            "--spec inductor=combo_kernels needs a compiled form, got eager; pass --executions",
-        ),
-        (
-            ["--executions", "compile", *spec("inductor=a b")],
-            "inductor must be names of torch's inductor options joined by +, got",
-        ),
-        (
-            ["--executions", "compile", *spec("strategy=fsdp")],
-            "execution compile cannot compile strategy fsdp; use eager",
-        ),
-    ],
-    ids=lambda value: "_".join(value)[:50] if isinstance(value, list) else "",
-)
-def test_a_mistake_is_one_sentence_and_status_4(
-    project: Project, arguments: list[str], sentence: str
-) -> None:
-    run = project.run("perf", "--world-sizes", "1,2", *arguments)
-    run.assert_one_sentence(4, f"ERROR: {sentence}")
-    assert project.saved_runs() == []
-
-
-@pytest.mark.parametrize(
-    ("environment", "found"),
+    ("variables", "found"),
     [({"CXX": "/nonexistent"}, "/nonexistent"), ({"PATH": "/nonexistent"}, "g++")],
 )
-def test_without_a_compiler_a_compiled_form_is_one_sentence(
-    project: Project, environment: dict[str, str], found: str
+def test_requested_compilation_needs_a_compiler(
+    read: Read, line: str, variables: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.environment |= environment
-    run = project.run("perf", "--executions", "eager,compile")
-    run.assert_one_sentence(
-        4, f"ERROR: {NO_COMPILER} {found} is none; install both, or leave compiled forms out"
+    options = read(*line.split())
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refused, match=re.escape(f"{NO_COMPILER} {found} is none; install both, or leave")):
+        check_compiler(options)
+
+
+@pytest.mark.parametrize("option", ["--spec", "--against-spec"])
+def test_unknown_compiler_option_is_refused(read: Read, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = SimpleNamespace(stdout="combo_kernels epilogue_fusion")
+    monkeypatch.setattr("ddpperf.machine.compiler.subprocess.run", lambda *_, **__: listed)
+    options = read("--executions", "compile", option, "inductor=combo_kernel", gpus=2)
+    monkeypatch.setattr("ddpperf.plugin.options.prepare.compiler_reason", lambda _: "")
+    sentence = (
+        f"{option} inductor=combo_kernel: torch's compiler has no option combo_kernel; write combo_kernels"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            spec("comm_hook=powersgd"),
-            "execution graph cannot capture powersgd, which waits for the device where it compresses;",
-        ),
-        (
-            spec("strategy=fsdp"),
-            "execution graph cannot capture fsdp, whose parameters come and go in every step;",
-        ),
-        (
-            ["--executions", "eager", "--precision", "fp16", *spec("strategy=fsdp")],
-            "fp16's gradient scaler looks at a rank's own",
-        ),
-        (
-            ["--executions", "compile", *spec("inductor=combo_kernel")],
-            "--spec inductor=combo_kernel: torch's compiler has no option combo_kernel; write combo_kernels or",
-        ),
-        (
-            ["--executions", "eager,graph", *spec("inductor=a")],
-            "--spec inductor=a needs a compiled form, got eager, graph;",
-        ),
-    ],
-)
-def test_mistakes_on_gpus_are_sentences_too(read: Read, arguments: list[str], sentence: str) -> None:
-    with pytest.raises((pytest.UsageError, Refused), match=f"^{re.escape(sentence)}"):
-        read(*arguments, gpus=2)
+    with pytest.raises(Refused, match=sentence):
+        check_compiler(options)
 
 
 def test_by_default_gpus_without_a_compiler_leave_compiled_forms_out(

@@ -1,19 +1,24 @@
-"""A model that is not ours: tried before anything is measured, refused in one sentence, or measured as ours are."""
+"""The check of a model that is not built in: what can be trained, and one sentence for what cannot."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ddpperf.plugin.options.model import CHECK_SECONDS, check_model
+from ddpperf.errors import Refused
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
+from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import MODEL_VARIABLE
 from ddpperf.training.check_model import check
-from tests.project import Project
+from tests.canned import CannedSuite
+
+pytest_plugins = ["pytester"]
 
 MODELS = """
 import os
@@ -91,24 +96,15 @@ def with_a_child():
     return good()
 """
 
-EXPERIMENT = """
-import pytest
+Read = Callable[[str], Options]
 
-def steps(options):
-    for world_size in options.world_sizes:
-        yield options.step(world_size=world_size, per_rank_batch_size=8)
 
-def epochs(options):
-    yield options.epoch(world_size=1, per_rank_batch_size=8)
-
-@pytest.mark.specs(cases=steps)
-def test_step(measure, spec):
-    measure(spec)
-
-@pytest.mark.specs(cases=epochs)
-def test_epoch(measure, spec):
-    measure(spec)
-"""
+@pytest.fixture
+def read(pytester: pytest.Pytester) -> Read:
+    """Return the options with this model, and batches of 2 rows."""
+    return lambda model: read_options(
+        pytester.parseconfig("-p", "ddpperf.plugin", "--model", model, "--batch-sizes", "2"), 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +192,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_one_sentence(
+def test_untrainable_model_is_refused(
     folder: Path, name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MODEL_VARIABLE, name)
@@ -206,83 +202,46 @@ def test_what_cannot_be_trained_is_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["own_models:good", "own_models:frozen_in_part", "resnet18_cifar"])
-def test_what_can_be_trained_is_taken(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainable_model_is_accepted(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODEL_VARIABLE, name)
     check(name, 2)
 
 
-def test_a_model_is_tried_in_a_process_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    check_model("own_models:good", 2)
-    with pytest.raises(
-        pytest.UsageError,
-        match=r"^--model own_models:dying ended its process with status 3; try it by itself$",
-    ):
-        check_model("own_models:dying", 2)
-    assert MODEL_VARIABLE not in os.environ
-    assert "own_models:dying" not in sys.modules
-
-
-def test_a_model_that_ends_its_process_is_not_taken_whatever_status_it_leaves(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_are_checked_in_child_processes(
+    folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(
-        pytest.UsageError, match=r"leaving ended its process with status 0; try it by itself$"
+        Refused, match=r"^--model own_models:dying ended its process with status 3; train it by"
     ):
-        check_model("own_models:leaving", 2)
+        check_model(read("own_models:dying"))
+    with pytest.raises(
+        Refused, match=r"^--model own_models:leaving ended its process with status 0; train it by"
+    ):
+        check_model(read("own_models:leaving"))
+    assert MODEL_VARIABLE not in os.environ
 
 
-def test_what_a_model_starts_ends_with_its_check(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_processes_of_a_model_end_with_its_check(
+    folder: Path, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("CHILD", str(tmp_path / "pid"))
     began = time.monotonic()
-    check_model("own_models:with_a_child", 2)
-    assert time.monotonic() - began < CHECK_SECONDS / 2, "its output is not waited for"
+    check_model(read("own_models:with_a_child"))
+    assert time.monotonic() - began < MODEL_SECONDS / 2, "its output is not waited for"
     child = Path("/proc", (tmp_path / "pid").read_text(), "status")
     while child.exists() and "State:\tZ" not in child.read_text():
-        assert time.monotonic() - began < CHECK_SECONDS / 2, child.read_text()
+        assert time.monotonic() - began < MODEL_SECONDS / 2, child.read_text()
         time.sleep(0.05)
 
 
-def test_our_own_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_models_are_not_checked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    check_model("resnet18", 2)
+    check_model(read("resnet18"))
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        (
-            "torchvision:resnet999",
-            "ERROR: --model: model torchvision:resnet999 is none of torchvision's; name one of them",
-        ),
-        (
-            "own_models:module_alone",
-            "ERROR: --model: model own_models:module_alone must return (module, batch maker, loss), got",
-        ),
-    ],
-)
-def test_a_run_with_such_a_model_ends_with_status_4(project: Project, name: str, sentence: str) -> None:
-    (project.root / "own_models.py").write_text(MODELS)
-    project.run("perf", "--model", name).assert_one_sentence(4, sentence)
-    assert project.saved_runs() == []
-
-
-def test_an_own_model_is_measured_as_ours_are(project: Project) -> None:
-    (project.root / "own_models.py").write_text(MODELS)
-    project.experiment.write_text(EXPERIMENT)
-    run = project.run("perf", "--model", "own_models:frozen_in_part", "--world-sizes", "1,2", "--rounds", "1")
-    run.assert_one_sentence(0, "PASS: 3 tests measured")
-    stored = project.measured()
-    alone = stored["test_step[1rank-b8]"]
-    together = stored["test_step[2rank-b8]"]
-    epoch = stored["test_epoch[1rank-b8]"]
-    assert {each["spec"]["model"] for each in (alone, together, epoch)} == {"own_models:frozen_in_part"}
-    assert list(alone["samples"][0]["counters"]) == ["loss_after_5_steps", "cpu_seconds"]
-    assert together["samples"][0]["counters"]["gradient_bytes"] == [40.0, 40.0], (
-        "of the 10 parameters that are trained"
-    )
-    assert epoch["spec"]["measurement"] == "training_epoch"
+def test_run_with_a_wrong_model_ends_with_status_4(canned_suite: CannedSuite) -> None:
+    sentence = "ERROR: --model: model torchvision:resnet999 is none of torchvision's; name one of them"
+    canned_suite.run("perf", "--model", "torchvision:resnet999").assert_one_sentence(4, sentence)
+    assert canned_suite.saved_runs() == []

@@ -1,0 +1,61 @@
+"""Files and folders that options name for output."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddpperf.errors import Refused
+from ddpperf.report.summary import PAGE_BEGINS
+
+
+def verdict_file(text: str | None) -> Path | None:
+    """Return the file of --verdict, and remove an earlier run's page from it.
+
+    Raises Refused before anything is measured if the page cannot be written there.
+    """
+    if text is None:
+        return None
+    path = file_to_write("--verdict", text)
+    if path.exists() and not _is_page(path):
+        raise Refused(
+            f"--verdict replaces its file, but {text!r} is no verdict of an earlier run; name another file"
+        )
+    path.unlink(missing_ok=True)
+    return path
+
+
+def file_to_write(option: str, text: str) -> Path:
+    """Return the file that an option names, with links resolved. Raises Refused if it cannot be written."""
+    path = Path(text).resolve()
+    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        raise Refused(
+            f"{option} takes a file in a folder that can be written, got {text!r}; name another file"
+        )
+    return path
+
+
+def make_folder(option: str, path: Path | None) -> None:
+    """Make the folder that an option names, if it names one. Raises Refused if it cannot be written."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror
+    else:
+        reason = "" if os.access(path, os.W_OK) else "Permission denied"
+    if reason:
+        raise Refused(
+            f"{option} takes a folder that can be written, got {str(path)!r} ({reason}); name another folder"
+        )
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether a file is empty, or begins as a verdict's page does."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(PAGE_BEGINS))
+    except OSError:
+        return False
+    return start in (b"", PAGE_BEGINS.encode())

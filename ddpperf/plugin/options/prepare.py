@@ -1,0 +1,102 @@
+"""Checks that take time: folders are made, sides and models tried in child processes, images decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import ddpperf
+from ddpperf.data import cache
+from ddpperf.errors import Refused
+from ddpperf.machine.child_process import run_child
+from ddpperf.machine.compiler import check_inductor, compiler_reason
+from ddpperf.plugin.options.checks import check_images
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.outputs import make_folder
+from ddpperf.plugin.options.sides import is_elsewhere, options_of_side
+from ddpperf.results.samples import BASE
+from ddpperf.specs import MODEL_VARIABLE, Model
+from ddpperf.specs.strategy import COMPILED_EXECUTIONS
+from ddpperf.workers.interpreter import check_side
+
+MODEL_SECONDS = 120
+TRAINED = "trained"  # the last line of a model's check that came to its end
+
+
+def prepare(options: Options, root: Path) -> Options:
+    """Check everything that takes time. Return the options with what was found."""
+    make_folder("--worker-logs", options.worker_logs)
+    make_folder("--traces", options.traces)
+    make_folder("--checkpoints", options.checkpoints)
+    check_compiler(options)
+    options = prepare_images(check_sides(options), root)
+    check_model(options)
+    return options
+
+
+def check_compiler(options: Options) -> None:
+    """Check that requested compiled executions can be compiled here, with the requested compiler options."""
+    candidate = options.sides.spec_fields if options.sides is not None else {}
+    requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
+    if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
+        raise Refused(reason)
+    for option, fields in (("--spec", options.spec_fields), ("--against-spec", candidate)):
+        if inductor := fields.get("inductor"):
+            check_inductor(str(inductor), option)
+
+
+def check_sides(options: Options) -> Options:
+    """Check that each side in another environment can run ranks. Return the options with what was found there.
+
+    Imports torch and a custom model with each other interpreter, root and environment, which takes seconds.
+    """
+    sides = options.sides
+    if sides is None:
+        return options
+    found = {}
+    for side in (sides.base, sides.candidate):
+        checked = BASE in found and dataclasses.replace(side, name=BASE) == sides.base
+        if is_elsewhere(side) and not checked:
+            found[side.name] = check_side(side, options_of_side(side), options.device, options.model)
+    sides = dataclasses.replace(
+        sides,
+        torchvision=all(answer.torchvision for answer in found.values()),
+        base_torch=found[BASE].torch if BASE in found else "",
+    )
+    return dataclasses.replace(options, sides=sides)
+
+
+def prepare_images(options: Options, root: Path) -> Options:
+    """Decode real images, or find them decoded, below `root`. Return the options with them."""
+    if options.images is not None:
+        return options
+    folder = root / ".ddpperf" / "data"
+    images = cache.prepare(options.data_source, folder, lambda line: print(f"ddpperf: {line}"))
+    options = dataclasses.replace(options, images=images)
+    check_images(options)
+    return options
+
+
+def check_model(options: Options) -> None:
+    """Train one step of a model that is not built in, on the CPU in a child process. Raises Refused if that fails."""
+    model = options.model
+    if model in get_args(Model):
+        return
+    batch_size = min(2, min(options.batch_sizes) // int(options.spec_fields.get("accumulation_steps", 1)))
+    command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
+    path = os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    try:
+        ended = run_child(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise Refused(
+            f"--model {model} did not train a step within {MODEL_SECONDS} s; train it by itself"
+        ) from error
+    lines = ended.errors.strip().splitlines()
+    if ended.status == 1 and lines:  # the check exits with a sentence
+        raise Refused(f"--model: {lines[-1]}")
+    if ended.status or not ended.output.rstrip().endswith(TRAINED):
+        raise Refused(f"--model {model} ended its process with status {ended.status}; train it by itself")

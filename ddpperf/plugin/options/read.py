@@ -1,0 +1,127 @@
+"""The command line becomes one `Options` value: cheap, and without side effects."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.analysis.projection import Network
+from ddpperf.data.cache import Data
+from ddpperf.data.cache import prepare as prepare_data
+from ddpperf.errors import Refused
+from ddpperf.machine.links import Links
+from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
+from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS
+from ddpperf.plugin.options.options import Options, default_world_sizes
+from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.values import Value
+from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.workers.interpreter import Side
+
+CPU_BATCH_SWEEP, GPU_BATCH_SWEEP = (32, 128, 512), (32, 128, 512, 2048)
+ROUNDS, AB_ROUNDS = 10, 7
+
+
+def read_options(config: pytest.Config, gpu_count: int) -> Options:
+    """Return the options of the command line, with the defaults for this machine.
+
+    Raises Refused with one sentence for options that do not go together. `prepare` then does what takes time.
+    """
+    given = {name: value for name in OPTIONS if (value := config.getoption(name)) not in (None, [])}
+    check_benchmark_options(config, given.keys())
+    device = given.get("--device", "auto")
+    if device == "auto":
+        device = "cuda" if gpu_count else "cpu"
+
+    def given_or_default(name: str) -> Any:
+        return given[name] if name in given else OPTIONS[name].default_on(device)
+
+    world_sizes = given.get("--world-sizes") or default_world_sizes(device, gpu_count)
+    delay_seconds = given.get("--slow-down", 0.0)
+    sides = _sides(given, delay_seconds)
+    if sides is not None:
+        check_root(config)
+    options = Options(
+        given=frozenset(given),
+        device=device,
+        world_sizes=world_sizes,
+        batch_sizes=given_or_default("--batch-sizes"),
+        batch_sweep=given.get("--batch-sizes", GPU_BATCH_SWEEP if device == "cuda" else CPU_BATCH_SWEEP),
+        global_batch_sizes=given_or_default("--global-batch-sizes"),
+        model=given_or_default("--model"),
+        precision=given_or_default("--precision"),
+        executions=given_or_default("--executions"),
+        spec_fields=_unique("--spec", given.get("--spec", ())),
+        data_source=given_or_default("--data"),
+        images=_synthetic_images(given_or_default("--data")),
+        requested_epoch_images=given.get("--epoch-images"),
+        delay_seconds=delay_seconds,
+        rounds=given.get("--rounds", ROUNDS if sides is None else AB_ROUNDS),
+        replicates=given.get("--replicates"),
+        sides=sides,
+        deadline_seconds=given_or_default("--deadline"),
+        worker_logs=_path(given.get("--worker-logs")),
+        traces=_path(given.get("--traces")),
+        checkpoints=_path(given.get("--checkpoints")),
+        slower_ratio=slower_ratio(config),
+        links=_links(given, max(world_sizes)),
+    )
+    check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
+    return options
+
+
+def _synthetic_images(source: str) -> Data | None:
+    """Return synthetic images, which cost nothing; None if the source is another."""
+    return prepare_data(source, Path(), print) if source == "synthetic" else None
+
+
+def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
+    """Return the sides of an A/B run, None if no option describes one."""
+    if not any(option.name in given for option in AB_OPTIONS):
+        return None
+    return Sides(
+        base=Side(
+            name=BASE,
+            python=given.get("--baseline-python", sys.executable),
+            root=_path(given.get("--baseline-root")),
+        ),
+        candidate=Side(
+            name=CANDIDATE,
+            python=given.get("--against", sys.executable),
+            root=_path(given.get("--against-root")),
+            environment=_unique("--against-env", given.get("--against-env", ())),
+        ),
+        spec_fields=_unique("--against-spec", given.get("--against-spec", ())),
+        delay_seconds=delay_seconds,
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _unique(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Any]:
+    """Return the pairs of a repeated option as a dict. Raises Refused if a name is set twice."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise Refused(f"{option} sets {name} twice, got {values[name]} and {value}; set it once")
+        values[name] = value
+    return values
+
+
+def _links(given: dict[str, Any], most_devices: int) -> Links:
+    latency, bandwidth = given.get("--node-latency", 0.0), given.get("--node-bandwidth", 0.0)
+    if bool(latency) != bool(bandwidth):
+        raise Refused("--node-latency and --node-bandwidth go together, got one of them; give both")
+    return Links(
+        bytes_per_second=given.get("--link-bandwidth"),
+        node=given.get("--node-size", most_devices),
+        network=Network(latency=latency, bandwidth=bandwidth) if bandwidth else None,
+        project_to=given.get("--project-to", ()),
+        buffer_sizes=given.get("--buffer-sizes", ()),
+    )

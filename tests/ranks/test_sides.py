@@ -1,0 +1,224 @@
+"""Sides of an A/B run in other environments: tried with real interpreters, or refused with one sentence."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddpperf
+from ddpperf.errors import Refused
+from ddpperf.plugin.options.prepare import check_sides
+from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.sides import Sides
+from ddpperf.workers import interpreter as probing_module
+from ddpperf.workers.interpreter import Side
+from tests.project import Marked
+
+pytest_plugins = ["pytester"]
+
+TORCH = "__version__ = {!r}\nclass version: cuda = {!r}\n"  # imported in no time
+MAKE = "def make(): pass\n"
+FILES = {
+    "text": "",
+    "garbage": "\x7fnothing",
+    "endless": "#!/bin/sh\nexec yes\n",
+    "good/torch/__init__.py": TORCH.format("2.11.0a0+git1234", "13.0"),
+    "good/count/torch/__init__.py": TORCH.format("2.12.0", "13.0") + "open('counted', 'a').write('x')\n",
+    "good/own/models.py": f"from ddpperf.errors import CannotTrain\nimport mine\n{MAKE}",
+    "good/mine.py": MAKE,
+    "good/incomplete.py": "import timm_of_its_own",
+    "good/raising.py": "raise ValueError('one\\ntwo')",
+    "good/leaving.py": "raise SystemExit(3)",
+    "good/loud.py": "import atexit, os, subprocess, threading, time\nprint('{}', flush=True)\nos.system('echo out')\n"
+    "atexit.register(print, 'goodbye')\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
+    f"subprocess.Popen(['sleep', '300'])\n{MAKE}",
+    "python3.10/sitecustomize.py": "import sys\nsys.version_info = (3, 10, 13)\n",
+    "old/torch/__init__.py": TORCH.format("2.10.1+cu128", "12.8"),
+    "odd/torch/__init__.py": TORCH.format("nightly", "13.0"),
+    "plain/torch/__init__.py": TORCH.format("2.12.0+cpu", None),
+    "ending/torch/__init__.py": "import os\nos._exit(0)\n",
+    "hanging/torch/__init__.py": "import os, time\nos.fork()\ntime.sleep(300)\n",
+    "broken/ddpperf/__init__.py": "import what_it_needs\n",
+    "holds-mine/mine.py": MAKE,
+    "holds-torchvision/torchvision/__init__.py": "",
+    "holds-ddpperf/ddpperf/__init__.py": "",
+    "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
+    "holds-ddpperf/mine.py": MAKE,
+}
+Read = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with FILES, and an environment without torch, pytest and ddpperf."""
+    at = tmp_path_factory.mktemp("sides")
+    for name, text in FILES.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_text(text)
+    for name in ("garbage", "endless"):
+        (at / name).chmod(0o755)
+    venv.create(at / "bare", symlinks=True)
+    return at
+
+
+@pytest.fixture
+def read(
+    pytester: pytest.Pytester, marked: Marked, at: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Read]:
+    """Check the sides of a command line in that folder; nothing may be left of the checks."""
+    monkeypatch.chdir(at)
+
+    def read(line: str, device: str = "cpu", model: str = "resnet18") -> Sides | None:
+        arguments = ["--rootdir", str(at), "--device", device, "--model", model, *shlex.split(line)]
+        config = pytester.parseconfig("-p", "ddpperf.plugin", *arguments)
+        return check_sides(read_options(config, gpu_count=2)).sides
+
+    yield read
+    marked.assert_nothing_left()
+
+
+@pytest.mark.parametrize("line", [f"--against {sys.executable}", "--against-spec comm_hook=bf16"])
+def test_this_environment_is_not_probed(read: Read, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing_module, "BOOTSTRAP", Path("/nowhere/bootstrap.py"))
+    assert read(line).torchvision
+
+
+def test_virtual_environment_is_probed_through_its_link(read: Read, at: Path) -> None:
+    venv.create(at / "other", symlinks=True)
+    (packages,) = (at / "other" / "lib").glob("python*/site-packages")
+    (packages / "ours.pth").write_text(str(Path(sys.prefix, "lib", packages.parent.name, "site-packages")))
+    python = at / "other" / "bin" / "python"
+    assert python.is_symlink()
+    assert read("--against other/bin/python").candidate == Side(name="B", python=str(python))
+
+
+@pytest.mark.parametrize(("environment", "probes"), [("", "x"), ("--against-env A=1", "xx")])
+def test_the_same_environment_is_probed_once(read: Read, at: Path, environment: str, probes: str) -> None:
+    (at / "counted").unlink(missing_ok=True)
+    read(f"--baseline-root good/count --against-root good/count {environment}")
+    assert (at / "counted").read_text() == probes
+
+
+@pytest.mark.parametrize("model", ["loud:make", "own.models:make"])
+def test_a_model_may_print_start_threads_and_processes_and_use_ddpperf(read: Read, model: str) -> None:
+    assert read("--against bare/bin/python --against-root good", model=model)
+
+
+@pytest.mark.parametrize("holds", ["mine", "torchvision", "ddpperf"])
+def test_a_root_that_one_module_comes_from_is_taken(
+    read: Read, at: Path, holds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "holds-torchvision")]))
+    assert read(
+        f"--against-root holds-{holds}", model="torchvision:vit" if holds == "torchvision" else "mine:make"
+    )
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_the_probe_imports_what_a_rank_does(
+    read: Read, at: Path, safe_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the current folder has a module of that name, too: nobody may take that for the root's."""
+    monkeypatch.chdir(at / "holds-mine")
+    monkeypatch.setenv("PYTHONSAFEPATH", safe_path)
+    monkeypatch.setenv("PYTHONPATH", str(at / "good"))
+    side = Side(root=at / "holds-ddpperf")
+    command = side.command("rank", "nowhere", "0")
+    rank = subprocess.run(
+        command, env=os.environ | side.variables(), capture_output=True, text=True, check=True
+    )
+    folders = probing_module._probe(side, "the root", "mine:make").folders
+    assert folders == {
+        "ddpperf": str(side.root),
+        "torch": str(at / "good"),
+        "mine": str(Path(rank.stdout.strip()).parent),
+    }
+
+
+def test_a_wrapper_that_says_something_first_is_the_python_that_it_starts(read: Read, at: Path) -> None:
+    wrapper = at / "activates"
+    wrapper.write_text(f'#!/bin/sh\necho activating an environment\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    sides = read("--against ./activates")
+    assert sides is not None
+    assert sides.candidate.python == str(wrapper)
+
+
+# --- refusals
+
+NO_PYTHON = "is no Python 3.11 or newer, it ended with status"
+NOT_PYTHON = {
+    "--against ./garbage": "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter",
+    "--against /bin/ls": f"--against /bin/ls {NO_PYTHON} 2 (",
+    "--against ./endless": f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter",
+    "--against /bin/true": f"--against /bin/true {NO_PYTHON} 0; name a Python interpreter",
+    "--baseline-python /bin/echo": f"--baseline-python /bin/echo {NO_PYTHON} 0; name a Python interpreter",
+    "--against-root .": "--against-root {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good",
+}
+NO_MODULE = "as its ranks must (ModuleNotFoundError: No module named"
+PROBED = {
+    ("", ""): f"cannot import torch, {NO_MODULE} 'torch'); install it there",
+    ("python3.10", ""): "is Python 3.10.13, ddpperf needs 3.11 or newer; name a newer interpreter",
+    ("old", ""): "has torch 2.10.1+cu128, ddpperf needs 2.11 or newer; install one there",
+    ("odd", ""): "has torch nightly, ddpperf needs 2.11 or newer; install one there",
+    ("broken", ""): f"cannot import ddpperf, {NO_MODULE} 'what_it_needs'); install it there",
+    (
+        "good",
+        "incomplete:make",
+    ): f"cannot import incomplete, {NO_MODULE} 'timm_of_its_own'); install it there",
+    (
+        "good",
+        "mine:model",
+    ): "cannot import mine, as its ranks must (AttributeError: module 'mine' has no attribute 'model'); ins",
+    ("good", "raising:make"): "cannot import raising, as its ranks must (ValueError: one); install it there",
+    ("good", "leaving:make"): "cannot import leaving, as its ranks must (SystemExit: 3); install it there",
+    (
+        "good",
+        "torchvision:vit_b_16",
+    ): f"cannot import torchvision, {NO_MODULE} 'torchvision'); install it there",
+    ("ending", ""): "ended with status 0 while it imported torch and the model; try it by itself",
+    ("hanging", ""): "did not import torch and the model within 0.5 s; try it by itself",
+}
+
+
+def refusal(read: Read, line: str, **others: str) -> str:
+    with pytest.raises((pytest.UsageError, Refused), match=r"^[^\n]+; [^\n]+\Z") as refused:
+        read(line, **others)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("line", NOT_PYTHON, ids=lambda line: line[:60])
+def test_a_wrong_option_is_one_sentence(
+    read: Read, at: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(at / "good"))
+    sentence = (
+        NOT_PYTHON[line].replace("{at}", str(at)).replace("{ours}", str(Path(ddpperf.__file__).parents[1]))
+    )
+    assert refusal(read, line).startswith(sentence)
+
+
+@pytest.mark.parametrize(("root", "model"), PROBED)
+def test_what_cannot_run_ranks_is_one_sentence(
+    read: Read, at: Path, root: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if root == "hanging":
+        monkeypatch.setattr(probing_module, "PROBE_SECONDS", 0.5)
+    asked = f"--against {at}/bare/bin/python" + (f" --against-root {at}/{root}" if root else "")
+    assert refusal(read, asked, model=model or "resnet18").startswith(f"{asked} {PROBED[root, model]}")
+
+
+def test_a_torch_without_cuda_is_refused_on_gpus_alone(read: Read, at: Path) -> None:
+    assert read("--against-root plain", device="cpu")
+    assert read("--against-root good", device="cuda")
+    sentence = f"--against-root {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one that has, or"
+    assert refusal(read, "--against-root plain", device="cuda") == f"{sentence} pass --device cpu"
