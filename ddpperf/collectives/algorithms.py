@@ -1,8 +1,7 @@
-"""All-reduce, by the algorithms of the literature: every rank's buffer becomes the sum over all ranks.
+"""All-reduce algorithms of the literature: every rank's buffer becomes the sum over all ranks.
 
-Of N ranks and S bytes a rank, a message costs a latency and its bytes over a link's bandwidth; `ddpperf.analysis.cost_models`
-says what that makes. Each function takes a contiguous buffer of one dimension and changes it in place; the buffers of all ranks
-are of one length and type.
+Each function takes a contiguous buffer of one dimension and changes it in place. The buffers of all ranks
+have the same length and type. `ddpperf.analysis.cost_models` has the cost of each algorithm.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ddpperf.specs.collective import ring_pieces
 
 
 def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
-    """Rank 0 takes all buffers, adds them up and sends the sum to everyone: what it must move grows with N."""
+    """Gather all buffers on rank 0, which adds them up and sends the sum to all ranks."""
     others = range(1, transport.world_size)
     if transport.rank != 0:
         exchange(transport, sends=[(buffer, 0)])
@@ -26,13 +25,13 @@ def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
         return
     gathered = [torch.empty_like(buffer) for _ in others]
     exchange(transport, receives=list(zip(gathered, others, strict=True)))
-    for each in gathered:
-        buffer.add_(each)
+    for other in gathered:
+        buffer.add_(other)
     exchange(transport, sends=[(buffer, rank) for rank in others])
 
 
 def tree(buffer: Tensor, transport: Transport) -> None:
-    """A binomial tree: pairs add up, then pairs of pairs, until rank 0 has the sum, which goes back the same way."""
+    """Add up along a binomial tree until rank 0 has the sum, and send it back along the same tree."""
     rank, distance = transport.rank, 1
     received = torch.empty_like(buffer)
     while distance < transport.world_size and not rank & distance:
@@ -49,7 +48,7 @@ def tree(buffer: Tensor, transport: Transport) -> None:
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Partners exchange whole buffers, at distance 1, 2, 4, ...: few messages, all of them long."""
+    """Exchange whole buffers with partners at distance 1, 2, 4, ...: few messages, all of them long."""
     received = torch.empty_like(buffer)
     with power_of_two(buffer, transport) as ranks:
         distance = 1
@@ -61,8 +60,10 @@ def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
 
 
 def halving_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Partners exchange halves of what they are still in charge of, at distance N/2, N/4, ..., until each has the sum of its
-    own share; then these go back the way they came (Rabenseifner 2004)."""
+    """Exchange halves with partners at distance N/2, N/4, ..., then gather them back (Rabenseifner 2004).
+
+    Each rank keeps and adds up half of what it kept before, until it has the sum of one part of the buffer.
+    """
     with power_of_two(buffer, transport) as ranks:
         kept, given_up = buffer, []
         distance = ranks // 2
@@ -81,8 +82,11 @@ def halving_doubling(buffer: Tensor, transport: Transport) -> None:
 
 @contextmanager
 def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
-    """The largest power of two of ranks, to which the others give their buffers before, and from which they have the sum after;
-    0 for such a rank itself, which has nothing to do in between."""
+    """Reduce the number of ranks that take part to a power of two, and yield this number.
+
+    Before, each further rank sends its buffer to one that takes part. After, it receives the sum. A further
+    rank itself gets 0, since it has nothing to do in between.
+    """
     ranks = 2 ** (transport.world_size.bit_length() - 1)
     helped, helper = transport.rank - ranks, transport.rank + ranks
     if helped >= 0:
@@ -100,10 +104,11 @@ def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
 
 
 def ring(buffer: Tensor, transport: Transport) -> None:
-    """Every rank sends to its right neighbour and receives from its left one: the N segments of the buffer go around once to be
-    added up, and once more to be told (Patarasuk and Yuan 2009). Each rank moves 2 (N-1)/N S bytes, whatever N is.
+    """Send the buffer's N segments around a ring twice (Patarasuk and Yuan 2009).
 
-    A segment travels in pieces: while one is added up, others are under way.
+    In the first round segments are added up, in the second the sums reach all ranks. Each rank sends
+    2 (N-1)/N of its buffer to its right neighbour. A segment travels in pieces: while one is added up,
+    others are under way.
     """
     rank, N = transport.rank, transport.world_size
     right, left = (rank + 1) % N, (rank - 1) % N
@@ -136,16 +141,17 @@ ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {
 
 
 def all_reduce(buffer: Tensor, algorithm: str, transport: Transport, *, mean: bool = False) -> None:
-    """Replace `buffer`, which is contiguous and of any shape, by the sum over all ranks, or their mean, whose sum must be a
-    number of its type; raises ValueError for another buffer, or algorithm."""
+    """Replace a contiguous buffer of any shape by the sum over all ranks, or by their mean.
+
+    Raises ValueError for an unknown algorithm and for a buffer that cannot be reduced.
+    """
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"an all_reduce is by {', '.join(ALGORITHMS)}, got {algorithm!r}; name one of them")
+        raise ValueError(f"algorithm must be {', '.join(ALGORITHMS)}, got {algorithm!r}; name one of them")
     if not buffer.is_contiguous():
-        raise ValueError(
-            f"an all_reduce works on a contiguous buffer, got strides {buffer.stride()}; pass buffer.contiguous()"
-        )
+        found = f"got strides {buffer.stride()}"
+        raise ValueError(f"an all_reduce needs a contiguous buffer, {found}; pass buffer.contiguous()")
     if mean and not buffer.is_floating_point():
-        raise ValueError(f"a mean needs a floating point type, got {buffer.dtype}; sum it, or convert it")
+        raise ValueError(f"a mean needs a floating point type, got {buffer.dtype}; sum it or convert it")
     if transport.world_size > 1:
         ALGORITHMS[algorithm](buffer.view(-1), transport)
     if mean:

@@ -1,4 +1,4 @@
-"""Collectives on buffers whose results are known, so that every timed round is also checked."""
+"""Timed collective calls on buffers with known results, so that each timed round is checked."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives import algorithms as allreduce
+from ddpperf.collectives import algorithms
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.collectives.transports import GroupTransport
 from ddpperf.execution import capture
 from ddpperf.instruments.trace import communication_seconds, trace_of
 from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, AllReduceSpec, CollectiveSpec
 
-_SCALE_EXPONENT = -120  # where a buffer starts: the sums then have room to grow by 2**240 within float32
+_START_EXPONENT = -120  # all_reduce buffers start at 2**-120: sums can grow by 2**240 within float32
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
+_KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
 
 
-class Repeated:
-    """A call that is repeated, by itself or in a graph of GRAPH_CALLS of them. `call` is what is timed.
+class RepeatedCall:
+    """A collective call that is repeated, or captured in a graph of GRAPH_CALLS calls.
 
-    start_round: fills the buffers with what they begin with. Subclasses check in end_round what it made of them.
+    Subclasses set `call`, the timed function. `start_round` fills the buffers, `end_round` checks the result.
     """
 
     max_iterations = 1000
@@ -40,67 +41,65 @@ class Repeated:
         self.rank = rank
         self.device = device
         self.world_size = spec.world_size
-        self.run: Callable[[], object] = lambda: self.call()
+        self._replay: Callable[[], object] | None = None
 
     def pattern(self, count: int) -> Tensor:
-        """1, 2, ..., 13, 1, ..."""
+        """Return the elements 1, 2, ..., 13, 1, 2, ..."""
         return (torch.arange(count, device=self.device) % _PATTERN + 1).float()
 
     def start_round(self) -> None:
         raise NotImplementedError
 
     def step(self) -> None:
-        self.run()
+        """Make one call, or as many as the graph holds."""
+        (self._replay or self.call)()
 
     def warm_up(self, steps: int) -> None:
         for _ in range(steps):
             self.call()
         if self.spec.captured:
-            self.run = capture(self.call_often, self.spec.execution).replay
+            self._replay = capture(self._call_often, self.spec.execution).replay
 
-    def call_often(self) -> None:
+    def _call_often(self) -> None:
         for _ in range(GRAPH_CALLS):
             self.call()
 
     def finish(self) -> dict[str, float]:
-        """kernel_seconds: of the library's own kernel in a call, a median; absent on the CPU, of our algorithms, which call
-        several, or if nothing can be profiled."""
+        """Return kernel_seconds, the median time of the library's kernel in one call.
+
+        It is missing on the CPU, without a profiler, and for algorithms of several kernels.
+        """
         if self.device.type != "cuda" or getattr(self.spec, "algorithm", "backend") not in ONE_KERNEL:
             return {}
         self.start_round()
-        seconds = communication_seconds(
-            trace_of(self.run if self.spec.captured else self.call_often, self.device)
-        )
+        seconds = communication_seconds(trace_of(self._replay or self._call_often, self.device))
         return {"kernel_seconds": median(seconds)} if seconds else {}
 
 
-class AllReduce(Repeated):
-    """A float32 buffer of `spec.nbytes` bytes on each rank, and the sum over all ranks, in its place or in another buffer.
+class AllReduce(RepeatedCall):
+    """All-reduce of a float32 buffer of `spec.nbytes` bytes, in place or into another buffer.
 
-    Element i of rank r starts as (i % 13 + 1 + r) * 2**-120, so k steps in place leave world_size**(k-1) times the sum of the
-    starts. A round may have so many steps that this stays a finite float32: no zeros, no infinities are ever timed.
+    Element i of rank r starts as (i % 13 + 1 + r) * 2**-120. After k steps in place the result is
+    world_size**(k-1) times the sum of the starts. `max_iterations` keeps it within float32: zeros and
+    infinities are never timed.
     """
 
     def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
         super().__init__(spec, rank=rank, device=device)
         self.in_place = spec.in_place
+        N = self.world_size
         if spec.in_place:
-            self.max_iterations = max(1, int(_ROOM_EXPONENT / math.log2(self.world_size)) // spec.calls - 1)
+            self.max_iterations = max(1, int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1)
         count = spec.nbytes // FLOAT32_BYTES
-        scale = 2.0**_SCALE_EXPONENT
-        pattern = self.pattern(count) * scale
-        self.start = pattern + rank * scale
-        self.first_sum = pattern * self.world_size + self.world_size * (self.world_size - 1) / 2 * scale
-        self.buffer, reduce = operation(spec, count, device)
+        scale = 2.0**_START_EXPONENT
+        self.start = (self.pattern(count) + rank) * scale
+        self.first_sum = (self.pattern(count) * N + N * (N - 1) / 2) * scale
+        self.buffer, reduce = _operation(spec, count, device)
         self.result = self.buffer
-
-        copied = not spec.in_place and spec.algorithm not in (
-            "one_shot",
-            "low_latency",
-        )  # these leave the buffer as it is
+        refill = not spec.in_place and spec.algorithm not in _KEEPS_ITS_BUFFER
 
         def call() -> None:
-            if copied:
+            if refill:
                 self.buffer.copy_(self.start)
             self.result = reduce()
 
@@ -109,19 +108,16 @@ class AllReduce(Repeated):
     def start_round(self) -> None:
         self.buffer.copy_(self.start)
         if self.result is not self.buffer:
-            self.result.fill_(-1)  # or an earlier round's could pass for this one's
+            self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless the result is what `steps` sums over all ranks must give."""
+        """Raise ArithmeticError unless the result is the sum after `steps` steps."""
         calls = steps * self.spec.calls if self.in_place else 1
-        back = float(self.world_size) ** (
-            -(calls - 1) / 2
-        )  # in two halves: the whole power may not fit in float32
+        # scaled back in two halves: the whole power may not fit into float32
+        back = float(self.world_size) ** (-(calls - 1) / 2)
         error = ((self.result * back).mul_(back) / self.first_sum).sub_(1).abs_()
-        tolerance = (
-            calls * self.world_size * 2.0**-23
-        )  # at most a rounding for each rank in each step, of 2**-24
-        if not bool(error.max() <= tolerance):  # a NaN is never at most anything
+        tolerance = calls * self.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
+        if not bool(error.max() <= tolerance):  # a comparison with NaN is False
             index = int(error.argmax())
             raise ArithmeticError(
                 f"all_reduce is wrong: after {calls} steps element {index} is {self.result[index].item()!r} "
@@ -129,78 +125,78 @@ class AllReduce(Repeated):
             )
 
 
-def operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-    """A buffer, and what sums it over all ranks; in place but for one_shot, whose sum is copied back if it must be."""
-    if spec.maps_memory:
-        if device.type != "cuda":
-            raise ValueError(f"algorithm {spec.algorithm} maps the memory of GPUs; this runs on the CPU")
-        if spec.algorithm == "low_latency":
-            from ddpperf.collectives.low_latency import (
-                LowLatency,
-            )  # only here: a build for the CPU may lack Triton
+def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Return a buffer and a function that sums it over all ranks and returns the result.
 
-            buffer = torch.empty(count, device=device)
-            return buffer, LowLatency(buffer, buffer if spec.in_place else torch.empty_like(buffer)).sum
-        shared = symmetric_buffer(count, torch.float32, device)
-        if spec.algorithm == "copy_engine":
-            return shared, CopyEngines(shared).sum
-        if spec.algorithm == "two_shot":
-            return shared, lambda: two_shot(shared)
-        return shared, (lambda: shared.copy_(one_shot(shared))) if spec.in_place else (
-            lambda: one_shot(shared)
-        )
-    buffer = torch.empty(count, device=device)
-    transport = GroupTransport() if spec.algorithm != "backend" else None
+    The sum replaces the buffer, except that one_shot and low_latency can put it elsewhere.
+    """
+    if not spec.maps_memory:
+        buffer = torch.empty(count, device=device)
+        transport = GroupTransport() if spec.algorithm != "backend" else None
 
-    def reduce() -> Tensor:
-        if transport is None:
-            dist.all_reduce(buffer)
-        else:
-            allreduce.all_reduce(buffer, spec.algorithm, transport)
-        return buffer
+        def reduce() -> Tensor:
+            if transport is None:
+                dist.all_reduce(buffer)
+            else:
+                algorithms.all_reduce(buffer, spec.algorithm, transport)
+            return buffer
 
-    return buffer, reduce
+        return buffer, reduce
+    if device.type != "cuda":
+        raise ValueError(f"algorithm {spec.algorithm} maps the memory of GPUs; this runs on the CPU")
+    if spec.algorithm == "low_latency":
+        from ddpperf.collectives.low_latency import LowLatency  # a torch for the CPU may lack Triton
+
+        buffer = torch.empty(count, device=device)
+        return buffer, LowLatency(buffer, buffer if spec.in_place else torch.empty_like(buffer)).sum
+    shared = symmetric_buffer(count, torch.float32, device)
+    if spec.algorithm == "copy_engine":
+        return shared, CopyEngines(shared).sum
+    if spec.algorithm == "two_shot":
+        return shared, lambda: two_shot(shared)
+    if spec.in_place:
+        return shared, lambda: shared.copy_(one_shot(shared))
+    return shared, lambda: one_shot(shared)
 
 
-class Collective(Repeated):
-    """Another collective of the backend, from a buffer that stays as it is into another one; broadcast has one buffer.
+class Collective(RepeatedCall):
+    """Another collective of the backend, from one buffer into another; broadcast has one buffer.
 
-    Element i of rank r's buffer is i % 13 + 1 + r; a whole number, which float32 adds up exactly.
+    Element i of rank r's buffer is i % 13 + 1 + r, a whole number, which float32 adds up exactly.
     """
 
     def __init__(self, spec: CollectiveSpec, *, rank: int, device: torch.device) -> None:
         super().__init__(spec, rank=rank, device=device)
-        whole = spec.nbytes // FLOAT32_BYTES
-        N, share = self.world_size, whole // self.world_size
-        own = self.pattern(whole) + rank
-        self.source, self.result = own, torch.empty_like(own)
+        count, N = spec.nbytes // FLOAT32_BYTES, self.world_size
+        part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
+        pattern = self.pattern(count)
+        self.source = pattern + rank
+        self.result = torch.empty_like(self.source)
         if spec.kind == "all_gather":
-            self.source = self.pattern(share) + rank
-            self.expected = torch.cat([self.pattern(share) + other for other in range(N)])
+            parts = [self.pattern(count // N) + other for other in range(N)]
+            self.source, self.expected = parts[rank], torch.cat(parts)
             self.call = lambda: dist.all_gather_into_tensor(self.result, self.source)
         elif spec.kind == "reduce_scatter":
-            self.result = torch.empty(share, device=device)
-            self.expected = (self.pattern(whole) * N + N * (N - 1) / 2)[rank * share : (rank + 1) * share]
+            self.expected = (pattern * N + N * (N - 1) / 2)[part]
+            self.result = torch.empty_like(self.expected)
             self.call = lambda: dist.reduce_scatter_tensor(self.result, self.source)
         elif spec.kind == "all_to_all":
-            sent = (self.pattern(whole) + other for other in range(N))
-            self.expected = torch.cat([each[rank * share : (rank + 1) * share] for each in sent])
+            self.expected = torch.cat([pattern[part] + other for other in range(N)])
             self.call = lambda: dist.all_to_all_single(self.result, self.source)
         else:
-            self.result = own
-            self.expected = self.pattern(whole)
+            self.result, self.expected = self.source, pattern
             self.call = lambda: dist.broadcast(self.result, 0)
 
     def start_round(self) -> None:
-        """What an earlier round left must not be taken for this one's; of a broadcast rank 0 has the source."""
+        """Overwrite the last round's result, unless this rank's buffer is what is broadcast."""
         if self.result is not self.source or self.rank:
             self.result.fill_(-1)
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless the result is what it must be, whatever the number of steps."""
+        """Raise ArithmeticError unless the result is right; it is the same after any number of steps."""
         if not torch.equal(self.result, self.expected):
             index = int((self.result != self.expected).nonzero()[0])
             raise ArithmeticError(
-                f"{self.spec.id} is wrong: after {steps} steps element {index} is {self.result[index].item()!r} "
-                f"where {self.expected[index].item()!r} was expected"
+                f"{self.spec.id} is wrong: after {steps} steps element {index} is "
+                f"{self.result[index].item()!r} where {self.expected[index].item()!r} was expected"
             )

@@ -1,5 +1,4 @@
-"""Memory that all GPUs of a node have mapped, and all_reduces in it, torch's and an own one: no library is called, ranks read
-each other's."""
+"""Memory that all GPUs of a node have mapped, and all-reduces in it: each rank reads the others' buffers."""
 
 from __future__ import annotations
 
@@ -9,44 +8,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped memory add up
+KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped memory can add
 
 
 def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A buffer of the default group, whose ranks call this together."""
-    import torch.distributed._symmetric_memory as symmetric_memory  # only here: a build for the CPU may lack it
+    """Allocate a buffer that all ranks of the default group have mapped; all ranks call this together."""
+    import torch.distributed._symmetric_memory as symmetric_memory  # a torch for the CPU may lack it
 
     buffer: Tensor = symmetric_memory.empty(count, dtype=dtype, device=device)
-    # torch 2.11 clears the signals and copies the addresses beside the streams that use them: a signal could be lost, and an
-    # address be what an earlier kernel still writes where it lies
+    # torch 2.11 clears signals and copies addresses on other streams than those that use them. Without these
+    # synchronizations a signal could be lost, and an earlier kernel could overwrite an address.
     torch.cuda.synchronize(device)
     symmetric_memory.rendezvous(buffer, group_name())
     torch.cuda.synchronize(device)
     return buffer
 
 
-def group_name() -> Any:  # a str that torch has a type of its own for
+def group_name() -> Any:
+    """Return the default group's name, a str that torch has its own type for."""
     group: Any = dist.group.WORLD
     return group.group_name
 
 
 def one_shot(shared: Tensor) -> Tensor:
-    """The sum, in other memory: each rank reads all of every rank's buffer."""
+    """Return the sum in new memory: each rank reads every rank's whole buffer."""
     summed: Tensor = torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group_name())
     return summed
 
 
 def two_shot(shared: Tensor) -> Tensor:
-    """The sum, in place: each rank adds up its share, and reads the others'."""
+    """Sum in place: each rank adds up one part of the buffer, then reads the other parts."""
     summed: Tensor = torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group_name())
     return summed
 
 
 class CopyEngines:
-    """The sum of `buffer`, a symmetric_buffer, over all ranks, in its place, moved by the GPUs' copy engines.
+    """An all-reduce in place of a `symmetric_buffer`, whose data is moved by the GPUs' copy engines.
 
-    Each rank fetches its share of all others' buffers, adds it up, and fetches the other shares' sums. Multiprocessors are
-    needed for the additions alone: what runs beside keeps them.
+    Each rank copies one part of all other buffers, adds it up, and then copies the other parts' sums.
+    Multiprocessors are needed for the additions only, so that concurrent kernels keep them.
     """
 
     def __init__(self, buffer: Tensor) -> None:
@@ -55,25 +55,25 @@ class CopyEngines:
         self.buffer = buffer
         self.handle: Any = symmetric_memory.rendezvous(buffer, group_name())
         rank, N = self.handle.rank, self.handle.world_size
-        self.shares = buffer.tensor_split(N)
-        self.own = self.shares[rank]
-        self.others = [
-            (rank + distance) % N for distance in range(1, N)
-        ]  # no two ranks begin with the same one
-        mapped = (self.handle.get_buffer(other, buffer.shape, buffer.dtype) for other in self.others)
-        theirs = [each.tensor_split(N) for each in mapped]
-        self.addends = [each[rank] for each in theirs]
-        self.sums = [each[other] for other, each in zip(self.others, theirs, strict=True)]
-        self.fetched = buffer.new_empty(N - 1, self.own.numel())
+        self.parts = buffer.tensor_split(N)
+        self.own = self.parts[rank]
+        self.others = [(rank + distance) % N for distance in range(1, N)]  # each rank begins with another
+        mapped = [
+            self.handle.get_buffer(other, buffer.shape, buffer.dtype).tensor_split(N) for other in self.others
+        ]
+        self.addends = [parts[rank] for parts in mapped]
+        self.sums = [parts[other] for other, parts in zip(self.others, mapped, strict=True)]
+        self.copies = buffer.new_empty(N - 1, self.own.numel())
 
     def sum(self) -> Tensor:
+        """Sum the buffer over all ranks and return it."""
         self.handle.barrier()  # all ranks have filled their buffers
-        for fetched, addend in zip(self.fetched, self.addends, strict=True):
-            fetched.copy_(addend)
-        for fetched in self.fetched:
-            self.own.add_(fetched)
-        self.handle.barrier()  # all have added up their shares
+        for copy, addend in zip(self.copies, self.addends, strict=True):
+            copy.copy_(addend)
+        for copy in self.copies:
+            self.own.add_(copy)
+        self.handle.barrier()  # all ranks have added up their parts
         for other, other_sum in zip(self.others, self.sums, strict=True):
-            self.shares[other].copy_(other_sum)
-        self.handle.barrier()  # all have fetched the sums: buffers may be filled again
+            self.parts[other].copy_(other_sum)
+        self.handle.barrier()  # all ranks have copied the sums: buffers may be filled again
         return self.buffer

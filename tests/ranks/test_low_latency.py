@@ -58,11 +58,11 @@ def test_every_rank_has_the_same_sum_after_each_of_several_calls(
     """In words, and in blocks of elements, of which the last is not full."""
     from ddpperf.collectives.low_latency import (
         FLAGGED_BLOCK,
-        mailbox_of,
+        mailbox_layout,
     )  # before Triton is told to interpret
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # of the processes that are started
-    blocks, slot, size, dtype = mailbox_of(count, N, words=count < FLAGGED_BLOCK)
+    blocks, slot, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     mailboxes = [torch.zeros(size, dtype=dtype).share_memory_() for _ in range(N)]

@@ -16,7 +16,7 @@ from ddpperf.analysis.log_fit import Estimate, fit_logarithms
 from ddpperf.analysis.protocols import choose_envelope, fit_envelope
 from ddpperf.collectives.algorithms import ALGORITHMS
 from tests.project import REPOSITORY, script
-from tests.ranks.test_allreduce import buffers_of, reduced
+from tests.thread_transport import buffers_of, reduced
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 SIZES = [KiB, 64 * KiB, MiB, 16 * MiB, 256 * MiB]

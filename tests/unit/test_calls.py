@@ -1,0 +1,233 @@
+"""The checks of collective calls, with simulated ranks: right results pass, a wrong element is found."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddpperf.collectives.calls import AllReduce, Collective
+from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec
+
+WORLD_SIZES = [2, 3, 4, 8]
+
+
+class Ranks:
+    """Ranks in this process, whose `all_reduce` sums all buffers in float32.
+
+    order: the order in which the ranks' buffers are added, as a ring's segments begin at different ranks.
+    """
+
+    def __init__(self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        spec = AllReduceSpec(world_size=world_size, nbytes=4 * count)
+        self.ranks = [AllReduce(spec, rank=rank, device=torch.device("cpu")) for rank in range(world_size)]
+        self.order = list(range(world_size))
+        self._sum = torch.empty(0)
+        monkeypatch.setattr(dist, "all_reduce", self._all_reduce)
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        if buffer is self.ranks[0].buffer:  # the first call: no buffer has changed yet
+            first, *others = (self.ranks[rank].buffer for rank in self.order)
+            self._sum = first.clone()
+            for other in others:
+                self._sum += other
+        buffer.copy_(self._sum)
+
+    def round(self, steps: int) -> None:
+        for rank in self.ranks:
+            rank.start_round()
+        for _ in range(steps):
+            for rank in self.ranks:
+                rank.step()
+
+    def check(self, steps: int) -> None:
+        for rank in self.ranks:
+            rank.end_round(steps)
+
+
+@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 7, 24])
+def test_right_sums_pass_at_every_number_of_steps(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(world_size, 26, monkeypatch)
+    for steps in range(1, ranks.ranks[0].max_iterations + 1):
+        if steps <= 4 or steps.bit_count() == 1 or steps == ranks.ranks[0].max_iterations:
+            ranks.order = random.Random(steps).sample(ranks.order, world_size)
+            ranks.round(steps)
+            ranks.check(steps)
+
+
+@pytest.mark.parametrize(("world_size", "steps"), [(100, 8), (127, 4), (1000, 2)])
+def test_right_sums_over_very_many_ranks_pass(
+    world_size: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 13, monkeypatch)
+    ranks.round(steps)
+    ranks.ranks[0].end_round(steps)
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 0.0, -1.0, "a bit"])
+def test_single_wrong_element_is_found(
+    world_size: int, wrong: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 100, monkeypatch)
+    for index in (0, 13, 99):
+        ranks.round(4)
+        right = ranks.ranks[1].buffer[index].item()
+        ranks.ranks[1].buffer[index] = right * (1 + 2**-17) if isinstance(wrong, str) else wrong
+        ranks.ranks[0].end_round(4)
+        sentence = f"all_reduce is wrong: after 4 steps element {index} is .* where .* was expected"
+        with pytest.raises(ArithmeticError, match=sentence):
+            ranks.ranks[1].end_round(4)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_largest_possible_sums_are_checked(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(world_size, 100, monkeypatch)
+    steps = ranks.ranks[0].max_iterations
+    ranks.round(steps)
+    assert ranks.ranks[0].buffer.isfinite().all()
+    ranks.ranks[0].buffer[50] *= 1.01
+    with pytest.raises(ArithmeticError, match=f"after {steps} steps element 50 is"):
+        ranks.ranks[0].end_round(steps)
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize(("done", "claimed"), [(0, 1), (1, 2), (3, 2), (3, 4), (6, 3)])
+def test_missing_or_extra_step_is_found(
+    world_size: int, done: int, claimed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 100, monkeypatch)
+    ranks.round(done)
+    with pytest.raises(ArithmeticError, match=f"all_reduce is wrong: after {claimed} steps"):
+        ranks.ranks[0].end_round(claimed)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "counted"),
+    [(2, [0]), (2, [0, 1, 1]), (8, range(7)), (4, [0, 1, 2, 2])],
+    ids=["one is missing", "one counts twice", "one of 8 is missing", "one stands in for another"],
+)
+def test_sum_over_other_ranks_is_found(
+    world_size: int, counted: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 100, monkeypatch)
+    ranks.order = list(counted)
+    ranks.round(1)
+    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
+        ranks.ranks[0].end_round(1)
+
+
+def test_shifted_elements_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(2, 100, monkeypatch)
+    ranks.round(1)
+    ranks.ranks[0].buffer.copy_(ranks.ranks[0].buffer.roll(1))
+    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps element"):
+        ranks.ranks[0].end_round(1)
+
+
+def test_each_round_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(3, 10, monkeypatch)
+    for steps in (5, 1, 3):
+        ranks.round(steps)
+        ranks.check(steps)
+
+
+@pytest.mark.parametrize(("nbytes", "count"), [(4, 1), (1024, 256), (4 * 13 + 4, 14)])
+def test_buffer_has_the_requested_bytes(nbytes: int, count: int) -> None:
+    spec = AllReduceSpec(world_size=2, nbytes=nbytes)
+    measurement = AllReduce(spec, rank=1, device=torch.device("cpu"))
+    assert (measurement.buffer.numel(), measurement.buffer.dtype) == (count, torch.float32)
+    assert measurement.buffer.nbytes == nbytes
+    assert measurement.finish() == {}
+
+
+# --- other collectives
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_wrong_result_of_a_collective_is_found(kind: CollectiveKind, rank: int) -> None:
+    spec = CollectiveSpec(world_size=3, nbytes=12 * 100, kind=kind)
+    work = Collective(spec, rank=rank, device=torch.device("cpu"))
+    work.start_round()
+    work.result.copy_(work.expected)
+    work.end_round(1)
+    work.result[-1] += 1
+    with pytest.raises(
+        ArithmeticError, match=rf"world_size=3-1200B-{kind}-eager is wrong: after 2 steps element \d+ is"
+    ):
+        work.end_round(2)
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_collective_without_effect_is_found(kind: CollectiveKind) -> None:
+    work = Collective(
+        CollectiveSpec(world_size=3, nbytes=12 * 100, kind=kind), rank=2, device=torch.device("cpu")
+    )
+    work.result.copy_(work.expected)  # of the previous round
+    work.start_round()
+    with pytest.raises(ArithmeticError, match="is wrong"):
+        work.end_round(1)
+
+
+def test_sum_out_of_place_ignores_number_of_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = AllReduceSpec(world_size=2, nbytes=400, in_place=False)
+    work = AllReduce(spec, rank=0, device=torch.device("cpu"))
+    other = AllReduce(spec, rank=1, device=torch.device("cpu")).start
+    monkeypatch.setattr(dist, "all_reduce", lambda buffer: buffer.add_(other))
+    work.start_round()
+    for steps in (1, 2, 900):
+        for _ in range(min(steps, 3)):
+            work.step()
+        work.end_round(steps)
+    assert torch.equal(work.start, AllReduce(spec, rank=0, device=torch.device("cpu")).start)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: CollectiveSpec(world_size=3, nbytes=16, kind="all_gather"),
+            "nbytes must be a multiple of 12, a float32 for each",
+        ),
+        (
+            lambda: CollectiveSpec(world_size=1, nbytes=16, kind="broadcast"),
+            "world_size must be a whole number of at least 2",
+        ),
+        (
+            lambda: AllReduceSpec(world_size=1, nbytes=16, algorithm="ring"),
+            "world_size must be a whole number of at least 2",
+        ),
+        (
+            lambda: AllReduceSpec(world_size=2, nbytes=6, algorithm="ring"),
+            "nbytes must be a multiple of a float32's 4 bytes, got 6",
+        ),
+        (
+            lambda: AllReduceSpec(world_size=2, nbytes=8, algorithm="ring", execution="graph"),
+            "execution graph captures backend, one_shot,",
+        ),
+        (
+            lambda: AllReduceSpec(world_size=2, nbytes=2**22 + 4, algorithm="low_latency"),
+            "algorithm low_latency sums up to 4MiB, got 4194308 bytes; use two_shot",
+        ),
+    ],
+)
+def test_impossible_spec_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"algorithm": "two_shot"}, {"algorithm": "low_latency"}, {"execution": "graph"}]
+)
+def test_gpu_only_call_is_refused_on_the_cpu(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="this runs on the CPU"):
+        AllReduce(AllReduceSpec(world_size=2, nbytes=400, **fields), rank=0, device=torch.device("cpu"))
