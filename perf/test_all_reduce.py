@@ -1,4 +1,4 @@
-"""All-reduce: how fast is a buffer summed over all ranks, by which algorithm, and what does a model make of it?"""
+"""All-reduce: how fast is it, which algorithm is the fastest, and does a cost model predict it?"""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ from perf.common import gate
 from perf.common.calls import (
     backend_sizes,
     captured,
-    doubted_unless_told_apart,
-    estimated,
+    estimate_metric,
     execution,
     largest_of_all,
+    link_metric,
     own,
     own_sizes,
-    tell_link,
     the_fastest,
     too_few,
+    warn_if_undetermined,
 )
 
-ONE_RANK = "an all_reduce needs two ranks or more; pass --world-sizes 1,2"
+ONE_RANK = "an all-reduce needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
 SIDES = {BASE: "base", CANDIDATE: "candidate"}
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
 def groups(options: Options) -> list[int]:
-    """The most ranks first: after a smaller group had its memory mapped, a larger one needs fresh sets."""
+    """Return the group sizes, the largest first.
+
+    After a smaller group mapped its memory, a larger one would need a fresh process set.
+    """
     return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
 
 
 def calls(options: Options) -> Iterator[Case]:
+    """Yield every size and algorithm, in place, and the largest calls out of place."""
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             yield AllReduceSpec(world_size=N, nbytes=nbytes)
@@ -57,17 +61,17 @@ def calls(options: Options) -> Iterator[Case]:
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
-    """The backend's of a large buffer; on GPUs all of that, and what is captured of the smallest; some need no copy."""
+    """Yield calls on a large buffer; on GPUs by every algorithm, and captured ones also on the smallest."""
     nbytes = largest_of_all(options.links)
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
         sizes = dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes))
-        calls = [*own(N, nbytes), *(each for size in sizes for each in captured(N, size))]
-    yield from (dataclasses.replace(each, in_place=False) for each in calls)
+        calls = [*own(N, nbytes), *(call for size in sizes for call in captured(N, size))]
+    yield from (dataclasses.replace(call, in_place=False) for call in calls)
 
 
 def largest(options: Options) -> Iterator[Case]:
-    """The greatest of the backend's, by number of ranks."""
+    """Yield the backend's largest call of each group size."""
     sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
@@ -77,7 +81,7 @@ def largest(options: Options) -> Iterator[Case]:
 
 
 def contests(options: Options) -> Iterator[AllReduceSpec]:
-    """The backend's, where something else was measured, too."""
+    """Yield the backend's calls of sizes that other algorithms measure too."""
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
@@ -85,7 +89,7 @@ def contests(options: Options) -> Iterator[AllReduceSpec]:
 
 
 def algorithms(options: Options) -> Iterator[Case]:
-    """Each by its greatest buffer of those that all have."""
+    """Yield each algorithm's call on the largest buffer that all algorithms have."""
     sizes = own_sizes(options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
@@ -95,19 +99,18 @@ def algorithms(options: Options) -> Iterator[Case]:
 
 
 def collectives(options: Options) -> Iterator[Case]:
+    """Yield the other collectives, with sizes rounded down to whole elements on each rank."""
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
         for kind in KINDS:
-            share = 4 * (
-                1 if kind == "broadcast" else N
-            )  # bytes of an element for each rank, of which all have as many
+            least = 4 * (1 if kind == "broadcast" else N)  # bytes: one float32 for each rank
             sizes = options.links.buffer_sizes or usual
-            for size in (each for each in sizes if each < share):
+            for size in (size for size in sizes if size < least):
                 reason = (
-                    f"{format_bytes(size)} is less than a float32 for each of {N} ranks; name a larger size"
+                    f"{format_bytes(size)} is less than a float32 for each of {N} ranks; use a larger size"
                 )
                 yield skipped(f"{size_id(options.device, N)}-{format_bytes(size)}-{kind}", reason)
-            for nbytes in dict.fromkeys(size - size % share for size in sizes if size >= share):
+            for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
                 yield CollectiveSpec(
                     world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)
                 )
@@ -115,18 +118,19 @@ def collectives(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=calls, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
+    """How fast is an all-reduce?"""
     call = measure(spec)
     seconds = call.median_step_seconds()
     measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
     bandwidths(
         measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
     )
-    beside_kernels(measure, call)
+    framework_time(measure, call)
 
 
 @pytest.mark.specs(cases=collectives)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
-    """What FSDP and ZeRO rest on."""
+    """How fast are the collectives that FSDP and ZeRO use?"""
     call = measure(spec)
     seconds = call.median_step_seconds()
     measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
@@ -134,37 +138,38 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
         name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()
     }
     bandwidths(measure, busbw)
-    beside_kernels(measure, call)
+    framework_time(measure, call)
 
 
 def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
+    """Store the bus bandwidth, and what fraction of the link it is where the link is known."""
     measure.metric("busbw_bytes_per_second", busbw)
     if link := measure.machine.link_bytes_per_second:
-        measure.metric("link_utilization", {name: each / link for name, each in busbw.items()})
+        measure.metric("link_utilization", {name: value / link for name, value in busbw.items()})
 
 
-def beside_kernels(measure: Measure, call: Measured) -> None:
-    """What a call costs besides the library's own kernel, on the rank whose kernel waits the least for others."""
+def framework_time(measure: Measure, call: Measured) -> None:
+    """Store a call's time besides the library's kernel, on the rank whose kernel waits least."""
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }
     if all(kernels.values()):
-        beside = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
-        measure.metric("framework_seconds", beside)
+        rest = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
+        measure.metric("framework_seconds", rest)
 
 
 @pytest.mark.specs(cases=contests)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
-    """Of all algorithms that were measured on so many bytes."""
+    """Which algorithm is the fastest on a buffer of this size?"""
     N = spec.world_size
-    beside = [each for each in (captured if spec.captured else own)(N, spec.nbytes) if each != spec]
-    possible = [each for each in beside if not measure.machine.mapping_reason(each)]
+    rivals = [call for call in (captured if spec.captured else own)(N, spec.nbytes) if call != spec]
+    possible = [call for call in rivals if not measure.machine.mapping_reason(call)]
     if not possible:
-        pytest.skip(f"nothing else is measured: {measure.machine.mapping_reason(beside[0])}")
+        pytest.skip(f"no other algorithm can run: {measure.machine.mapping_reason(rivals[0])}")
     calls: dict[str, Measured] = {
-        each.algorithm: measure.reference(each.algorithm, each) for each in possible
+        call.algorithm: measure.reference(call.algorithm, call) for call in possible
     }
-    calls[spec.algorithm] = measure(spec)  # last, for what is mapped may need fresh sets
+    calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need fresh process sets
     by_set = {name: call.median_step_seconds() for name, call in calls.items()}
     others = [name for name in by_set if name != spec.algorithm]
     best = min(others, key=lambda name: median(by_set[name].values()))
@@ -176,18 +181,18 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     sides = list(dict.fromkeys(sample.side for sample in calls[spec.algorithm].samples))
     for side in sides:
         of = f", {SIDES[side]}" if len(sides) > 1 else ""
-        told = the_fastest({name: call.of(side) for name, call in calls.items()})
-        measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {told}")
+        found = the_fastest({name: call.of(side) for name, call in calls.items()})
+        measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {found}")
 
 
 @pytest.mark.specs(cases=largest)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
-    """The backend's seconds over sizes, as lines: their starts, their bandwidths, and how well sizes left out are predicted."""
+    """Which latency and bandwidth do the backend's calls have, and do they predict a size left out?"""
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     references = {
-        each: measure.reference(format_bytes(each), dataclasses.replace(spec, nbytes=each))
-        for each in sizes
-        if each < spec.nbytes
+        size: measure.reference(format_bytes(size), dataclasses.replace(spec, nbytes=size))
+        for size in sizes
+        if size < spec.nbytes
     }
     measured = {nbytes: reference.median_step_seconds() for nbytes, reference in references.items()}
     measured[spec.nbytes] = measure(spec).median_step_seconds()
@@ -195,62 +200,56 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
         name: choose_envelope(list(measured), [t[name] for t in measured.values()])
         for name in measured[spec.nbytes]
     }
-    estimated(measure, "latency_seconds", {name: each.latency for name, each in chosen.items()})
+    estimate_metric(measure, "latency_seconds", {name: fit.latency for name, fit in chosen.items()})
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
-    busbw = {name: each.byte_seconds.inverse(of_a_byte) for name, each in chosen.items()}
-    estimated(measure, "asymptotic_busbw_bytes_per_second", busbw)
-    measure.metric("protocols", {name: len(each.envelope.lines) for name, each in chosen.items()})
-    measure.metric("held_out_error", {name: each.held_out_error for name, each in chosen.items()})
+    busbw = {name: fit.byte_seconds.inverse(of_a_byte) for name, fit in chosen.items()}
+    estimate_metric(measure, "asymptotic_busbw_bytes_per_second", busbw)
+    measure.metric("protocols", {name: len(fit.envelope.lines) for name, fit in chosen.items()})
+    measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
 
 
 @pytest.mark.specs(cases=algorithms)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
-    """One latency and one bandwidth for the messages of all algorithms, and what these make of this one's calls."""
+    """Do one latency and one bandwidth predict the calls of all algorithms?"""
     measured = {
-        each: measure.reference(each.id, each).median_step_seconds()
+        call: measure.reference(call.id, call).median_step_seconds()
         for nbytes in own_sizes(measure.machine.links)
-        for each in own(spec.world_size, nbytes)
-        if each != spec
+        for call in own(spec.world_size, nbytes)
+        if call != spec
     }
     measured[spec] = measure(spec).median_step_seconds()
-    with doubted_unless_told_apart(measure, "a model"):
+    with warn_if_undetermined(measure, "the cost model"):
         fitted = {
             name: choose_links(
                 [
-                    Call(algorithm=each.algorithm, N=each.world_size, nbytes=each.nbytes, seconds=t[name])
-                    for each, t in measured.items()
+                    Call(algorithm=call.algorithm, N=call.world_size, nbytes=call.nbytes, seconds=t[name])
+                    for call, t in measured.items()
                 ]
             )
             for name in measured[spec]
         }
-        tell_model(measure, spec, measured, fitted)
+        model_metrics(measure, spec, measured, fitted)
 
 
-def tell_model(
+def model_metrics(
     measure: Measure,
     spec: AllReduceSpec,
     measured: Mapping[AllReduceSpec, Mapping[str, float]],
     fitted: Mapping[str, ChosenLinks],
 ) -> None:
-    """What is fitted, by set, and the seconds of the spec's algorithm by it and by reports' formulas, over those measured."""
-    estimated(measure, "latency_seconds", {name: each.model.latency for name, each in fitted.items()})
-    links = {name: each.model.bandwidth for name, each in fitted.items()}
-    bounded = tell_link(measure, links)
+    """Store the fitted parameters, and the predictions of the model and of course reports' formulas."""
+    estimate_metric(measure, "latency_seconds", {name: fit.model.latency for name, fit in fitted.items()})
+    links = {name: fit.model.bandwidth for name, fit in fitted.items()}
+    bounded = link_metric(measure, links)
     adding = {
-        name: each.model.reduce_seconds
-        for name, each in fitted.items()
-        if each.model.reduce_seconds is not None
+        name: fit.model.reduce_seconds for name, fit in fitted.items() if fit.model.reduce_seconds is not None
     }
-    if len(adding) == len(fitted):  # told apart from sending in all of them
-        estimated(measure, "reduce_byte_seconds", adding)
+    if len(adding) == len(fitted):  # every set can tell addition from sending
+        estimate_metric(measure, "reduce_byte_seconds", adding)
     link = measure.machine.link_bytes_per_second
-    used = (
-        {name: each.value for name, each in links.items()}
-        if bounded
-        else dict.fromkeys(links, link)
-        if link
-        else {}
-    )
+    used = dict.fromkeys(links, link) if link else {}
+    if bounded:
+        used = {name: estimate.value for name, estimate in links.items()}
     for report in FORMS if used else ():
         written = {
             name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]
@@ -258,11 +257,11 @@ def tell_model(
         }
         measure.metric(f"{report.name}_over_measured", written)
         measure.note(f"{report.formula}: {report.describes}")
-    for each, t in measured.items():
-        if each.algorithm == spec.algorithm:
+    for call, t in measured.items():
+        if call.algorithm == spec.algorithm:
             predicted = {
-                name: chosen.model.seconds(each.algorithm, each.world_size, each.nbytes) / t[name]
-                for name, chosen in fitted.items()
+                name: fit.model.seconds(call.algorithm, call.world_size, call.nbytes) / t[name]
+                for name, fit in fitted.items()
             }
-            measure.metric(f"predicted_over_measured_{format_bytes(each.nbytes)}", predicted)
-    measure.metric("held_out_error", {name: each.held_out_error for name, each in fitted.items()})
+            measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
+    measure.metric("held_out_error", {name: fit.held_out_error for name, fit in fitted.items()})

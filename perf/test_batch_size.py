@@ -1,4 +1,4 @@
-"""Batch size: how fast is an epoch with small and large batches, does loading the images hold it up, and which batch fits?"""
+"""Batch size: how fast is an epoch with each, does loading images limit it, and which batch fits?"""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
 from perf.common.metrics import training_metrics
 
 WORKERS = (0, 1, 2, 4, 8)
-SMALLEST = 32  # of the batches that are tried until one does not fit
-CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the number of workers
+SMALLEST = 32  # the first batch that the search tries
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the sweep over loader workers
 
 
 def epochs(options: Options) -> Iterator[Case]:
-    """Without loading, from images on the device, and through a DataLoader; on the CPU the device is where a loader is, too."""
+    """Yield epochs without loading, from images on the device, and through a DataLoader.
+
+    On the CPU both share one memory, so only the smallest batch takes images from the device.
+    """
     for batch_size in options.batch_sweep:
         epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
         yield epoch
@@ -35,6 +38,7 @@ def epochs(options: Options) -> Iterator[Case]:
 
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
+    """Yield the epoch with the most loader workers; the test measures fewer workers as references."""
     if not is_custom_model(options.model):
         batch_size = min(
             GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(options.batch_sweep)
@@ -58,44 +62,44 @@ def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
 
 @pytest.mark.specs(cases=epochs)
 def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
-    """Epochs after the first, which starts the workers and warms up, or after some steps where those do."""
+    """How long is an epoch after the first, and does loading the images limit it?"""
     epoch = measure(spec)
     training_metrics(measure, epoch)
     if spec.input != "fixed":
-        share = loading_shares(epoch, measure.reference("without_loading", without_loading(spec)))
-        measure.metric("loading_share", share)
-        if median(share.values()) >= LEAST_SHARE:
-            measure.warn("loading the images limits")
+        fraction = loading_fractions(epoch, measure.reference("without_loading", without_loading(spec)))
+        measure.metric("loading_share", fraction)
+        if median(fraction.values()) >= LEAST_SHARE:
+            measure.warn("loading limits the epoch")
 
 
 @pytest.mark.specs(cases=one_epoch_with_most_workers)
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
-    """From how many workers on does loading take less than 5 % of an epoch?"""
+    """From how many workers on does loading take less than 5% of an epoch?"""
     epochs = {spec.loader_workers: measure(spec)}
     without = measure.reference("without_loading", without_loading(spec))
     for workers in WORKERS[: WORKERS.index(spec.loader_workers)]:
         epochs[workers] = measure.reference(f"workers={workers}", loaded(spec, workers))
-    shares = {workers: loading_shares(epochs[workers], without) for workers in sorted(epochs)}
-    for workers, share in shares.items():
-        measure.metric(f"loading_share_with_{workers}_workers", share)
-    enough = enough_workers({workers: median(share.values()) for workers, share in shares.items()})
+    fractions = {workers: loading_fractions(epochs[workers], without) for workers in sorted(epochs)}
+    for workers, fraction in fractions.items():
+        measure.metric(f"loading_share_with_{workers}_workers", fraction)
+    enough = enough_workers({workers: median(fraction.values()) for workers, fraction in fractions.items()})
     if enough is None:
-        measure.warn(f"loading the images limits, with {spec.loader_workers} workers, too")
+        measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers")
     else:
-        measure.metric("enough_workers", {name: float(enough) for name in shares[enough]})
+        measure.metric("enough_workers", {name: float(enough) for name in fractions[enough]})
 
 
 def fixed_batches(options: Options) -> Iterator[Case]:
-    """A small one, to begin with."""
+    """Yield a small batch, with which the search begins."""
     if options.sides is not None:
         yield skipped(
             size_id(options.device, 1, SMALLEST),
-            "the search has a GPU's whole memory for one process set; it is for runs of one side",
+            "the search needs a GPU's whole memory for one process set, which an A/B run does not have",
         )
     elif options.device == "cpu":
         yield skipped(
             size_id(options.device, 1, SMALLEST),
-            "a CPU's memory ends where no step is worth its time; test_batch_size has the sizes given",
+            "on a CPU a step gets too slow long before memory ends; test_batch_size measures the sizes given",
         )
     else:
         yield if_valid(
@@ -106,7 +110,7 @@ def fixed_batches(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=fixed_batches)
 def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
-    """From a small batch four-fold until one does not fit, then in between, to a sixteenth."""
+    """Which batch is the largest that fits? Found by factors of four, then to within a sixteenth."""
     fitting: dict[int, Measured] = {}
     reasons: list[str] = []
 
@@ -135,7 +139,7 @@ def without_loading(spec: EpochSpec) -> EpochSpec:
     return dataclasses.replace(spec, input="fixed", loader_workers=0)
 
 
-def loading_shares(loaded: Measured, without: Measured) -> dict[str, float]:
-    """By set, the share of an epoch that its loading takes."""
+def loading_fractions(loaded: Measured, without: Measured) -> dict[str, float]:
+    """Return by set the fraction of an epoch that loading takes."""
     alone = without.median_step_seconds()
     return {name: loading_share(t, alone[name]) for name, t in loaded.median_step_seconds().items()}

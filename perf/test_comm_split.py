@@ -1,4 +1,4 @@
-"""Computation and communication: how much of a step is spent on sending gradients, and how fast are they sent?"""
+"""Communication: how much of a step is spent on sending gradients, and how fast are they sent?"""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.common.metrics import training_metrics
-from perf.common.trainings import measured_apart
+from perf.common.trainings import measured_also_as
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
 
 def splits(options: Options) -> Iterator[Case]:
-    """DDP's steps, by number of ranks and batch size: in the first form, and eagerly."""
+    """Yield DDP's steps of each world size and batch size, in the first execution and eagerly."""
     if max(options.world_sizes) == 1:
         yield skipped(size_id(options.device, 1), "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
-                yield measured_apart(BucketReplaySpec, options, world_size, batch_size, execution)
+                yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
 
 
 @pytest.mark.specs(cases=splits)
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
-    """By a difference, by a trace, and by the messages alone; beside them t(N) - t(1), which is often taken for it."""
+    """How long is the exposed communication of a step?
+
+    Found by a difference, by a trace and by the messages alone. Beside them stands t(N) - t(1), which
+    is often taken for it.
+    """
     step = measure(spec)
-    spec = dataclasses.replace(
-        spec, delay_seconds=0.0
-    )  # what --slow-down puts into the step is none of its parts
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     undelayed = measure.reference("ddp", spec)
     ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
     local = by_rank(measure.reference("local", spec.local()))
@@ -67,9 +69,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric("overlap_fraction", {name: each.overlap_fraction for name, each in traces.items()})
         compared(measure, tN, trace, differences, traces)
     else:
-        measure.note(
-            "no trace: the profiler gave none in which anything communicates (--worker-logs tells why)"
-        )
+        measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
     late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
     for sentence in sorted(late - {""}):
         measure.note(sentence)
@@ -78,12 +78,12 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def by_rank(measured: Measured) -> dict[str, list[float]]:
-    """By set, the seconds of a step on each rank."""
+    """Return by set the seconds of a step on each rank."""
     return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
 
 
 def traced_by_set(trace: Measured) -> dict[str, Traced]:
-    """By set, what its ranks' traces say; none where there is no profiler, or nothing communicates, in any of them."""
+    """Return by set what the ranks' traces show; empty if any set has no trace of communication."""
     found = {
         sample.set: traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
         for sample in trace.samples
@@ -100,18 +100,20 @@ def compared(
     differences: Mapping[str, Difference],
     traces: Mapping[str, Traced],
 ) -> None:
-    """How far the two methods are apart, as a share of the step, and why, where that is far."""
+    """Store the difference of the two methods as a fraction of the step, and explain a large one."""
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
     measure.metric("method_disagreement", {name: each.share for name, each in apart.items()})
-    for each in apart.values():
-        if each.reason:
-            measure.note(each.reason)
+    for found in apart.values():
+        if found.reason:
+            measure.note(found.reason)
 
 
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:
-    """The gradients' bus bandwidth while training, and its share of the link's: from the time in which all_reduces run, on the
-    rank that waits the least, and from what of all communication is exposed."""
+    """Store the gradients' bus bandwidth in training and its fraction of the link.
+
+    Once over the all-reduces' time on the rank that waits least, once over exposed communication.
+    """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
     sending = {
         each.set: min(each.counters["all_reduce_seconds"][:N]) for each in trace.samples if each.set in traces

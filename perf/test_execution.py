@@ -1,4 +1,4 @@
-"""Forms of a step: what does one device gain when its step is compiled, captured in a graph, or both?"""
+"""Execution: how much faster is a step on one device when compiled, captured in a graph, or both?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perf.common.metrics import speedup_over, training_metrics
 
 
 def executions(options: Options) -> Iterator[Case]:
-    """What must be compiled for each batch size, for the least and the greatest only."""
+    """Yield each batch size and execution; of compiled ones only the smallest and largest batch."""
     extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for batch_size in options.batch_sizes:
         for execution in dict.fromkeys(("eager", *options.executions)):
@@ -26,7 +26,8 @@ def executions(options: Options) -> Iterator[Case]:
 
 
 @pytest.mark.specs(cases=executions)
-def test_forms(measure: Measure, spec: TrainingSpec) -> None:
+def test_execution(measure: Measure, spec: TrainingSpec) -> None:
+    """How much faster is the step than the eager one?"""
     step = measure(spec)
     if spec.execution != "eager":
         speedup_over(measure, "eager", step, spec.eager())

@@ -19,22 +19,21 @@ from ddpperf.training.schedules import linearly_scaled
 from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95
-# After five epochs on CIFAR-10, of a small batch and of a large one: from two course reports that such runs were taken from.
+# Test accuracies of a small and a large batch after five epochs on CIFAR-10, from two course reports.
 REPORTED = ((0.8490, 0.7390), (0.8222, 0.6337))
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 def recipes(options: Options) -> Iterator[Case]:
+    """Yield each recipe; a recipe that equals an earlier one is skipped."""
     if is_custom_model(options.model):
-        yield skipped("recipes", f"{options.model} makes its own batches, which nothing is tested on")
+        yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
         return
     seen: dict[RunSpec, str] = {}
     for recipe in read_recipes(options.device):
         case = if_valid(recipe.name, partial(recipe.spec, options))
-        if (
-            isinstance(case, RunSpec) and case in seen
-        ):  # the rate of another may be the one that was found best
-            yield skipped(recipe.name, f"it is trained as {seen[case]!r} is")
+        if isinstance(case, RunSpec) and case in seen:  # the tuned rate may equal another recipe's
+            yield skipped(recipe.name, f"it is the same training as {seen[case]!r}")
         else:
             yield case
             if isinstance(case, RunSpec):
@@ -42,15 +41,18 @@ def recipes(options: Options) -> Iterator[Case]:
 
 
 def largest_tuned(device: str) -> Recipe:
-    """The largest batch of a constant size that has a rate of its own."""
-    candidates = [each for each in read_recipes(device) if each.rates and not each.fields["grow_from"]]
-    return max(candidates, key=lambda each: each.global_batch_size)
+    """Return the recipe of the largest constant batch that has its own grid of rates."""
+    candidates = [
+        recipe for recipe in read_recipes(device) if recipe.rates and not recipe.fields["grow_from"]
+    ]
+    return max(candidates, key=lambda recipe: recipe.global_batch_size)
 
 
 def on_all_devices(options: Options) -> Iterator[Case]:
+    """Yield the largest tuned batch on all devices."""
     if max(options.world_sizes) == 1:
         yield skipped(
-            size_id(options.device, 1), "one device has no others to agree with; pass --world-sizes 1,2"
+            size_id(options.device, 1), "comparing devices needs two or more; pass --world-sizes 1,2"
         )
     elif not is_custom_model(options.model):
         identity = size_id(options.device, max(options.world_sizes))
@@ -58,9 +60,9 @@ def on_all_devices(options: Options) -> Iterator[Case]:
 
 
 def long_runs(options: Options) -> Iterator[Case]:
-    """On one device, and on all, in the fastest form."""
+    """Yield the long training on one device and on all, in the fastest execution."""
     if options.device == "cpu":
-        yield skipped("long", "50 epochs take a CPU hours; run them on GPUs")
+        yield skipped("long", "50 epochs take hours on a CPU; run them on GPUs")
     if options.device == "cpu" or is_custom_model(options.model):
         return
     for recipe in read_recipes(options.device, "long"):
@@ -74,33 +76,33 @@ def long_runs(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=recipes)
 def test_large_batch(measure: Measure, spec: RunSpec) -> None:
-    """Loss and accuracy after the last epoch, means over seeds, beside the small batch's, and how fast that was reached."""
+    """Which loss and accuracy does the recipe reach, on average over seeds?"""
     device = measure.machine.device
     runs = by_seed(measure, spec)
     baseline, *_ = read_recipes(device)
     small = baseline.like(spec)
-    beside = (
-        runs
-        if spec == small
-        else [measure.reference(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs]
-    )
+    small_runs = runs
+    if spec != small:
+        small_runs = [
+            measure.reference(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs
+        ]
     learned(measure, runs)
     if spec != small:
-        compared(measure, "accuracy_over_baseline", runs, beside)
+        compare(measure, "accuracy_over_baseline", runs, small_runs)
     by_epoch = {
         name: zip(*(figures(run, run.samples[0], name) for run in runs), strict=True) for name in FIGURES
     }
-    told = [
-        f"{name.replace('_', ' ')} {', '.join(f'{mean(each):.4g}' for each in epochs)}"
+    listed = [
+        f"{name.replace('_', ' ')} {', '.join(f'{mean(seeds):.4g}' for seeds in epochs)}"
         for name, epochs in by_epoch.items()
     ]
-    measure.note(f"by epoch: {'; '.join(told)}")
+    measure.note(f"by epoch: {'; '.join(listed)}")
     if spec.global_batch_size > small.global_batch_size and spec.epochs == 5 and spec.data != "synthetic":
         reported = " and ".join(f"{of_small:.2%} against {of_large:.2%}" for of_small, of_large in REPORTED)
-        here = " against ".join(f"{mean(last(each, runs[0].samples[0].set)):.2%}" for each in (beside, runs))
-        measure.note(
-            f"course reports have, of small and large batches after 5 epochs, {reported}; here {here}"
+        here = " against ".join(
+            f"{mean(last(of_batch, runs[0].samples[0].set)):.2%}" for of_batch in (small_runs, runs)
         )
+        measure.note(f"small against large batch after 5 epochs: course reports {reported}; this run {here}")
 
 
 def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
@@ -108,6 +110,7 @@ def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
 
 
 def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measured]:
+    """Measure the spec with each seed of the device's table."""
     first = measure(spec)
     seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device, kind))
     return [
@@ -117,7 +120,7 @@ def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measur
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
-    """What the runs of all seeds learned, and how fast."""
+    """Store loss, accuracy and throughput, as means over the seeds."""
     sets = [sample.set for sample in runs[0].samples]
     for name in FIGURES:
         measure.metric(name, {of_set: mean(last(runs, of_set, name)) for of_set in sets})
@@ -133,17 +136,17 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
     seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
-    measure.metric("images_per_second", {of_set: spec.images / each for of_set, each in seconds.items()})
+    measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
-        measure.warn("it went on from a checkpoint")
+        measure.warn("the training was resumed from a checkpoint")
 
 
-def compared(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
-    """Tell the difference of mean accuracies, with Welch's interval where seeds differ; gives whether 0 is in it."""
+def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
+    """Store the difference of mean accuracies with Welch's interval; return whether 0 lies in it."""
     sets = [sample.set for sample in runs[0].samples]
     measure.metric(name, {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
     if len(runs) < 2:
-        return True  # one seed says nothing of the others
+        return True  # one seed has no interval
     ends = {}
     for of_set in sets:
         ours, theirs = last(runs, of_set), last(others, of_set)
@@ -157,42 +160,45 @@ def compared(measure: Measure, name: str, runs: list[Measured], others: list[Mea
 
 
 def last(runs: list[Measured], of_set: str, name: str = "test_accuracy") -> list[float]:
-    """After the last epoch, by run."""
+    """Return the figure of each run after its last epoch."""
     return [figures(run, run.of_set(of_set), name)[-1] for run in runs]
 
 
 def figures(run: Measured, sample: Sample, name: str) -> list[float]:
-    """By epoch, the mean over ranks."""
+    """Return the figure after each epoch, as the mean over ranks."""
     assert isinstance(run.spec, RunSpec)
     ranks = run.spec.world_size
     return [mean(sample.counters[f"{name}_{epoch}"][:ranks]) for epoch in range(1, run.spec.epochs + 1)]
 
 
 def slowest(run: Measured, sample: Sample) -> list[float]:
-    """By epoch, the seconds of training on the slowest rank."""
+    """Return the seconds of each epoch's training on the slowest rank."""
     assert isinstance(run.spec, RunSpec)
     return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
 
 
 @pytest.mark.specs(cases=on_all_devices)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
-    """The accuracy on all devices less that on one with the same global batch, which is doubtful if seeds do not explain it;
-    and what leaving set_epoch out does, or the rate that a device's own batch would have."""
+    """Do all devices reach the accuracy of one device with the same global batch?
+
+    Also: the accuracy without set_epoch, and with the rate that one device's batch would have.
+    """
     runs = by_seed(measure, spec)
     learned(measure, runs)
     alone = dataclasses.replace(largest_tuned(measure.machine.device), devices=1).like(spec)
     ones = [measure.reference(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
-    if not compared(measure, "accuracy_over_one_device", runs, ones):
-        measure.warn("more devices give another accuracy than one, by more than seeds explain")
+    if not compare(measure, "accuracy_over_one_device", runs, ones):
+        measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
     unscaled = linearly_scaled(spec.rate, spec.per_rank_batch_size, spec.global_batch_size)
     for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
         others = [
             measure.reference(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed))
             for run in runs
         ]
-        compared(measure, f"accuracy_{name}", others, runs)
+        compare(measure, f"accuracy_{name}", others, runs)
 
 
 @pytest.mark.specs(cases=long_runs)
 def test_long_run(measure: Measure, spec: RunSpec) -> None:
+    """Which accuracy does the long training reach?"""
     learned(measure, by_seed(measure, spec, "long_seeds"))

@@ -1,4 +1,4 @@
-"""Messages: what do ranks send besides gradients, in a step and before the first one, and are gradients enough?"""
+"""Messages: how many bytes do ranks send in a step and before the first one, and what for?"""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ STARTS = ("initial state", "control", "other")
 
 
 def strategies(options: Options) -> Iterator[Case]:
-    """On all devices, eagerly, of the smallest batch: what is sent depends on neither. By --spec what that asks for."""
+    """Yield each strategy on all devices, or the one of --spec.
+
+    Eagerly and with the smallest batch, because messages depend on neither.
+    """
     world_size = max(options.world_sizes)
     if world_size == 1:
-        yield skipped(size_id(options.device, 1), "one device sends nothing; pass --world-sizes 1,2")
+        yield skipped(size_id(options.device, 1), "one device sends no messages; pass --world-sizes 1,2")
         return
     for fields in VARIANTS if not options.spec_fields else ({},):
         work: dict[str, Any] = {
@@ -51,44 +54,44 @@ def counted(options: Options, **fields: Any) -> TrainingSpec:
 
 @pytest.mark.specs(cases=strategies)
 def test_messages(measure: Measure, spec: MessagesSpec) -> None:
-    """By kind, the messages and bytes of a step, and of the start. DDP's gradients are exactly the parameters' bytes."""
+    """How many messages and bytes of each kind are sent, and are gradients sent exactly once?"""
     ledger = measure(spec)
     for prefix, kinds in (("", KINDS), ("start ", STARTS)):
         for kind in kinds:
             nbytes, messages = (ledger.counter(f"{prefix}{kind}: {what}") for what in ("bytes", "messages"))
             if nbytes:
-                none = dict.fromkeys(
-                    (sample.set for sample in ledger.samples), 0.0
-                )  # of a side that sends nothing of it
+                none = dict.fromkeys((sample.set for sample in ledger.samples), 0.0)  # one side may send none
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", none | nbytes)
                 measure.metric(f"{name}_messages", none | messages)
-    for sentence in sorted({said(sample.counters) for sample in ledger.samples}):
+    for sentence in sorted({described(sample.counters) for sample in ledger.samples}):
         measure.note(sentence)
     if unknown := {*ledger.counter("other: messages"), *ledger.counter("start other: messages")}:
-        pytest.fail(f"sets {', '.join(sorted(unknown))} sent a message of no known kind", pytrace=False)
+        pytest.fail(
+            f"process sets {', '.join(sorted(unknown))} sent messages of an unknown kind", pytrace=False
+        )
     sent = ledger.counter("gradients: bytes")
     for name, due in ledger.counter("gradient_bytes").items():
         if sent.get(name) != due:
             pytest.fail(
-                f"set {name} sent {sent.get(name, 0):.0f} bytes as gradients, which have {due:.0f}",
+                f"process set {name} sent {sent.get(name, 0):.0f} bytes of gradients, expected {due:.0f}",
                 pytrace=False,
             )
 
 
-def said(counters: Mapping[str, tuple[float, ...]]) -> str:
-    """What rank 0 sends in a step, by kind and collective, and each message of gradients."""
+def described(counters: Mapping[str, tuple[float, ...]]) -> str:
+    """Say what rank 0 sends in a step, by kind and collective, with the size of each gradient message."""
     parts = []
-    for name, (nbytes, *_) in counters.items():
-        if match := re.fullmatch(r"(\w+) by (\w+): bytes", name):
+    for counter, (nbytes, *_) in counters.items():
+        if match := re.fullmatch(r"(\w+) by (\w+): bytes", counter):
             kind, collective = match.groups()
             messages = counters[f"{kind} by {collective}: messages"][0]
-            buckets = [each for bucket, (each, *_) in counters.items() if bucket.startswith("bucket")]
+            buckets = [size for bucket, (size, *_) in counters.items() if bucket.startswith("bucket")]
             single = (
                 f" ({', '.join(map(units.nbytes, buckets))})"
                 if kind == "gradients" and len(buckets) > 1
                 else ""
             )
-            whose = "a mean loss, which is ours, " if kind == "metrics" else f"{kind} "
-            parts.append(f"{whose}{units.nbytes(nbytes)} by {messages:.0f} {collective}{single}")
+            name = "the mean loss for the report " if kind == "metrics" else f"{kind} "
+            parts.append(f"{name}{units.nbytes(nbytes)} by {messages:.0f} {collective}{single}")
     return f"each step sends {'; '.join(parts)}"

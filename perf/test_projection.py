@@ -1,4 +1,4 @@
-"""Projection: by how much longer than on one device does a step take on more devices than there are?"""
+"""Projection: how much longer does a step take on more devices than this machine has?"""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallExecution, PartsSpec, TrainingSpec, measured_as
-from perf.common.calls import backend_sizes, doubted_unless_told_apart, too_few
-from perf.common.trainings import fewer, measured_apart
+from perf.common.calls import backend_sizes, too_few, warn_if_undetermined
+from perf.common.trainings import fewer, measured_also_as
 
-NORMAL = 1.4826  # of a median of absolute errors: their standard deviation, where they are normal
+NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
 
 
 def steps(options: Options) -> Iterator[Case]:
-    """On all devices, in the first form; with another number of devices beyond one, from which to project."""
+    """Yield the step on all devices, if there is a smaller group of two or more to project from."""
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) < 2:
         if options.links.project_to:
             yield skipped(
                 size_id(options.device, most),
-                "--project-to needs two numbers of devices above 1; add to --world-sizes",
+                "--project-to needs two world sizes above 1; name more in --world-sizes",
             )
         return
     if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:
         yield skipped(size_id(options.device, most), too_few(sizes))
         return
     for batch_size in options.batch_sizes:
-        yield measured_apart(BucketReplaySpec, options, most, batch_size, options.executions[0])
+        yield measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])
 
 
 @pytest.mark.specs(cases=steps)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
-    """The excess over t(1) on all devices, predicted from fewer, beside the measured one and the guess that it stays the same;
-    then, from all of them, on as many as --project-to names and were not measured."""
+    """Do fewer devices predict t(N) - t(1) on all devices, and what do all predict for --project-to?
+
+    Beside the prediction stands the guess that the excess t(N) - t(1) stays the same.
+    """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)
     undelayed = measure.reference(f"world_size={spec.world_size}", spec)
@@ -58,7 +60,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     references[spec.world_size] = undelayed
     lines = {N: backend_lines(measure, N, spec) for N in references}
 
-    told: dict[str, dict[int, Projection]] = {}
+    projections: dict[str, dict[int, Projection]] = {}
     measured = {
         name: {N: excess(reference, one_device, name) for N, reference in references.items()}
         for name in step.median_step_seconds()
@@ -72,44 +74,44 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         projected = partial(
             projection,
             measure,
-            bookkeeping=excess(
-                local, one_device, name
-            ),  # and what else N devices lose without sending anything
+            bookkeeping=excess(local, one_device, name),  # all that N devices lose without sending
             lines={N: each[name] for N, each in lines.items()},
             buckets=buckets,
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
         )
         smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
-        told[name] = {}
-        with doubted_unless_told_apart(measure, f"a projection on {spec.world_size} devices, of set {name},"):
-            told[name][spec.world_size] = projected(smaller, spec.world_size)
+        projections[name] = {}
+        with warn_if_undetermined(measure, f"set {name}'s projection on {spec.world_size} devices"):
+            projections[name][spec.world_size] = projected(smaller, spec.world_size)
         for N in measure.machine.links.project_to:
             if N not in by_size:
-                with doubted_unless_told_apart(measure, f"a projection on {N} devices, of set {name},"):
-                    told[name][N] = projected(by_size, N)
+                with warn_if_undetermined(measure, f"set {name}'s projection on {N} devices"):
+                    projections[name][N] = projected(by_size, N)
             elif spec.world_size > N:
                 measure.note(f"{N} devices were measured, and are not projected")
-    tell(measure, spec.world_size, measured, told, one_device.slowest_device_seconds(spec.world_size))
+    projection_metrics(
+        measure, spec.world_size, measured, projections, one_device.slowest_device_seconds(spec.world_size)
+    )
 
 
 def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
-    """By set, what the backend makes of buffers on N devices, captured as the training is."""
+    """Return by set the model of the backend's all-reduce on N devices, captured if the training is."""
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     call: CallExecution = "graph" if spec.captured else "eager"
     specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]
-    references = [measure.reference(each.id, each).median_step_seconds() for each in specs]
+    references = [measure.reference(call.id, call).median_step_seconds() for call in specs]
     return {
-        name: choose_envelope([each.nbytes for each in specs], [reference[name] for reference in references])
+        name: choose_envelope([call.nbytes for call in specs], [reference[name] for reference in references])
         for name in references[0]
     }
 
 
 def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
-    """How much longer the slowest rank's step is, of one set, with the standard errors of both, over rounds."""
+    """Return how much longer the slowest rank's step is in one set, with both standard errors."""
     slowest = []
-    for each in (longer, one_device):
-        ranks = [median_and_error(rounds) for rounds in zip(*each.of_set(name).seconds, strict=True)]
-        slowest.append([value / each.iterations for value in max(ranks[: longer.spec.world_size])])
+    for step in (longer, one_device):
+        ranks = [median_and_error(rounds) for rounds in zip(*step.of_set(name).seconds, strict=True)]
+        slowest.append([value / step.iterations for value in max(ranks[: longer.spec.world_size])])
     (seconds, error), (t1, t1_error) = slowest
     return Excess(seconds=seconds - t1, error=error, one_device_error=t1_error)
 
@@ -124,7 +126,7 @@ def projection(
     buckets: list[float],
     hideable: float,
 ) -> Projection:
-    """On N devices, of one set, from the excess and the all_reduces on those measured."""
+    """Project one set's excess on N devices from the excess and the all-reduces on fewer devices."""
     links = measure.machine.links
     envelopes = {other: lines[other].envelope for other in measured}
     missed = {other: NORMAL * lines[other].held_out_error for other in measured}
@@ -138,28 +140,26 @@ def projection(
     )
 
 
-def tell(
+def projection_metrics(
     measure: Measure,
     largest: int,
     measured: Mapping[str, Mapping[int, Excess]],
-    told: Mapping[str, Mapping[int, Projection]],
+    by_set: Mapping[str, Mapping[int, Projection]],
     t1: Mapping[str, float],
 ) -> None:
-    measure.metric("excess_seconds", {name: each[largest].seconds for name, each in measured.items()})
-    for N in sorted(set.intersection(*map(set, told.values()))):  # what no set leaves open
-        projections = {name: each[N] for name, each in told.items()}
+    """Store the measured excess on the largest world size, and the projections that every set has."""
+    measure.metric("excess_seconds", {name: excesses[largest].seconds for name, excesses in measured.items()})
+    for N in sorted(set.intersection(*map(set, by_set.values()))):
+        projections = {name: found[N] for name, found in by_set.items()}
         if largest == N:
-            measure.metric("plain_excess_seconds", {name: each.plain for name, each in projections.items()})
-            if all(each[N].seconds > 0 for each in measured.values()):
-                off = {
-                    name: each.seconds / measured[name][N].seconds - 1 for name, each in projections.items()
-                }
-                measure.metric("projection_error", off)
-        measure.metric(f"projected_excess_on_{N}", {name: each.seconds for name, each in projections.items()})
-        measure.metric(f"projected_excess_on_{N}_low", {name: each.low for name, each in projections.items()})
-        measure.metric(
-            f"projected_excess_on_{N}_high", {name: each.high for name, each in projections.items()}
-        )
+            plain = {name: found.plain for name, found in projections.items()}
+            measure.metric("plain_excess_seconds", plain)
+            if all(excesses[N].seconds > 0 for excesses in measured.values()):
+                error = {name: p.seconds / measured[name][N].seconds - 1 for name, p in projections.items()}
+                measure.metric("projection_error", error)
+        for end, field in (("", "seconds"), ("_low", "low"), ("_high", "high")):
+            seconds = {name: getattr(found, field) for name, found in projections.items()}
+            measure.metric(f"projected_excess_on_{N}{end}", seconds)
         if largest != N:
-            efficiency = {name: t1[name] / (t1[name] + each.seconds) for name, each in projections.items()}
+            efficiency = {name: t1[name] / (t1[name] + found.seconds) for name, found in projections.items()}
             measure.metric(f"projected_efficiency_on_{N}", efficiency)

@@ -1,4 +1,4 @@
-"""Sampler: do the ranks' shards of an epoch cover the data set, each image once, and is the next epoch another order?"""
+"""Sampler: does every rank get its own images, is none left out, and is the next epoch shuffled?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddpperf.specs import SamplerSpec
 
 
 def images(options: Options, world_size: int) -> int:
-    """An odd number, so that there is a rest to pad or to drop, and enough that no two orders agree by chance."""
+    """Return an odd number, so that there is a rest, large enough that no orders agree by chance."""
     return max(options.epoch_images, 64 * world_size) | 1
 
 
-def told(options: Options) -> Iterator[SamplerSpec]:
+def with_set_epoch(options: Options) -> Iterator[SamplerSpec]:
     for world_size in options.world_sizes:
         for drop_last in (False, True):
             yield SamplerSpec(
@@ -24,32 +24,32 @@ def told(options: Options) -> Iterator[SamplerSpec]:
             )
 
 
-def untold(options: Options) -> Iterator[SamplerSpec]:
+def without_set_epoch(options: Options) -> Iterator[SamplerSpec]:
     for world_size in options.world_sizes:
         yield SamplerSpec(world_size=world_size, epoch_images=images(options, world_size), set_epoch=False)
 
 
-@pytest.mark.specs(cases=told)
+@pytest.mark.specs(cases=with_set_epoch)
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
-    """Only what does not divide over the ranks is padded with images that another shard has, or is left out."""
+    """Is every image in one shard, except for the rest that does not divide over the ranks?"""
     missing, repeated, same = sampled(measure, spec)
     rest = spec.epoch_images % spec.world_size
     assert missing == (rest if spec.drop_last else 0)
     assert repeated == (0 if spec.drop_last or not rest else spec.world_size - rest)
     assert same < 0.5, (
-        f"{same:.0%} of a shard's places have the same image in the next epoch, which is not shuffled anew"
+        f"{same:.0%} of a shard's places have the same image in the next epoch, so it was not shuffled"
     )
 
 
-@pytest.mark.specs(cases=untold)
+@pytest.mark.specs(cases=without_set_epoch)
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
-    """Why an epoch must be told its number: left out, every epoch has the same order."""
+    """Does every epoch have the same order if set_epoch is left out?"""
     _, _, same = sampled(measure, spec)
     assert same == 1
 
 
 def sampled(measure: Measure, spec: SamplerSpec) -> tuple[float, float, float]:
-    """Images left out, images trained on again, and the share of places with the same image in the next epoch."""
+    """Return missing images, repeated images, and the fraction of places equal in the next epoch."""
     shards = measure(spec)
     counted = [shards.counter(name) for name in ("missing_images", "repeated_images", "repeated_places")]
     for name, by_set in zip(("missing_images", "repeated_images", "repeated_places"), counted, strict=True):

@@ -1,4 +1,4 @@
-"""Scaling: how much more do N devices train than one, with the batch a device or the global batch constant?"""
+"""Scaling: how much faster do N devices train than one, with a constant batch per rank or in all?"""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from perf.common import gate
 from perf.common.metrics import training_metrics
 from perf.common.trainings import fewer, step, training
 
-HEAVY = "torchvision:vit_b_16"  # 86 million parameters, 5 tokens an image of 32x32: much to communicate, little to compute
+HEAVY = "torchvision:vit_b_16"  # much to send, little to compute: 86 million parameters
 
 
 def weak_scaling(options: Options) -> Iterator[Case]:
-    """In every form; what must be compiled for each batch size and world size, for the largest batch only.
+    """Yield every world size, batch size and execution; of compiled ones only the largest batch.
 
-    The most ranks first: after a smaller group had its memory mapped, a larger one needs fresh sets.
+    The largest world size comes first: after a smaller group mapped its memory, a larger one would
+    need a fresh process set.
     """
     for world_size in reversed(options.world_sizes):
         for batch_size in options.batch_sizes:
@@ -43,8 +44,8 @@ def weak_scaling(options: Options) -> Iterator[Case]:
                 if not compiled or batch_size == max(options.batch_sizes):
                     fields = training(options, world_size, batch_size, execution)
                     yield options.step(**fields)
-                    for beside in own_ddp(options, fields):
-                        yield options.step(**beside)
+                    for own_fields in own_ddp(options, fields):
+                        yield options.step(**own_fields)
             yield from one_process(options, world_size, batch_size)
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
@@ -52,7 +53,7 @@ def weak_scaling(options: Options) -> Iterator[Case]:
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
-    """The most ranks first, as above."""
+    """Yield every global batch size that divides over the world size, the largest world size first."""
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
             identity = f"{size_id(options.device, world_size)}-global_b{global_batch_size}"
@@ -68,7 +69,7 @@ def strong_scaling(options: Options) -> Iterator[Case]:
 
 
 def weak_laws(options: Options) -> Iterator[Case]:
-    """On all devices, in the first form; with two numbers of devices beyond one, or more, else there is nothing to fit."""
+    """Yield the step on all devices, if there are two world sizes above one to fit a law to."""
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) > 1:
         for batch_size in options.batch_sizes:
@@ -77,6 +78,7 @@ def weak_laws(options: Options) -> Iterator[Case]:
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
+    """Yield the step of each global batch that divides over two world sizes above one, or more."""
     for images in options.global_batch_sizes:
         sizes = [
             world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
@@ -89,24 +91,25 @@ def strong_laws(options: Options) -> Iterator[Case]:
 
 
 def epochs(options: Options) -> Iterator[Case]:
-    """Of the largest batch, in the fastest form; the most ranks first, as above."""
+    """Yield epochs of the largest batch in the fastest execution, the largest world size first."""
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
             fields = training(options, world_size, max(options.batch_sizes), options.fastest_form) | {
                 "input": "device"
             }
             yield options.epoch(**fields)
-            for beside in own_ddp(options, fields):
-                yield options.epoch(**beside)
+            for own_fields in own_ddp(options, fields):
+                yield options.epoch(**own_fields)
 
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The fields of the same captured training by our DDP, unless --spec says by what, or with which options."""
+    """Yield the same captured training by this project's DDP, unless --spec sets the strategy."""
     if fields["world_size"] > 1 and fields["execution"] in CAPTURED_EXECUTIONS and not options.spec_fields:
         yield fields | DDP_OPTIONS | OWN_DDP
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Case]:
+    """Yield the step by DataParallel, in which one process drives all devices."""
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
@@ -114,6 +117,7 @@ def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[
 
 
 def heavy(options: Options, world_size: int) -> Case:
+    """Return the step of a vision transformer, which has many parameters for its computation."""
     fields = training(options, world_size, 128, options.executions[0])
     case = if_valid(
         f"{size_id(options.device, world_size)}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY})
@@ -121,28 +125,29 @@ def heavy(options: Options, world_size: int) -> Case:
     if not isinstance(case, TrainingSpec):
         return case
     if options.data.image_size != (32, 32):
-        return skipped(
-            case, f"model {HEAVY} is built for images of 32x32, the data set's are larger or smaller"
-        )
+        return skipped(case, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
     return without_torchvision(case, f"model {HEAVY}")
 
 
 @pytest.mark.specs(cases=weak_scaling, gate=gate.scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
-    """The batch a rank stays the same: N devices do N times the work in a step."""
+    """How much faster are N devices if the batch per rank stays the same?"""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
 @pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
-    """The global batch stays the same: N devices share the work of one step."""
+    """How much faster are N devices if the global batch stays the same?"""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
 
 
 @pytest.mark.specs(cases=epochs)
 def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
-    """The same images, shared by N devices: T(1) / T(N) by image, since a little more is dropped at the end of N shards."""
+    """How much faster is an epoch on N devices, per image?
+
+    N shards drop more images at their end than one.
+    """
     one_device = spec.one_device()
     images = spec.images_per_epoch / one_device.images_per_epoch
     scaling_metrics(
@@ -156,6 +161,7 @@ def scaling_metrics(
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
 ) -> None:
+    """Measure a step, and t(1) as a reference; store speedup and efficiency."""
     step = measure(spec)
     if spec.world_size > 1:
         tN = step.median_step_seconds()
@@ -168,14 +174,14 @@ def scaling_metrics(
 
 @pytest.mark.specs(cases=weak_laws)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
-    """Which share of a step do N devices not share, if the batch a device stays the same?"""
+    """Which fraction of a step is serial by Gustafson's law, with a constant batch per device?"""
     cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
     law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
 
 
 @pytest.mark.specs(cases=strong_laws)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
-    """Which share of a step do N devices not share, if the global batch stays the same?"""
+    """Which fraction of a step is serial by Amdahl's law, with a constant global batch?"""
     images = spec.global_batch_size
     sizes = [N for N in fewer(measure, spec) if images % N == 0]
     cases = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
@@ -192,10 +198,7 @@ def law_metrics(
     fit: Callable[[Sequence[int], Sequence[float]], SerialShare],
     law: Callable[[float, int], float],
 ) -> None:
-    """The serial share, with its interval, over the spec's number of devices and those of `cells`, which have the most first.
-
-    Beside each speedup stands what the law makes of that share.
-    """
+    """Fit the law; store the serial fraction with its interval, and measured and predicted speedups."""
     seconds = {spec.world_size: measure(spec).median_step_seconds()}
     seconds |= {
         N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()

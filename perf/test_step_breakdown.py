@@ -1,4 +1,4 @@
-"""Step breakdown: which part of a step takes how long, what of the hardware is used, and what do more devices save and cost?"""
+"""Step breakdown: how long is each part, how busy is the GPU, what do more devices save and cost?"""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
 from perf.common.metrics import training_metrics
-from perf.common.trainings import measured_apart
+from perf.common.trainings import measured_also_as
 
-AGREEMENT = 0.02  # of a step, that its parts' sum may differ from it without a word
+AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 
 
 def steps(options: Options) -> Iterator[Case]:
-    """By number of ranks and batch size, in the first form; of the smallest batch, which launches may bind, also eagerly."""
+    """Yield each world size and batch size in the first execution; the smallest batch also eagerly."""
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
             executions = (
@@ -36,29 +36,30 @@ def steps(options: Options) -> Iterator[Case]:
                 else options.executions[:1]
             )
             for execution in dict.fromkeys(executions):
-                yield measured_apart(PartsSpec, options, world_size, batch_size, execution)
+                yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
 
 
 @pytest.mark.specs(cases=steps)
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
+    """How long is each part of the step?"""
     step = measure(spec)
-    spec = dataclasses.replace(
-        spec, delay_seconds=0.0
-    )  # what --slow-down puts into the step is none of its parts
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
     seconds, marked = measure.reference("step", spec).median_step_seconds(), parts.median_step_seconds()
     found = {sample.set: parts_without_waiting(parts_of(sample, spec.world_size)) for sample in parts.samples}
     for part in PARTS:
-        if by_set := {name: each[part] for name, each in found.items() if part in each}:
+        if by_set := {
+            name: parts_of_set[part] for name, parts_of_set in found.items() if part in parts_of_set
+        }:
             measure.metric(f"{part}_seconds", by_set)
     measure.metric(
         "parts_over_step", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
     )
     measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
-        measure.note(f"the parts' sum is {apart:+.1%} off the step in which they were timed")
+        measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
     if bound := step.launch_bound():
-        measure.metric("gpu_busy_share", {name: min(1.0, 1 / each) for name, each in bound.items()})
+        measure.metric("gpu_busy_share", {name: min(1.0, 1 / ratio) for name, ratio in bound.items()})
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
         flops = parts.counter("flops")
         measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
@@ -74,31 +75,27 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def parts_over_step(parts: Measured, sample: Sample) -> float:
-    """Of the rank whose parts are told, its own step: ranks that meet do not begin at the very same time."""
+    """Return the sum of the reported rank's parts over that rank's own step."""
     by_part = parts_of(sample, parts.spec.world_size)
     own = parts.rank_step_seconds(sample)[least_waiting_rank(by_part)]
     return sum(parts_without_waiting(by_part).values()) / own
 
 
 def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
-    """By part, its seconds on each of the ranks that the work is spread over."""
+    """Return by part the seconds on each rank that has a part of the work."""
     found = {part: sample.counters.get(f"{part}_seconds", ()) for part in PARTS}
     return {part: seconds[:ranks] for part, seconds in found.items() if seconds}
 
 
 def costs(measure: Measure, step: Measured) -> None:
-    """What all devices make of an epoch, against one that trains as many images."""
+    """Store the device-seconds of an epoch, and what they save and cost against one device."""
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
-    steps = spec.images_per_epoch / spec.per_rank_batch_size  # of one device
+    steps = spec.images_per_epoch / spec.per_rank_batch_size  # on one device
     found = {
         name: epoch_cost(steps * t1[name], spec.steps_per_epoch * tN, spec.world_size)
         for name, tN in step.median_step_seconds().items()
     }
-    measure.metric("device_seconds_per_epoch", {name: each.device_seconds for name, each in found.items()})
-    measure.metric("saved_seconds_per_epoch", {name: each.saved_seconds for name, each in found.items()})
-    measure.metric(
-        "extra_device_seconds_per_epoch",
-        {name: each.extra_device_seconds for name, each in found.items()},
-    )
+    for field in ("device_seconds", "saved_seconds", "extra_device_seconds"):
+        measure.metric(f"{field}_per_epoch", {name: getattr(cost, field) for name, cost in found.items()})

@@ -1,4 +1,4 @@
-"""Strategies: what do DDP's options, its communication hooks, an own DDP, ZeRO and FSDP make of the same step?"""
+"""Strategies: which of DDP's options and hooks, own_ddp, ZeRO and FSDP is faster than plain DDP?"""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ GPU_VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def variants(options: Options) -> Iterator[Case]:
-    """At the most ranks and a middling batch; what cannot be captured is run eagerly."""
+    """Yield each variant on all ranks with the middle batch size; eagerly if a graph cannot capture it."""
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size > 1 and options.spec_fields:
         yield skipped(
             "chosen",
-            f"--spec has chosen {', '.join(options.spec_fields)}; leave it out to compare strategies",
+            f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies",
         )
     elif world_size > 1:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
@@ -67,6 +67,7 @@ def variants(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=variants, gate=gate.strategies)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
+    """How much faster is the step than plain DDP's?"""
     step = measure(spec)
     ddp = spec.ddp()
     if spec != ddp:

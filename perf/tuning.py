@@ -1,6 +1,7 @@
-"""Every recipe with every rate of its grid. pytest collects this file only by its name: pytest perf/tuning.py.
+"""Tuning: which learning rate is best for each recipe of recipes.toml?
 
-tools/update_recipes.py makes perf/recipes.json of such a run.
+pytest collects this file only by its name: pytest perf/tuning.py. tools/update_recipes.py turns the run into
+perf/recipes.json.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ddpperf.specs import RunSpec
 from perf.common.recipes import rate_id, read_recipes
 from perf.test_large_batch import by_seed, learned
 
-FIRST_SEED = 1000  # others than those that are measured: the best of several is better than it will be again
+FIRST_SEED = 1000  # other seeds than the experiments', because the best of several is partly luck
 
 
 def grid(options: Options) -> Iterator[Case]:
+    """Yield every recipe with every rate of its grid."""
     for kind, execution in (("recipe", options.executions[0]), ("long", options.fastest_form)):
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
@@ -31,5 +33,5 @@ def grid(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=grid)
 def test_rates(measure: Measure, spec: RunSpec) -> None:
-    """A rate at which the loss turns NaN fails here, and is not chosen."""
+    """Which accuracy does this rate reach? A rate whose loss becomes NaN fails and is not chosen."""
     learned(measure, by_seed(measure, spec, "tuning_seeds"))

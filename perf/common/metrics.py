@@ -1,4 +1,4 @@
-"""The figures that every experiment with a training step derives from it."""
+"""Metrics that every experiment with a training step stores."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.verdict.stored_run import is_launch_bound
 
-FEWEST_STEPS = 8  # of an epoch: of fewer, most rounds' steps would wait for the next epoch's order
+FEWEST_STEPS = 8  # in a shorter epoch most rounds would wait for the order of the next epoch
 COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_seconds", "capture_seconds")
 
 
 def training_metrics(measure: Measure, step: Measured) -> None:
-    """Images per second, seconds of a step and of an epoch, and what the ranks counted: memory, gradients, the CPU's part,
-    and the seconds before the first step that counts."""
+    """Store throughput, seconds per step and per epoch, and the counters of the ranks."""
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
     seconds = step.median_step_seconds()
@@ -33,15 +32,15 @@ def training_metrics(measure: Measure, step: Measured) -> None:
         if by_set := step.counter(name):
             measure.metric(name, by_set)
     if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
-        measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, and its beginning is timed with them")
+        measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times")
     if is_launch_bound(step):
-        measure.warn("the CPU's launches bound it, not the GPU")
+        measure.warn("the CPU's launches bound the step, not the GPU")
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:
-    """How many times faster a step is than the other."""
-    beside = measure.reference(name, other).median_step_seconds()
+    """Store how many times faster a step is than the other spec's."""
+    others = measure.reference(name, other).median_step_seconds()
+    seconds = step.median_step_seconds()
     measure.metric(
-        f"speedup_over_{name}",
-        {each: beside[each] / t for each, t in step.median_step_seconds().items()},
+        f"speedup_over_{name}", {set_name: others[set_name] / t for set_name, t in seconds.items()}
     )

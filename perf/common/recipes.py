@@ -1,4 +1,4 @@
-"""What test_large_batch trains: recipes.toml, and the rates that tools/update_recipes.py found best."""
+"""The recipes of test_large_batch: recipes.toml, and the rates that tools/update_recipes.py found."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from ddpperf.training.schedules import linearly_scaled, square_root_scaled
 
 FOLDER = Path(__file__).parents[1]
 SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
-OF_DATA = (
-    "model",
-    "epoch_images",
-    "test_images",
-)  # what a device's table says of all its recipes, as far as options let it
+OF_DATA = ("model", "epoch_images", "test_images")  # of a device; options override them
 OF_RECIPE = (
     *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
     *("label_smoothing", "cutout", "clip_norm", "grow_from", "recompute_statistics"),
@@ -31,7 +27,11 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) i
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A row of recipes.toml. devices: None for all. data: OF_DATA. fields: a RunSpec's others, but for the batch and rate."""
+    """A row of recipes.toml.
+
+    devices: None for all. rates: the grid to tune over. data: the table's values of OF_DATA. fields:
+    the other fields of a RunSpec.
+    """
 
     name: str
     global_batch_size: int
@@ -42,11 +42,11 @@ class Recipe:
     fields: Mapping[str, Any]
 
     def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
-        """fields: the spec's others. Raises ValueError for a batch that devices cannot share, or larger than their images."""
+        """Return the spec to train; raises ValueError for a batch that devices or images do not allow."""
         world_size = self.devices or max(options.world_sizes)
         if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
             raise ValueError(
-                f"a batch of {self.global_batch_size} images is not shared by {world_size} devices; use a divisor"
+                f"batch {self.global_batch_size} does not divide over {world_size} devices; use a divisor"
             )
         model = options.model if options.model_given else self.data.get("model", options.model)
         images = {
@@ -59,7 +59,7 @@ class Recipe:
         return options.run(**images, **self._work(world_size, rate), seed=seed, **fields)
 
     def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
-        """This recipe on the images, the model and the devices of a run of another one."""
+        """Return this recipe on the images, model and devices of another recipe's spec."""
         world_size = self.devices or spec.world_size
         alike = spec.one_device() if world_size == 1 else spec
         assert isinstance(alike, RunSpec)
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
-    """Those of a device. kind: "recipe", or "long". Raises ValueError for a key that none has."""
+    """Read the recipes of a device; raises ValueError for an unknown key. kind: "recipe" or "long"."""
     document = _document(device)
     data = {name: document[name] for name in OF_DATA if name in document}
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
@@ -86,7 +86,7 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
         name, batch, grid = row["name"], row["global_batch_size"], tuple(map(float, row.get("rates", ())))
         if unknown := sorted(row.keys() - {*OF_ROW, *OF_RECIPE}):
             raise ValueError(
-                f"recipe {name!r} of {device} has the unknown key {unknown[0]!r}; mend it in recipes.toml"
+                f"recipe {name!r} of {device} has the unknown key {unknown[0]!r}; correct it in recipes.toml"
             )
         if "rate_of" in row:
             other = recipes[row["rate_of"]]
@@ -119,7 +119,10 @@ def rate_id(recipe: Recipe, rate: float) -> str:
 
 
 def seeds_of(device: str, kind: str = "seeds") -> int:
-    """How many runs each of a device's recipes has, or, of kind "tuning_seeds", each of its rates; "long_seeds": a long run."""
+    """Return how many seeds each recipe is trained with.
+
+    kind: "seeds" for recipes, "tuning_seeds" for each rate of a grid, "long_seeds" for long runs.
+    """
     return int(_document(device)[kind])
 
 
@@ -129,7 +132,7 @@ def _document(device: str) -> dict[str, Any]:
 
 
 def tuned() -> dict[str, Any]:
-    """By device and recipe, the best rate, and what each of the grid reached; empty before any was tuned."""
+    """Return by device and recipe the best rate, and the result of each; empty before any tuning."""
     path = FOLDER / "recipes.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found

@@ -1,4 +1,4 @@
-"""The training steps of several experiments: by ranks, batch size and form, with DDP's fastest options where it is captured."""
+"""The training steps that several experiments share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def step(options: Options, world_size: int, batch_size: int, execution: Executio
 
 
 def training(options: Options, world_size: int, batch_size: int, execution: Execution) -> dict[str, Any]:
-    """A training's fields: alone or by DDP, where it is captured with its fastest options, else as it is by default."""
+    """Return the fields of a training; captured on several devices it has DDP's fastest options."""
     fields = {
         "world_size": world_size,
         "per_rank_batch_size": batch_size,
@@ -30,15 +30,17 @@ def training(options: Options, world_size: int, batch_size: int, execution: Exec
     return fields | fastest_ddp(options)
 
 
-def measured_apart(
+def measured_also_as(
     kind: type[Kind], options: Options, world_size: int, batch_size: int, execution: Execution
 ) -> Case:
-    """The step, skipped where `kind`, another measurement of it that its test needs, cannot be made of it."""
+    """Return the step, skipped if it cannot be measured as `kind`, which its test needs."""
     identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
     return if_measured_as(kind, if_valid(identity, partial(step, options, world_size, batch_size, execution)))
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
-    """The numbers of devices that the run has between one and the spec's, the most first: after a smaller group had its memory
-    mapped, a larger one needs fresh sets, which a test's own measurements must not be of."""
+    """Return the run's world sizes between one and the spec's, the largest first.
+
+    After a smaller group mapped its memory, a larger one would need a fresh process set.
+    """
     return [N for N in reversed(measure.machine.world_sizes) if 1 < N < spec.world_size]

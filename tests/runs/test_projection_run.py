@@ -8,7 +8,7 @@ import pytest
 
 from ddpperf.analysis.projection import Excess, Projection
 from ddpperf.machine.hardware import Machine
-from perf.test_projection import tell
+from perf.test_projection import projection_metrics
 from tests.project import Project
 from tests.unit.test_all_reduce_figures import measure_on
 
@@ -69,7 +69,7 @@ def test_what_one_set_leaves_open_is_told_of_none_and_the_rest_of_all() -> None:
     excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
     on_3, on_8 = (Projection(seconds=seconds, low=0.0, high=1.0, plain=9e-4) for seconds in (1.1e-3, 2e-3))
     told = {"A1": {3: on_3, 8: on_8}, "A2": {8: on_8}}
-    tell(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
+    projection_metrics(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
     values = {name: metric["value"] for name, metric in measure.metrics.items()}
     assert values["excess_seconds"] == 1e-3
     assert values["projected_excess_on_8"] == 2e-3

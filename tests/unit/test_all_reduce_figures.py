@@ -14,8 +14,8 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.common.calls import as_fast, doubted_unless_told_apart, tell_link, the_fastest
-from perf.test_all_reduce import bandwidths, beside_kernels, tell_model
+from perf.common.calls import as_fast, link_metric, the_fastest, warn_if_undetermined
+from perf.test_all_reduce import bandwidths, framework_time, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -35,7 +35,7 @@ def measure_on(machine: Machine) -> Measure:
     return Measure(nothing, nothing, nothing, machine=machine)
 
 
-def test_what_is_above_the_fastest_by_less_than_both_are_off_is_as_fast() -> None:
+def test_times_within_their_errors_are_as_fast() -> None:
     calls = {
         "ring": call(1.0, 1.1, 0.9, 1.0, 1.05, 0.95),
         "tree": call(1.02, 1.1, 0.95, 1.03, 1.05, 0.9),
@@ -45,15 +45,14 @@ def test_what_is_above_the_fastest_by_less_than_both_are_off_is_as_fast() -> Non
     assert as_fast({name: calls[name] for name in ("ring", "gather_broadcast")}, "ring") == []
 
 
-def test_the_fastest_is_that_of_the_medians() -> None:
+def test_the_fastest_has_the_least_median() -> None:
     calls = {"backend": call(1.0, 3.0, 1.1), "ring": call(2.0, 2.01, 2.02), "tree": call(5.0, 5.1, 5.2)}
-    assert the_fastest(calls) == "backend is the fastest, and ring not told from it"
+    assert the_fastest(calls) == "backend is the fastest, ring within its error"
     assert the_fastest({name: calls[name] for name in ("ring", "tree")}) == "ring is the fastest"
 
 
 @pytest.mark.parametrize(("candidate", "fastest"), [(1.0, "backend"), (3.0, "ring")])
-def test_each_side_has_a_fastest_of_its_own(candidate: float, fastest: str) -> None:
-    """A change that made the backend three times as slow is seen in the candidate's alone."""
+def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None:
 
     def both(base: float, changed: float) -> Measured:
         seconds = ("A1", "A", base), ("B1", "B", changed)
@@ -76,68 +75,65 @@ def test_each_side_has_a_fastest_of_its_own(candidate: float, fastest: str) -> N
     ]
 
 
-def test_the_framework_costs_what_is_beside_the_kernel_that_waits_the_least() -> None:
+def test_framework_time_excludes_the_kernel() -> None:
     measure = measure_on(Machine())
-    beside_kernels(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)))
+    framework_time(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)))
     assert measure.metrics["framework_seconds"]["value"] == pytest.approx(11e-6 - 7e-6)
     silent = measure_on(Machine())
-    beside_kernels(silent, call(10e-6))
-    assert silent.metrics == {}, "of a kernel that was not seen nothing is told"
+    framework_time(silent, call(10e-6))
+    assert silent.metrics == {}
 
 
-def test_a_links_share_is_told_only_of_a_link_that_is_known() -> None:
+def test_link_utilization_needs_a_known_link() -> None:
     known, unknown = (
         measure_on(Machine(device="cuda", link_bytes_per_second=450e9)),
         measure_on(Machine(device="cuda")),
     )
-    for each in (known, unknown):
-        bandwidths(each, {"A1": 360e9})
+    for measure in (known, unknown):
+        bandwidths(measure, {"A1": 360e9})
     assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
     assert list(unknown.metrics) == ["busbw_bytes_per_second"]
 
 
-def test_of_a_bandwidth_that_may_be_any_only_the_least_is_told() -> None:
-    """Two H200s' messages, which launches bind, were fitted with 3 TB/s, and 211 GB/s at least."""
+def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
+    """Messages between two H200s, bound by launches, fitted 3 TB/s, at least 211 GB/s."""
     known, unknown = measure_on(Machine()), measure_on(Machine())
-    assert tell_link(known, {"A1": Estimate(value=3e11, low=2e11, high=6e11)})
-    assert not tell_link(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
+    assert link_metric(known, {"A1": Estimate(value=3e11, low=2e11, high=6e11)})
+    assert not link_metric(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
     assert [metric["value"] for metric in known.metrics.values()] == [3e11, 2e11, 6e11]
     assert {name: metric["value"] for name, metric in unknown.metrics.items()} == {
         "link_bytes_per_second_low": 2.1e11
     }
 
 
-def test_calls_that_tell_no_model_are_a_warning_with_the_reason() -> None:
-    """Of a ring on eight ranks, whose messages are as many as their bytes are MiB."""
+def test_undetermined_model_is_a_warning() -> None:
+    """A ring on eight ranks sends one message per MiB, so latency and bandwidth cannot be told apart."""
     sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
     cases = [Case(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
     measure = measure_on(Machine())
-    with doubted_unless_told_apart(measure, "a model"):
+    with warn_if_undetermined(measure, "a model"):
         choose_links(cases)
     (note,) = measure.notes
     assert note.kind is NoteKind.WARNING
-    assert note.text.startswith("a model is not told: a fit needs calls that tell ")
+    assert note.text.startswith("a model is missing: a fit needs calls that tell ")
     assert note.text.endswith("measure other sizes or algorithms")
 
 
-@pytest.mark.parametrize(("link", "told"), [(None, 0), (450e9, 3)])
-def test_reports_forms_are_laid_over_a_link_that_is_known_where_none_is_fitted(
-    link: float | None, told: int
-) -> None:
-    """With the sentence that says what each describes."""
+@pytest.mark.parametrize(("link", "notes"), [(None, 0), (450e9, 3)])
+def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> None:
     free = Estimate(value=1e-15, low=0.0, high=1e-11)
     model = LinkModel(
         latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None
     )
     measure = measure_on(Machine(device="cuda", link_bytes_per_second=link))
     spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
-    tell_model(measure, spec, {spec: {"A1": 1e-3}}, {"A1": ChosenLinks(model=model, held_out_error=0.1)})
+    model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": ChosenLinks(model=model, held_out_error=0.1)})
     executions = {
         name: metric["value"]
         for name, metric in measure.metrics.items()
         if name.endswith("_bytes_over_measured")
     }
-    assert len(measure.notes) == told
+    assert len(measure.notes) == notes
     if link:
         assert executions == pytest.approx(
             {
