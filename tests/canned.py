@@ -127,25 +127,24 @@ class CannedSet(ProcessSet):
         """Start nothing."""
 
     def connect(self) -> None:
-        """Connect to nothing."""
-
-    def wait_ready(self) -> None:
-        self.environment = ENVIRONMENT
+        self.ask("setup")
 
     def ask(self, command: str, *, ranks: Any = None, **arguments: object) -> None:
-        self.asked = command, list(range(self.size) if ranks is None else ranks), arguments
+        self.asked = command, list(range(self.options.size) if ranks is None else ranks), arguments
 
-    def answers(self, deadline_seconds: float | None = None) -> dict[int, Message]:
+    def answers(self, progress: Any = None, deadline_seconds: float | None = None) -> dict[int, Message]:
         command, ranks, arguments = self.asked
         if command == "open":
             self.spec = specs.from_json(arguments["spec"])
         if command in ("open", "sample", "close"):
-            self._fail(command, deadline_seconds or self.deadline_seconds)
+            self._fail(command, deadline_seconds or self.options.deadline_seconds)
         self.rounds += command == "sample"
         return {rank: self._answer(command, rank, arguments) for rank in ranks}
 
     def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:
         match command:
+            case "setup":
+                return {"port": 0, "environment": ENVIRONMENT}
             case "open":
                 return {"max_iterations": 1024}
             case "sample":

@@ -45,7 +45,7 @@ CPU_STEPS = [TrainingSpec(world_size=1, per_rank_batch_size=size, strategy="sing
 
 def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> Reading:
     """Both sides' times of a step."""
-    readings = readings_of(spec.id, pool.measure(spec, candidate), {}, pool.device)
+    readings = readings_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
     return next(each for each in readings if each.metric == "time")
 
 

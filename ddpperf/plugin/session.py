@@ -154,7 +154,7 @@ class Session:
                 ],
                 cores=self._pinning.ranks,
                 progress=self.progress,
-                look=self._look,
+                check_round=self._look,
             )
         return self._pool
 

@@ -1,4 +1,4 @@
-"""The pool of process sets that measures specs, and replaces a set that failed."""
+"""The pool of process sets that measures specs and replaces sets that failed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.process_set import ProcessSet
+from ddpperf.workers.process_set import ProcessSet, Progress, SetOptions
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
-WHOLE_SECONDS = (
-    3.0  # what cannot be repeated in a round, such as an epoch, is repeated about this long in all
-)
+WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
 
 
 class Pool:
-    """`replicates` live sets of `size` ranks for each side; started at the first measurement, ended by `close`.
+    """`replicates` process sets of `size` ranks for each side, started at the first measurement.
 
-    The sets are alive side by side and their rounds interleave; only one samples at a time. A set that fails is dead at
-    once and is replaced, under a new name, before the next measurement. sets_made: by earlier pools, whose names are not used
-    again. log_folder: where each rank's output stays; by default in a private folder that goes with the pool. cores: by rank,
-    those it is kept on in each set. progress: told of the spec that is measured and how much of that is done. look: called
-    with the process ids of all ranks and the number of rounds done, before the first and after each; what it answers spoiled
-    that round, which is then measured again.
+    The sets are alive side by side and their rounds interleave; only one set samples at a time. A set that
+    fails is killed, and replaced under a new name before the next measurement.
+
+    rounds: how often each spec is timed on each set. deadline_seconds: how long a rank may take for a
+    command. sets_made: how many sets earlier pools made, so that no name is used twice. log_folder: where
+    the ranks' output stays; by default it goes with the pool. cores: by rank, the cores that it is pinned
+    to. progress: called with a spec and the fraction of its measurement that is done. check_round: called
+    before the first round and after each, with the process ids of all ranks and the number of rounds done;
+    returns why the last round is spoiled, or an empty string. A spoiled round is measured again.
     """
 
     def __init__(
@@ -50,23 +51,27 @@ class Pool:
         log_folder: Path | None = None,
         cores: Sequence[Sequence[int]] | None = None,
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
-        look: Callable[[list[int], int], str] = lambda processes, done: "",
+        check_round: Callable[[list[int], int], str] = lambda processes, done: "",
     ) -> None:
-        self.size = size
-        self.device = device
+        folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
+        self.options = SetOptions(
+            size=size,
+            device=device,
+            deadline_seconds=deadline_seconds,
+            folder=folder,
+            log_folder=log_folder or folder,
+            cores=cores,
+        )
         self.rounds = rounds
-        self.deadline_seconds = deadline_seconds
-        self._slots: list[Side] = [
+        self.sets_made = sets_made
+        self.counted_seconds = 0.0  # spent in rounds that count, so far
+        self._sides = [
             side for pair in range(replicates) for side in (sides if pair % 2 == 0 else sides[::-1])
         ]
-        self._sets: list[ProcessSet | None] = [None] * len(self._slots)
-        self.sets_made = sets_made
-        self._folder: Path | None = None
-        self._log_folder = log_folder
-        self._cores = cores
+        self._sets: dict[int, ProcessSet] = {}  # by their place in `_sides`
         self._progress = progress
-        self._look = look
-        self.counted_seconds = 0.0  # spent in rounds that count, so far
+        self._check_round = check_round
+        self._fewest_mapped: dict[str, int] = {}  # by set, the smallest world size that mapped memory
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -78,79 +83,84 @@ class Pool:
         self.close()
 
     def live_sets(self, most: int | None = None) -> list[ProcessSet]:
-        """All sets, or the first `most`, ready; those that are missing or failed are started first, side by side."""
+        """Return all sets, or the first `most`; start those that are missing or failed, side by side."""
+        places = range(len(self._sides))[:most]
         started = []
         try:
-            for slot, side in enumerate(self._slots[:most]):
-                current = self._sets[slot]
+            for place in places:
+                current = self._sets.get(place)
                 if current is not None and current.alive and current.dead_ranks():
                     current.kill()
                 if current is None or not current.alive:
-                    self._sets[slot] = new = self._new_set(side)
-                    new.spawn()
+                    self.sets_made += 1
+                    side = self._sides[place]
+                    new = ProcessSet(f"{side.name}{self.sets_made}", side, self.options)
+                    self._sets[place] = new
                     started.append(new)
+                    new.spawn()
             for new in started:
-                new.connect()  # and let it take its devices, which takes longest, while the others connect
+                new.connect()  # it takes its devices, the slowest step, while the others connect
             for new in started:
                 new.wait_ready()
         except BaseException:
             for new in started:
                 new.kill()
             raise
-        return [live for live in self._sets[:most] if live is not None]
-
-    def _new_set(self, side: Side) -> ProcessSet:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-        self.sets_made += 1
-        return ProcessSet(
-            f"{side.name}{self.sets_made}",
-            side=side,
-            size=self.size,
-            device=self.device,
-            folder=self._folder,
-            log_folder=self._log_folder or self._folder,
-            deadline_seconds=self.deadline_seconds,
-            cores=self._cores,
-        )
+        return [self._sets[place] for place in places]
 
     def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """The spec's rounds on every set, or `candidate`'s on those of its side; raises SetFailure, ValueError if a set is too
-        small or measured no duration."""
-        if spec.world_size > self.size:
+        """Measure `spec` on every set; with `candidate`, the candidate's sets measure that instead.
+
+        Raises SetFailure, and ValueError if a set is too small or measured no duration.
+        """
+        if spec.world_size > self.options.size:
             raise ValueError(
-                f"world_size={spec.world_size} needs as many ranks, the sets have {self.size}; "
+                f"world_size={spec.world_size} needs as many ranks, the sets have {self.options.size}; "
                 f"add it to --world-sizes, or measure fewer"
             )
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
-            self._replace_those_that_cannot_map(spec.world_size)
+            self._replace_sets_that_cannot_map(spec.world_size)
         jobs = [
             (live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()
         ]
-        return self._measured(jobs, spec, candidate)
+        return self._measure(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
-        """As `measure`, on the first set, after all others were ended: a device's whole memory is its own."""
-        for each in self._sets[1:]:
-            if each is not None:
-                each.close()
-        return self._measured([(live, spec) for live in self.live_sets(1)], spec)
+        """Measure `spec` on the first set after all other sets have ended, with all of a GPU's memory free."""
+        for place, process_set in self._sets.items():
+            if place > 0:
+                process_set.close()
+        return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
-    def _measured(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
+    def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
+        """Measure as `measure` does, or return what the same sets have measured of the same specs."""
+        names = tuple(live.name for live in self.live_sets())
+        if (known := self._remembered.get((spec, candidate, names))) is not None:
+            return known
+        measured = self.measure(spec, candidate)
+        names = tuple(sample.set for sample in measured.samples)  # sets may have been replaced
+        self._remembered[spec, candidate, names] = measured
+        return measured
+
+    def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
+        """Open the measurement on each set, sample its rounds in turn, and close it."""
         parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
         rounds = 1 if spec.counts else self.rounds * parts
-        for process_set, _ in jobs:
-            process_set.progress = partial(self._tell, spec, rounds, 0)
+
+        def progress(index: int, fraction: float) -> None:
+            """Report the fraction of all rounds, or of the current one if it is unknown how many will fit."""
+            self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
+
         self._progress(spec, 0.0)
-        limit = min(_open(jobs))
+        limit = min(_open(jobs, partial(progress, 0)))
         iterations = max(calibrated(*job, limit, parts) for job in jobs) if spec.repeats else 1
         seconds = sample_rounds(
             jobs,
             iterations,
             rounds=rounds,
             enough_seconds=math.inf if spec.repeats else WHOLE_SECONDS * len(jobs),
-            look=self._look,
-            tell=partial(self._tell, spec, rounds),
+            check_round=self._check_round,
+            progress=progress,
         )
         samples = tuple(_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs)
         for process_set, _ in jobs:
@@ -159,81 +169,64 @@ class Pool:
         self.counted_seconds += measured.counted_seconds()
         return measured
 
-    def _replace_those_that_cannot_map(self, world_size: int) -> None:
-        """Torch before 2.15 counts by process how often memory was mapped together, so that a rank that was left out of a
-        smaller group's would wait in a larger one's for ever (pytorch issue 196082)."""
-        for each in self._sets:
-            if each is not None and world_size > each.fewest_mapped:
-                each.close()
-        for each in self.live_sets():
-            each.fewest_mapped = min(each.fewest_mapped, world_size)
+    def _replace_sets_that_cannot_map(self, world_size: int) -> None:
+        """End the sets in which a smaller group than `world_size` has mapped its memory.
 
-    def _tell(self, spec: Spec, rounds: int, index: int, fraction: float) -> None:
-        """How much is done; of what is long only the round is known, not how many there will be."""
-        self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
-
-    def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """As `measure`, but the same sets measure the same only once: for a leg that several tests share."""
-        key = spec, candidate, tuple(live.name for live in self.live_sets())
-        if key not in self._remembered:
-            measured = self.measure(spec, candidate)
-            key = (
-                spec,
-                candidate,
-                tuple(live.name for live in self.live_sets()),
-            )  # they may be others than before
-            self._remembered[key] = measured
-        return self._remembered[key]
+        Torch before 2.15 counts mappings per process. A rank that a smaller group left out would wait in a
+        larger one forever (pytorch issue 196082).
+        """
+        for process_set in self._sets.values():
+            if self._fewest_mapped.get(process_set.name, world_size) < world_size:
+                process_set.close()
+        self._fewest_mapped = {
+            live.name: min(world_size, self._fewest_mapped.get(live.name, world_size))
+            for live in self.live_sets()
+        }
 
     def environment(self) -> dict[str, object]:
-        """What the first set computes with; empty if none has started."""
-        return next(
-            (dict(each.environment) for each in self._sets if each is not None and each.environment), {}
-        )
+        """Return the versions that the first started set computes with; empty if none has started."""
+        return next((made.environment for made in self._sets.values() if made.environment), {})
 
     def close(self) -> None:
-        """End all sets, side by side, and remove the private folder; harmless when repeated."""
-        made = [each for each in self._sets if each is not None]
+        """End all sets, side by side, and remove the private folder; may be called again."""
         try:
-            for each in made:
-                each.begin_to_close()
-            for each in made:
-                each.close()
+            for process_set in self._sets.values():
+                process_set.begin_to_close()
+            for process_set in self._sets.values():
+                process_set.close()
         finally:
-            for each in made:
-                each.kill()
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+            for process_set in self._sets.values():
+                process_set.kill()
+            shutil.rmtree(self.options.folder, ignore_errors=True)
 
 
-def _open(jobs: list[Job]) -> list[int]:
-    """Build the measurements on the ranks that take part, and warm them up; returns how many steps a round may have, by set.
+def _open(jobs: list[Job], progress: Progress) -> list[int]:
+    """Build and warm up each set's measurement; return the most steps that a round may have, by set.
 
-    All sets do so at the same time, for nothing is timed yet; but of what is compiled kernels are chosen by their times.
+    The sets do this at the same time, as nothing is timed yet. Compiled work is opened set after set: the
+    compiler chooses kernels by timing them.
     """
-    for process_set, spec in jobs:
-        process_set.leave(
-            unless=spec.world_size if spec.grouped else 0
-        )  # all, before any is asked: one may fail
-    _wait([process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)])
+    for process_set, spec in jobs:  # before the first request: one may fail
+        process_set.leave(unless=spec.world_size if spec.grouped else 0)
+    joining = [
+        process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)
+    ]
+    _wait(joining, progress)
     answers = []
-    alone = any(spec.compiled for _, spec in jobs)
-    for group in [[job] for job in jobs] if alone else [jobs]:
+    one_by_one = any(spec.compiled for _, spec in jobs)
+    for group in [[job] for job in jobs] if one_by_one else [jobs]:
         for process_set, spec in group:
-            ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]
-            process_set.ask("open", ranks=ranks, spec=specs.to_json(spec))
-        answers += _wait([process_set for process_set, _ in group])
-    return [min(int(answer["max_iterations"]) for answer in each.values()) for each in answers]
+            process_set.ask("open", ranks=_ranks(process_set, spec), spec=specs.to_json(spec))
+        answers += _wait([process_set for process_set, _ in group], progress)
+    return [min(int(answer["max_iterations"]) for answer in by_rank.values()) for by_rank in answers]
 
 
-def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
-    """The answers of all sets that were asked; of several failures raises the first side's, when none is left unread: where
-    both sides fail, the other is no worse."""
+def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Message]]:
+    """Return the answers of all sets; if several fail, raise the base's failure."""
     answers, failures = [], []
     for process_set in sets:
         try:
-            answers.append(process_set.answers())
+            answers.append(process_set.answers(progress))
         except SetFailure as failure:
             failures.append(failure)
     if failures:
@@ -242,21 +235,26 @@ def _wait(sets: Sequence[ProcessSet]) -> list[dict[int, Message]]:
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
-    """End the measurement. compared: with other sets', so that it is asked which kernels each ran."""
-    ranks = [rank for turn in spec.turns(process_set.size) for rank in turn]
-    ours = process_set.side.package == Side().package  # another ddpperf's ranks may not know what is asked
-    asked: dict[str, Any] = {"kernels": True} if compared and ours else {}
-    answers = process_set.request("close", ranks=ranks, **asked)
+    """End the measurement on a set. compared: whether to ask for the kernels, which other sets ran too."""
+    ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
+    arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
+    answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)
+    ordered = [answers[rank] for rank in sorted(answers)]
     names = [
         name
-        for name in answers[ranks[0]]["counters"]
-        if all(name in each["counters"] for each in answers.values())
+        for name in answers[_ranks(process_set, spec)[0]]["counters"]
+        if all(name in answer["counters"] for answer in ordered)
     ]
     return Sample(
         set=process_set.name,
         side=process_set.side.name,
         torch=str(process_set.environment["torch"]),
         seconds=tuple(seconds),
-        counters={name: tuple(answers[rank]["counters"][name] for rank in sorted(answers)) for name in names},
-        kernels=digest_of_ranks([answers[rank].get("kernels", "") for rank in sorted(answers)]),
+        counters={name: tuple(answer["counters"][name] for answer in ordered) for name in names},
+        kernels=digest_of_ranks([answer.get("kernels", "") for answer in ordered]),
     )
+
+
+def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:
+    """Return the ranks that take part in a measurement."""
+    return [rank for turn in spec.turns(process_set.options.size) for rank in turn]

@@ -1,11 +1,13 @@
-"""A set of rank processes on one node: told what to do over their channels, waited for together, and never left running."""
+"""A set of rank processes on one node. All of its ranks end together."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,94 +19,96 @@ from ddpperf.workers.interpreter import Side
 from ddpperf.workers.rank_process import EXIT_SECONDS, RankProcess, stacks_of
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
-GATHER_SECONDS = 0.2  # after a first failure, for the failures that came before it or follow from it
-GROUP_GRACE_SECONDS = (
-    300  # a group outlives every deadline, so that the controller is the first to find a hang
-)
+GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
+GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
+
+Progress = Callable[[float], None]  # called with the fraction of a command that is done
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetOptions:
+    """What all process sets of a pool have in common.
+
+    size: the number of ranks. deadline_seconds: how long a rank may take for a command, or be silent in a
+    command that reports progress. folder: a private folder for sockets and temporary files. log_folder:
+    where the ranks' output goes, one file per rank. cores: by rank, the cores that it is pinned to.
+    """
+
+    size: int
+    device: str
+    deadline_seconds: float
+    folder: Path
+    log_folder: Path
+    cores: Sequence[Sequence[int]] | None = None
 
 
 class ProcessSet:
-    """`size` ranks. `spawn` returns at once, `connect` when all have begun, `wait_ready` when they have their devices; every
-    failure kills the whole set.
+    """The ranks of one process set, and the commands to them. Each failure kills the whole set.
 
-    folder: a private folder for the socket and the ranks' temporary files. log_folder: where each rank's output goes, one
-    file a rank. deadline_seconds: how long a rank may take over one command, or be silent in one that reports its progress.
-    cores: by rank, those it is kept on. progress: whom to tell how much of such a command is done.
+    A set starts in three steps, so that several sets start side by side: `spawn` starts the processes,
+    `connect` waits until all have connected, `wait_ready` until all have their devices.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        side: Side,
-        size: int,
-        device: str,
-        folder: Path,
-        log_folder: Path,
-        deadline_seconds: float,
-        cores: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, name: str, side: Side, options: SetOptions) -> None:
         self.name = name
         self.side = side
-        self.size = size
-        self.device = device
-        self.deadline_seconds = deadline_seconds
-        self.cores = cores
-        self.progress: Callable[[float], None] = lambda fraction: None
-        self.environment: Message = {}
-        self.fewest_mapped = size  # ranks that had their memory mapped together
-        self.alive = True
+        self.options = options
         self.ranks: list[RankProcess] = []
-        self._folder = (
-            folder / name
-        )  # of its own, so that a set that dies leaves no half of a compiled kernel to others
-        self._log_folder = log_folder
-        self._listener = channel.Listener(folder / f"{name}.socket")
-        self._store_port = 0
+        self.alive = True
+        self._folder = options.folder / name  # a killed set leaves no half-compiled kernels to other sets
+        self._listener = channel.Listener(options.folder / f"{name}.socket")
+        self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
-        self._groups_made = 0
-        self._asked: tuple[str, list[RankProcess]] = ("", [])
+        self._pending: tuple[str, list[RankProcess]] = ("", [])  # the last command, and to whom
+
+    @property
+    def environment(self) -> Message:
+        """The versions that rank 0 computes with; empty before `wait_ready`."""
+        return dict(self._setup.get("environment", {}))
 
     # --- starting
 
     def spawn(self) -> None:
-        with self._killed_if_it_fails():
+        """Start the ranks' processes."""
+        with self._killed_on_error():
             try:
                 self._folder.mkdir()
-                for rank in range(self.size):
-                    self.ranks.append(self._started(rank))
+                for rank in range(self.options.size):
+                    self.ranks.append(self._start(rank))
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
                 raise self._failure("start", [failure]) from error
 
-    def _started(self, rank: int) -> RankProcess:
-        log = self._log_folder / f"{self.name}-rank{rank}.log"
+    def _start(self, rank: int) -> RankProcess:
         return RankProcess(
-            rank, device=self.device, side=self.side, listener=self._listener, log=log, folder=self._folder
+            rank,
+            device=self.options.device,
+            side=self.side,
+            listener=self._listener,
+            log=self.options.log_folder / f"{self.name}-rank{rank}.log",
+            folder=self._folder,
         )
 
     def connect(self) -> None:
-        with self._killed_if_it_fails():
-            self._accept_all(time.monotonic() + START_SECONDS)
+        """Wait until all ranks have connected, then tell them to take their devices."""
+        end = time.monotonic() + START_SECONDS
+        with self._killed_on_error():
+            while missing := [rank for rank in self.ranks if rank.connection is None]:
+                if dead := [rank.death() for rank in missing if rank.is_dead()]:
+                    raise self._failure("start", dead)
+                if time.monotonic() > end:
+                    raise self._failure("start", self._hangs(missing, START_SECONDS))
+                accepted = self._listener.accept(timeout_seconds=0.05)
+                if accepted is not None:  # ranks connect in any order and say who they are
+                    new, hello = accepted
+                    self.ranks[hello["rank"]].connection = new
         self._listener.close()
-        self.ask("setup", device=self.device, cores=self.cores)
+        self.ask("setup", device=self.options.device, cores=self.options.cores)
 
     def wait_ready(self) -> None:
-        answers = self.answers(START_SECONDS)
-        self._store_port = answers[0]["port"]
-        self.environment = answers[0]["environment"]
-
-    def _accept_all(self, end: float) -> None:
-        while missing := [rank for rank in self.ranks if rank.connection is None]:
-            if dead := [rank.death() for rank in missing if rank.is_dead()]:
-                raise self._failure("start", dead)
-            if time.monotonic() > end:
-                raise self._failure("start", self._hangs([rank.rank for rank in missing], START_SECONDS))
-            accepted = self._listener.accept(timeout_seconds=0.05)
-            if accepted is not None:  # in no order: a rank says which one it is
-                new, hello = accepted
-                self.ranks[hello["rank"]].connection = new
+        """Wait until all ranks have their devices."""
+        self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
 
     # --- commands
 
@@ -113,96 +117,94 @@ class ProcessSet:
         command: str,
         *,
         ranks: Iterable[int] | None = None,
-        deadline_seconds: float | None = None,
+        progress: Progress | None = None,
         **arguments: object,
     ) -> dict[int, Message]:
-        """Send one command to `ranks` (default: all) and return their answers; raises SetFailure, the set then dead."""
+        """Send a command to `ranks` (default: all) and return their answers; raise SetFailure if one fails."""
         self.ask(command, ranks=ranks, **arguments)
-        return self.answers(deadline_seconds)
+        return self.answers(progress)
 
     def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
-        """Send one command to `ranks` (default: all), whose `answers` must be waited for before the next one."""
+        """Send a command to `ranks` (default: all); `answers` must be called before the next command."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
-        self._asked = command, asked
-        with self._killed_if_it_fails():
+        self._pending = command, asked
+        with self._killed_on_error():
             for rank in asked:
                 assert rank.connection is not None
-                with contextlib.suppress(OSError):  # a dead rank's connection then ends when read
+                with contextlib.suppress(OSError):  # `answers` notices that the rank is dead
                     channel.send(rank.connection, {"command": command, **arguments})
 
-    def answers(self, deadline_seconds: float | None = None) -> dict[int, Message]:
-        """Those to the last command, by rank; raises SetFailure, the set then dead."""
-        with self._killed_if_it_fails():
-            return self._collect(*self._asked, deadline_seconds or self.deadline_seconds)
+    def answers(
+        self, progress: Progress | None = None, deadline_seconds: float | None = None
+    ) -> dict[int, Message]:
+        """Return the answers to the last command, by rank; raise SetFailure if a rank fails."""
+        with self._killed_on_error():
+            return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
-    def _collect(self, command: str, asked: list[RankProcess], deadline_seconds: float) -> dict[int, Message]:
-        """Wait for all ranks at once: read in order, a raise in rank 1 would look like a hang of rank 0."""
+    def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
+        """Wait for all ranks at once: one after the other, an error in rank 1 would look like a hang of rank 0."""
+        command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked if rank.connection is not None}
         answers: dict[int, Message] = {}
         dead: list[RankProcess] = []
         raised: list[RankFailure] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
-            # A short wait, then a look at the processes: a child that inherited a dead rank's connection keeps it open.
+            # Check the processes too: a child that inherited a dead rank's connection keeps it open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
-            ready += [each for each, rank in waiting.items() if each not in ready and rank.is_dead()]
-            for each in ready:
-                assert isinstance(each, Connection)
-                rank = waiting.pop(each)
-                try:
-                    if rank.is_dead() and not each.poll(0):
-                        raise EOFError  # only its end is missing, which a child of its own keeps open
-                    answer = channel.receive(each)
-                except (EOFError, OSError):
+            ready += [other for other, rank in waiting.items() if other not in ready and rank.is_dead()]
+            for connected in ready:
+                assert isinstance(connected, Connection)
+                rank = waiting[connected]
+                answer = _receive(connected, rank)
+                if answer is not None and "progress" in answer:
+                    end = end if dead or raised else time.monotonic() + deadline_seconds
+                    if progress is not None:
+                        progress(answer["progress"])
+                    continue
+                del waiting[connected]
+                if answer is None:
                     dead.append(rank)
+                elif "error" in answer:
+                    raised.append(_raised(rank.rank, answer["error"]))
                 else:
-                    if "progress" in answer:  # no answer yet, and no hang either
-                        waiting[each] = rank
-                        end = end if dead or raised else time.monotonic() + deadline_seconds
-                        self.progress(answer["progress"])
-                        continue
                     answers[rank.rank] = answer
-                    if "error" in answer:
-                        raised.append(_raised(rank.rank, answer["error"]))
-                if dead or raised:
-                    end = min(end, time.monotonic() + GATHER_SECONDS)
+            if dead or raised:
+                end = min(end, time.monotonic() + GATHER_SECONDS)
         if dead or raised:
             raise self._failure(command, [*(rank.death() for rank in dead), *raised])
         if waiting:
-            raise self._failure(
-                command, self._hangs([rank.rank for rank in waiting.values()], deadline_seconds)
-            )
+            raise self._failure(command, self._hangs(list(waiting.values()), deadline_seconds))
         return answers
 
     def dead_ranks(self) -> list[RankProcess]:
-        """The ranks whose process has ended, asked or not."""
+        """Return the ranks whose process has ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
     def require_alive(self) -> None:
-        """Raise SetFailure if a rank has died, even one that had nothing to do."""
-        with self._killed_if_it_fails():
+        """Raise SetFailure if a rank has died, even a rank that had nothing to do."""
+        with self._killed_on_error():
             if dead := self.dead_ranks():
                 raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
-        """Have ranks 0..world_size-1 form the default process group; whether there is something to wait for."""
+        """Make ranks 0..world_size-1 form the default process group; return whether to wait for answers."""
         if self._group_size == world_size:
             return False
         self.leave()
-        self._groups_made += 1
         self.ask(
             "join",
             ranks=range(world_size),
-            port=self._store_port,
-            name=f"group{self._groups_made}",
+            port=self._setup["port"],
+            name=f"group{uuid.uuid4().hex}",
             world_size=world_size,
-            timeout_seconds=self.deadline_seconds + GROUP_GRACE_SECONDS,
+            timeout_seconds=self.options.deadline_seconds + GROUP_GRACE_SECONDS,
         )
-        self._group_size = world_size  # or it is dead
+        self._group_size = world_size
         return True
 
     def leave(self, unless: int = 0) -> None:
-        """End the process group, if there is one, unless it has as many ranks."""
+        """End the process group, if there is one, unless it has `unless` ranks."""
         if self._group_size not in (0, unless):
             self.request("leave", ranks=range(self._group_size))
             self._group_size = 0
@@ -210,30 +212,22 @@ class ProcessSet:
     # --- ending
 
     def begin_to_close(self) -> None:
-        """Ask the ranks to end by themselves; harmless when repeated."""
-        if self.alive and self._asked[0] != "exit":
+        """Ask the ranks to exit; do nothing if they were asked before."""
+        if self.alive and self._pending[0] != "exit":
             self.ask("exit")
 
     def close(self) -> None:
-        """Let the ranks end by themselves, then make sure that they did."""
+        """Let the ranks exit, for at most EXIT_SECONDS, then kill what is left."""
         self.begin_to_close()
         if self.alive:
             with contextlib.suppress(SetFailure):
-                self.answers(EXIT_SECONDS)
+                self.answers(deadline_seconds=EXIT_SECONDS)
                 for rank in self.ranks:
                     rank.wait()
         self.kill()
 
-    @contextlib.contextmanager
-    def _killed_if_it_fails(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.kill()
-            raise
-
     def kill(self) -> None:
-        """End every rank and whatever it started, at once; harmless when repeated."""
+        """Kill every rank and all that it started, and remove their files; may be called again."""
         self.alive = False
         for rank in self.ranks:
             rank.kill()
@@ -243,28 +237,47 @@ class ProcessSet:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._listener.close()
 
+    @contextlib.contextmanager
+    def _killed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
+
     # --- failures
 
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
         return SetFailure(self.name, f"at {command}", failures)
 
-    def _hangs(self, ranks: list[int], deadline_seconds: float) -> list[RankFailure]:
-        """The failures of ranks that did not answer; the first one has the stacks of every rank of the set."""
-        detail = "\n".join(
-            [*stacks_of(self.ranks), "if it is only slow, as compiling can be: a longer --deadline"]
-        )
+    def _hangs(self, ranks: list[RankProcess], deadline_seconds: float) -> list[RankFailure]:
+        """Return the failures of ranks that did not answer; the first has the stacks of all ranks."""
+        hint = "if it is only slow, as compiling can be: pass a longer --deadline"
+        stacks = "\n".join([*stacks_of(self.ranks), hint])
         what = f"did not answer within {deadline_seconds:g} s"
+        first = min(rank.rank for rank in ranks)
         return [
-            RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=detail if rank == min(ranks) else "")
+            RankFailure(
+                rank=rank.rank, cause=Cause.HUNG, what=what, detail=stacks if rank.rank == first else ""
+            )
             for rank in ranks
         ]
 
 
+def _receive(connected: Connection, rank: RankProcess) -> Message | None:
+    """Return the next message of a rank that is ready; None if the rank is dead."""
+    try:
+        if rank.is_dead() and not connected.poll(0):
+            return None  # a child of the rank keeps the connection open
+        return channel.receive(connected)
+    except (EOFError, OSError):
+        return None
+
+
 def _raised(rank: int, error: Message) -> RankFailure:
-    cause = Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED
     return RankFailure(
         rank=rank,
-        cause=cause,
+        cause=Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED,
         what=f"raised {error['summary']}",
         detail=error["traceback"],
         limit=error.get("limit", False),

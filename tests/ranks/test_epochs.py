@@ -79,7 +79,7 @@ def pool(marked: Marked, told: Told, tmp_path_factory: pytest.TempPathFactory) -
         deadline_seconds=60,
         sides=(side,),
         progress=told.add,
-        look=told.look,
+        check_round=told.look,
     ) as pool:
         yield pool
     marked.assert_nothing_left()
@@ -189,10 +189,10 @@ def warm_set(pool: Pool) -> ProcessSet:
 def test_an_epoch_longer_than_the_deadline_is_no_hang_as_long_as_it_reports(pool: Pool, told: Told) -> None:
     spec = slow_epoch(batch=2)
     live = warm_set(pool)
-    live.deadline_seconds = DEADLINE_SECONDS
+    live.options = dataclasses.replace(live.options, deadline_seconds=DEADLINE_SECONDS)
     told.clear()
     measured = measured_and_counted(pool, spec)
-    live.deadline_seconds = 60
+    live.options = dataclasses.replace(live.options, deadline_seconds=60)
     assert pool.live_sets() == [live]
     assert measured.counted_seconds() > max(2 * DEADLINE_SECONDS, WHOLE_SECONDS)
     assert len(measured.all_step_seconds()) == 1, "it took longer than what is long is repeated"
@@ -221,7 +221,7 @@ def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
 
 def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(pool: Pool, told: Told) -> None:
     live = warm_set(pool)
-    live.deadline_seconds = DEADLINE_SECONDS
+    live.options = dataclasses.replace(live.options, deadline_seconds=DEADLINE_SECONDS)
     told.clear()
     start = time.monotonic()
     with pytest.raises(

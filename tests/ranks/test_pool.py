@@ -110,7 +110,13 @@ def pool(marked: Marked, module_looks: Looks, logs: Path) -> Iterator[Pool]:
     """A set a side, and three rounds."""
     sides = Side(name="A"), Side(name="B")
     with Pool(
-        size=1, device="cpu", rounds=3, deadline_seconds=60, sides=sides, log_folder=logs, look=module_looks
+        size=1,
+        device="cpu",
+        rounds=3,
+        deadline_seconds=60,
+        sides=sides,
+        log_folder=logs,
+        check_round=module_looks,
     ) as pool:
         yield pool
     marked.assert_nothing_left()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -37,7 +38,7 @@ def pool(marked: Marked) -> Iterator[Pool]:
 
 def failure_of(pool: Pool, spec: AllReduceSpec, deadline_seconds: float = 60) -> SetFailure:
     (live,) = pool.live_sets()
-    live.deadline_seconds = deadline_seconds
+    live.options = dataclasses.replace(live.options, deadline_seconds=deadline_seconds)
     with pytest.raises(SetFailure, match=f"of set {live.name} ") as caught:
         pool.measure(spec)
     assert not live.alive
