@@ -115,9 +115,10 @@ def test_a_step_and_an_epoch_are_as_the_options_say(read: Callable[..., Options]
     "name", ["vgg16", "", "torchvision:", "a b:c", "own:make:twice", "1:2", ":make", "os.path"]
 )
 def test_impossible_model_name_is_refused(read: Callable[..., Options], name: str) -> None:
-    known = "--model: takes resnet18, .*, torchvision:NAME or package.module:function"
+    known = "--model: takes a built-in model, torchvision:NAME or package.module:function"
     with pytest.raises(
-        pytest.UsageError, match=f"{known}, got {re.escape(repr(name))}; pass for example resnet18"
+        pytest.UsageError,
+        match=f"{known}, got {re.escape(repr(name))}, which is none of resnet18, .*; pass for example resnet18",
     ):
         read("--model", name)
 

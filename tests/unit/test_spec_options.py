@@ -237,9 +237,9 @@ def test_a_batch_that_nobody_asked_for_is_skipped(
 # --- refusals
 
 NO_COMPILER = "torch.compile needs a C++ compiler with Python's headers, and"
-FIELD = (
-    "--spec: takes FIELD=VALUE with a field of strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, "
-    "buffer_sync, sync_batch_norm, accumulation_steps, inductor, got"
+FIELDS = (
+    "which names none of the fields strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, "
+    "buffer_sync, sync_batch_norm, accumulation_steps, inductor; pass for example comm_hook=bf16"
 )
 NUMBER = "takes a whole number from"
 REFUSALS = {
@@ -248,9 +248,9 @@ REFUSALS = {
     "--executions eager,eager": "got 'eager,eager', which names a value twice; pass for example graph,eager",
     "--executions graph": "graph is captured by a GPU's driver; this runs on the CPU; pass other --executions or another --spec",
     "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU; pass other",
-    "--spec comm_hook": f"{FIELD} 'comm_hook'; pass for example comm_hook=bf16",
-    "--spec model=resnet18": f"{FIELD} 'model=resnet18'; pass",
-    "--spec==2": f"{FIELD} '=2'; pass",
+    "--spec comm_hook": f"--spec: takes FIELD=VALUE, got 'comm_hook', {FIELDS}",
+    "--spec model=resnet18": f"--spec: takes FIELD=VALUE, got 'model=resnet18', {FIELDS}",
+    "--spec==2": f"--spec: takes FIELD=VALUE, got '=2', {FIELDS}",
     "--spec bucket_cap_mb=1 --spec bucket_cap_mb=2": "--spec sets bucket_cap_mb twice, got 1 and 2; set it once",
     "--spec bucket_cap_mb=big": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got 'big'; pass for example 2",
     "--spec bucket_cap_mb=-1": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got '-1'; pass",

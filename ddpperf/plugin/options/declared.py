@@ -9,7 +9,7 @@ import pytest
 
 from ddpperf.plugin.options import values
 from ddpperf.plugin.options.values import Parser, choice, seconds, whole_number
-from ddpperf.specs import CommHook, Precision
+from ddpperf.specs import CommHook, Model, Precision
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
 from ddpperf.verdict.two_stage_test import MOST_SETS
@@ -68,7 +68,10 @@ FIELDS = (
         "1",
     ),
     Option(
-        "inductor", values.INDUCTOR, "Compiler options to switch on; none if it is empty.", "combo_kernels"
+        "inductor",
+        values.INDUCTOR,
+        "Compiler options to switch on; none if it is empty.",
+        "combo_kernels for compile+graph on GPUs",
     ),
 )
 FIELD_PARSERS = {option.name: option.parser for option in FIELDS}
@@ -77,8 +80,8 @@ CANDIDATE_FIELD = values.assignment({**FIELD_PARSERS, "execution": values.EXECUT
 AB_OPTIONS = (
     Option("--against", values.INTERPRETER, "The candidate's interpreter, which needs torch.", "this one"),
     Option("--against-root", values.CHECKOUT, "The candidate's code, first on its path.", "this tree"),
-    Option("--against-env", values.VARIABLE, "A variable of the candidate's environment.", repeated=True),
-    Option("--against-spec", CANDIDATE_FIELD, "A field of the candidate's trainings.", repeated=True),
+    Option("--against-env", values.VARIABLE, "Set a variable of the candidate's environment.", repeated=True),
+    Option("--against-spec", CANDIDATE_FIELD, "Set a field of the candidate's trainings.", repeated=True),
     Option("--baseline-python", values.INTERPRETER, "The base's interpreter.", "this one"),
     Option("--baseline-root", values.CHECKOUT, "The base's code, first on its path.", "this tree"),
 )
@@ -104,7 +107,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--model",
             values.MODEL,
-            "The model to train. package.module:function makes a custom model.",
+            f"The model to train. Built-in models are {', '.join(get_args(Model))}.",
             ("resnet18", "resnet18_cifar"),
         ),
         Option("--precision", choice(*get_args(Precision)), "The number format of a step.", ("fp32", "bf16")),
@@ -135,7 +138,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "--replicates",
             whole_number(MOST_SETS),
             "Process sets per side that measure each test.",
-            "1; 3 in an A/B run",
+            "1; 3 or more in an A/B run",
         ),
         Option("--deadline", seconds(86400, "300"), "How long a rank may take or be silent.", "120"),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ddpperf.plugin.options.checks import check_benchmark_options, check_options
 from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS
 from ddpperf.plugin.options.options import Options, default_world_sizes
 from ddpperf.plugin.options.sides import Sides
-from ddpperf.plugin.options.values import Value
+from ddpperf.plugin.options.values import Value, find_folder, find_interpreter
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.workers.interpreter import Side
 
@@ -86,13 +86,13 @@ def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
     return Sides(
         base=Side(
             name=BASE,
-            python=given.get("--baseline-python", sys.executable),
-            root=_path(given.get("--baseline-root")),
+            python=_found(given, "--baseline-python", find_interpreter) or sys.executable,
+            root=_found(given, "--baseline-root", find_folder),
         ),
         candidate=Side(
             name=CANDIDATE,
-            python=given.get("--against", sys.executable),
-            root=_path(given.get("--against-root")),
+            python=_found(given, "--against", find_interpreter) or sys.executable,
+            root=_found(given, "--against-root", find_folder),
             environment=_unique("--against-env", given.get("--against-env", ())),
         ),
         spec_fields=_unique("--against-spec", given.get("--against-spec", ())),
@@ -102,6 +102,16 @@ def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
+
+
+def _found(given: dict[str, Any], option: str, find: Callable[[str], Any]) -> Any:
+    """Return what `find` finds for an option's value; None if it is not given. Raises Refused."""
+    if option not in given:
+        return None
+    try:
+        return find(given[option])
+    except ValueError as error:
+        raise Refused(f"{option} {OPTIONS[option].parser.refusal(given[option], error)}") from error
 
 
 def _unique(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Any]:

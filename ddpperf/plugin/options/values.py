@@ -45,10 +45,12 @@ class Parser:
         try:
             return self.parse(text)
         except ValueError as error:
-            wrong = f", which {error}" if str(error) else ""
-            raise argparse.ArgumentTypeError(
-                f"takes {self.takes}, got {text[:QUOTED_LETTERS]!r}{wrong}; pass for example {self.example}"
-            ) from error
+            raise argparse.ArgumentTypeError(self.refusal(text, error)) from error
+
+    def refusal(self, text: str, error: ValueError) -> str:
+        """Return the sentence that refuses a text."""
+        wrong = f", which {error}" if str(error) else ""
+        return f"takes {self.takes}, got {text[:QUOTED_LETTERS]!r}{wrong}; pass for example {self.example}"
 
 
 def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
@@ -131,12 +133,15 @@ def _model(text: str) -> str:
     try:
         require_model(text)
     except ValueError:
-        raise ValueError from None
+        raise ValueError(f"is none of {', '.join(get_args(Model))}") from None
     return text
 
 
-def _interpreter(text: str) -> str:
-    """Return an interpreter's absolute path. A link stays a link: a virtual environment lies beside it."""
+def find_interpreter(text: str) -> str:
+    """Return an interpreter's absolute path. A link stays a link: a virtual environment lies beside it.
+
+    Raises ValueError with a clause that says what the text is instead.
+    """
     path = text if os.sep in text else shutil.which(text) or ""
     if os.path.isdir(path or text):
         raise ValueError("is a folder")
@@ -151,10 +156,11 @@ def _interpreter(text: str) -> str:
     return str(Path(path).absolute())
 
 
-def _folder(text: str) -> str:
+def find_folder(text: str) -> Path:
+    """Return a folder's path without links; raise ValueError if it is no folder."""
     if not os.path.isdir(text):
         raise ValueError("is not a folder")
-    return os.path.realpath(text)
+    return Path(text).resolve()
 
 
 def _new_folder(text: str) -> str:
@@ -178,13 +184,13 @@ def assignment(known: dict[str, Parser]) -> Parser:
     def parse(text: str) -> tuple[str, Value]:
         name, equals, value = text.partition("=")
         if name not in known or not equals:
-            raise ValueError
+            raise ValueError(f"names none of the fields {', '.join(known)}")
         try:
             return name, known[name](value)
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{name} {error}") from error
 
-    return Parser("FIELD=VALUE", f"FIELD=VALUE with a field of {', '.join(known)}", "comm_hook=bf16", parse)
+    return Parser("FIELD=VALUE", "FIELD=VALUE", "comm_hook=bf16", parse)
 
 
 WHOLE_NUMBER = whole_number()
@@ -196,12 +202,10 @@ BUFFER_SIZES = several(
     Parser("SIZE", "a size from 4B to 8GiB", "64KiB", _bytes), "sizes from 4B to 8GiB", "1KiB,64MiB"
 )
 BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
-MODEL = Parser(
-    "NAME", f"{', '.join(get_args(Model))}, torchvision:NAME or package.module:function", "resnet18", _model
-)
+MODEL = Parser("NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", _model)
 DATA = some_text("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
-INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", _interpreter)
-CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", _folder)
+INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", str)
+CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", str)
 VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", _variable)
 NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", _new_folder)
 NEW_FILE = some_text("FILE", "a file", "verdict.md")

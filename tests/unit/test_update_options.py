@@ -1,0 +1,32 @@
+"""docs/options.md is made from the declared options."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpperf.plugin.options.declared import AB_OPTIONS, FIELDS, OPTIONS
+from tests.project import script
+
+MOST_COLUMNS = 100
+update_options = script("update_options")
+
+
+def test_page_of_options_is_current() -> None:
+    page = update_options.PAGE.read_text()
+    assert update_options.updated(page) == page, "run tools/update_options.py"
+
+
+def test_changed_option_makes_the_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = update_options.PAGE.read_text()
+    monkeypatch.setattr(update_options, "GROUPS", {"A/B runs": AB_OPTIONS})
+    assert update_options.updated(page) != page
+
+
+@pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)
+def test_every_option_is_on_the_page_in_short_cells(option: object) -> None:
+    (row,) = update_options.table("option", [option]).splitlines()[2:]
+    assert row in update_options.PAGE.read_text()
+    cells = row.strip("| ").split(" | ")
+    assert len(cells) == 4
+    assert max(map(len, cells)) <= MOST_COLUMNS, row
+    assert cells[-1].endswith(".")

@@ -1,0 +1,46 @@
+"""Make the tables of docs/options.md from the declared options.
+
+    PYTHONPATH=. python tools/update_options.py
+
+A table for each group of options, and one for the fields of --spec. The rest of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ddpperf.plugin.options.declared import FIELDS, GROUPS, Option
+
+PAGE = Path(__file__).parents[1] / "docs" / "options.md"
+MADE = re.compile(r"(<!-- made by tools/update_options.py -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def updated(page: str) -> str:
+    """Return the page with its tables made anew."""
+    tables = "\n".join(tables_of_options())
+    return MADE.sub(lambda made: f"{made[1]}{tables}{made[2]}", page)
+
+
+def tables_of_options() -> Iterator[str]:
+    """Yield each group's heading and table, then those of the fields."""
+    for title, options in GROUPS.items():
+        yield f"## {title}\n\n{table('option', options)}"
+    yield f"## Fields of `--spec` and `--against-spec`\n\n{table('field', FIELDS)}"
+
+
+def table(first_column: str, options: Iterable[Option]) -> str:
+    """Return a Markdown table with a row for each option."""
+    lines = [f"| {first_column} | values | default | what it does |", "|---|---|---|---|"]
+    for option in options:
+        name = (
+            f"{option.name} {option.parser.metavar}".strip() if option.name.startswith("--") else option.name
+        )
+        repeat = " Repeat it for others." if option.repeated else ""
+        lines.append(f"| `{name}` | {option.parser.takes} | {option.default_text} | {option.help}{repeat} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text()))
