@@ -1,4 +1,4 @@
-"""Whether what is to be compiled can be: the compilers of this machine, and the options of torch's."""
+"""Checks of what torch.compile needs: the machine's compilers, and options of torch's compiler."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.machine.child_process import run_child
 
 LIST_OPTIONS = "import torch._inductor; print(*torch._inductor.list_options())"
-LIST_SECONDS = 60
+COMPILE_SECONDS, LIST_SECONDS = 20, 60
 
 
 @functools.cache
 def compiler_reason(device: str = "cpu") -> str:
-    """Why nothing can be compiled here, tried with a line; empty if it can be: torch.compile writes C++ that Python calls, for
-    $CXX, or g++; for GPUs Triton writes C, too, for $CC, which it takes for one word, or gcc, or clang."""
+    """Return why torch.compile cannot work here, "" if it can; compiles a line to find out.
+
+    torch.compile writes C++ for $CXX or g++. For GPUs Triton also writes C for $CC (one word), gcc or clang.
+    """
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
     if not _compiles(cxx, "tried.cpp"):
         return _reason("C++", cxx or "an empty $CXX")
@@ -34,44 +37,40 @@ def compiler_reason(device: str = "cpu") -> str:
 
 def _reason(language: str, found: str) -> str:
     needs = f"torch.compile needs a {language} compiler with Python's headers"
-    return f"{needs}, and {found} is none; install both, or leave compiled forms out"
+    return f"{needs}, and {found} is none; install both, or leave compiled executions out"
 
 
 def _compiles(compiler: str, name: str) -> bool:
+    """Return whether a compiler makes a library of a file with this name that includes Python's headers."""
+    if not compiler:
+        return False
     with (
         contextlib.suppress(OSError, ValueError, subprocess.SubprocessError),
         tempfile.TemporaryDirectory() as folder,
     ):
         source, library = Path(folder) / name, Path(folder) / "tried.so"
-        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * name.endswith(".cpp"))
-        arguments = [
-            f"-I{sysconfig.get_path('include')}",
-            "-shared",
-            "-fPIC",
-            str(source),
-            "-o",
-            str(library),
-        ]
-        words = shlex.split(compiler) if name.endswith(".cpp") else [compiler]
-        if compiler and subprocess.run([*words, *arguments], capture_output=True, timeout=20).returncode == 0:
-            return library.exists()
+        is_cxx = name.endswith(".cpp")
+        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * is_cxx)
+        words = shlex.split(compiler) if is_cxx else [compiler]
+        include = f"-I{sysconfig.get_path('include')}"
+        command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
+        return run_child(command, {}, COMPILE_SECONDS).status == 0 and library.exists()
     return False
 
 
 def check_inductor(options: str, option: str = "--spec") -> None:
-    """Raise Refused unless torch's compiler has all of these options, joined by +; asked in a process of its own."""
+    """Raise Refused unless torch's compiler has all of these options, which are joined by +.
+
+    option: the option of ddpperf that named them. A child process asks torch.
+    """
     try:
-        listed = subprocess.run(
-            [sys.executable, "-c", LIST_OPTIONS], capture_output=True, text=True, timeout=LIST_SECONDS
-        )
+        known = run_child([sys.executable, "-c", LIST_OPTIONS], {}, LIST_SECONDS).output.split()
     except subprocess.TimeoutExpired:
-        return  # the ranks will say
-    known = listed.stdout.split()
+        return  # the ranks will find out
     for name in options.split("+") if known else ():
         if name not in known:
-            nearest = (
-                " or ".join(get_close_matches(name, known, n=2)) or "a name of torch._inductor.list_options()"
-            )
+            close = get_close_matches(name, known, n=2)
+            nearest = " or ".join(close) or "a name of torch._inductor.list_options()"
             raise Refused(
                 f"{option} inductor={options}: torch's compiler has no option {name}; write {nearest}"
             )

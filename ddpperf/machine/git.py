@@ -1,4 +1,4 @@
-"""Which code a tree holds, by git."""
+"""The commit of a source tree, by git."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ NO_COMMIT = "nogit"
 
 
 def commit(root: Path) -> str:
-    """The short commit of the tree at `root`, with "+" if it has changes or files beside it; NO_COMMIT where there is none."""
+    """Return the short commit of the tree at `root`, NO_COMMIT without git.
+
+    "+" is added if the tree has changes or untracked files.
+    """
     try:
         name = git(root, "rev-parse", "--short=9", "HEAD")
         return f"{name}+" if git(root, "status", "--porcelain") else name
@@ -18,6 +21,6 @@ def commit(root: Path) -> str:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what a git command prints; raises OSError or subprocess.SubprocessError where it fails."""
+    """Return what a git command prints; raises OSError or subprocess.SubprocessError if it fails."""
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -9,8 +9,12 @@ from ddpperf.analysis.projection import Network
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """bytes_per_second: between a device and the others of its node, None if it is not given. node: a node's devices. network:
-    between nodes. project_to: numbers of devices. buffer_sizes: bytes a rank of collectives, none for each experiment's own."""
+    """The user's options about links, and what is computed from them.
+
+    bytes_per_second: between a device and the others of its node, None if not given. node: devices in a node.
+    network: between nodes. project_to: numbers of devices. buffer_sizes: bytes per rank of collectives, empty
+    for each experiment's default.
+    """
 
     bytes_per_second: float | None = None
     node: int = 1

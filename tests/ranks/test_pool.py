@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import ddpperf
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine import gpu_watch
-from ddpperf.machine.gpu_watch import GpuWatch, Reading
+from ddpperf.machine.gpu_watch import GpuState, GpuWatch
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
@@ -189,10 +189,10 @@ def test_what_the_watch_saw_is_a_doubt_in_rounds_that_count_and_else_a_note(
 ) -> None:
     reasons = ["", "temperature", *hot, *[""] * 6]  # when the watch is made, and before the first round
     readings = deque(
-        Reading(reference_seconds=at, reasons=frozenset({each} - {""})) for at, each in enumerate(reasons)
+        GpuState(monotonic_seconds=at, reasons=frozenset({each} - {""})) for at, each in enumerate(reasons)
     )
     monkeypatch.setattr(gpu_watch, "_handles", lambda uuids: {0: readings})
-    monkeypatch.setattr(gpu_watch, "read", lambda handle: handle.popleft())
+    monkeypatch.setattr(gpu_watch, "read_state", lambda handle: handle.popleft())
     watch = GpuWatch(["GPU-a"])
     looks.answer = watch.look
     pool.measure(LISTING)

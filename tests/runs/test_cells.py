@@ -140,7 +140,7 @@ def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.delenv("CC", raising=False)
     needs = "torch.compile needs a C++ compiler with Python's headers"
-    sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
+    sentence = f"{needs}, and {found} is none; install both, or leave compiled executions out"
     assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
     assert possible(plain, Machine(device=device)) is plain, "which needs none"
 
@@ -170,7 +170,7 @@ def test_for_gpus_c_is_compiled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for compiler, found in (("/bin/false",) * 2, ("", "an empty $CC"), ("g++ -O1",) * 2, (None, "clang")):
         monkeypatch.setenv("CC", compiler) if compiler is not None else monkeypatch.delenv("CC")
         compiler_reason.cache_clear()
-        sentence = f"{needs}, and {found} is none; install both, or leave compiled forms out"
+        sentence = f"{needs}, and {found} is none; install both, or leave compiled executions out"
         assert reason_of(possible(compiled, Machine(device="cuda"))) == sentence
         assert possible(compiled, Machine(device="cpu")) is compiled
     for name in ("clang", "gcc"):

@@ -1,4 +1,4 @@
-"""What disturbs and spoils a round, by readings as the driver gives them; without a GPU nothing does, and nothing raises."""
+"""Disturbances of rounds, from states as the driver reports them; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import (
     Disturbance,
+    GpuState,
     GpuWatch,
-    Reading,
+    counter_values,
+    disturbance_texts,
     foreign,
-    named,
-    read,
-    sentences,
+    read_state,
+    reasons_of,
     throttled,
-    violations,
 )
 from tests.generated import BOUNDED
 
 
 def reading(
     at: float, held_ns: int | None = None, reasons: Collection[str] = (), processes: Collection[int] = ()
-) -> Reading:
+) -> GpuState:
     counted = {} if held_ns is None else {"power cap": held_ns}
-    return Reading(
-        reference_seconds=at,
+    return GpuState(
+        monotonic_seconds=at,
         violations_ns=counted,
         reasons=frozenset(reasons),
         processes=frozenset(processes),
@@ -64,9 +64,7 @@ def reading(
         (reading(7.0, reasons=["power cap"]), reading(8.0), set()),
     ],
 )
-def test_a_round_is_throttled_by_the_counters_and_else_by_the_moment(
-    before: Reading, now: Reading, why: set[str]
-) -> None:
+def test_counters_decide_before_momentary_reasons(before: GpuState, now: GpuState, why: set[str]) -> None:
     assert throttled(before, now) == why
 
 
@@ -75,11 +73,11 @@ counters = st.dictionaries(counted, st.integers(0, 2**40))
 pids = st.frozensets(st.integers(1, 9))
 
 
-def readings(reference_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[Reading]:
+def readings(monotonic_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[GpuState]:
     momentary = st.frozensets(st.sampled_from(sorted(gpu_watch.REASONS.values())))
     return st.builds(
-        Reading,
-        reference_seconds=reference_seconds,
+        GpuState,
+        monotonic_seconds=monotonic_seconds,
         violations_ns=counters,
         reasons=momentary,
         processes=pids,
@@ -88,19 +86,19 @@ def readings(reference_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[R
 
 @BOUNDED
 @given(readings(st.floats(0, 1e3)), readings(st.floats(1e3, 1e6)))
-def test_only_what_moved_or_is_held_down_now_throttles(before: Reading, now: Reading) -> None:
+def test_unmoved_counters_do_not_throttle(before: GpuState, now: GpuState) -> None:
     moved = {reason for reason, ns in now.violations_ns.items() if ns > before.violations_ns.get(reason, ns)}
     assert throttled(before, now) <= moved | now.reasons
 
 
 @BOUNDED
 @given(readings(st.just(5.0)), st.floats(5.0, 1e6), st.sets(counted), st.floats(1.01, 100))
-def test_a_counter_throttles_from_its_least_share_up(
-    before: Reading, then: float, moving: set[str], times: float
+def test_counter_throttles_from_its_fraction_up(
+    before: GpuState, then: float, moving: set[str], times: float
 ) -> None:
-    step = int(gpu_watch.LEAST_SHARE * (then - 5.0) * 1e9 * times) + 1
+    step = int(gpu_watch.THROTTLED_FRACTION * (then - 5.0) * 1e9 * times) + 1
     now = {reason: ns + step * (reason in moving) for reason, ns in before.violations_ns.items()}
-    assert throttled(before, Reading(reference_seconds=then, violations_ns=now)) == moving & now.keys()
+    assert throttled(before, GpuState(monotonic_seconds=then, violations_ns=now)) == moving & now.keys()
 
 
 # --- other processes
@@ -118,7 +116,7 @@ def test_a_counter_throttles_from_its_least_share_up(
         ({3}, set(), {3}, {3}),
     ],
 )
-def test_a_process_is_foreign_if_it_cannot_be_ours(
+def test_process_is_foreign_if_it_cannot_be_ours(
     listed: set[int], own: set[int], before: set[int], others: set[int]
 ) -> None:
     assert foreign(listed, own, before) == others
@@ -126,7 +124,7 @@ def test_a_process_is_foreign_if_it_cannot_be_ours(
 
 @BOUNDED
 @given(pids, pids, pids)
-def test_neither_ours_nor_the_unlisted_are_foreign(
+def test_own_and_unlisted_processes_are_not_foreign(
     listed: frozenset[int], own: frozenset[int], before: frozenset[int]
 ) -> None:
     others = foreign(listed, own, before)
@@ -139,7 +137,7 @@ def test_neither_ours_nor_the_unlisted_are_foreign(
 
 
 def rounds_of(*disturbances: Disturbance | None) -> list[dict[int, Disturbance]]:
-    """Rounds of GPU 1 beside an undisturbed GPU 0; None is undisturbed, too."""
+    """Return rounds in which GPU 0 is undisturbed and GPU 1 has these disturbances, None for none."""
     return [{0: Disturbance(), 1: each or Disturbance()} for each in disturbances]
 
 
@@ -171,10 +169,8 @@ FULL, NEAR, LOW = (
         ),
     ],
 )
-def test_a_doubt_names_the_gpu_and_what_disturbed_it(
-    rounds: list[dict[int, Disturbance]], warnings: list[str]
-) -> None:
-    assert sentences(rounds) == warnings
+def test_warning_names_gpu_and_disturbance(rounds: list[dict[int, Disturbance]], warnings: list[str]) -> None:
+    assert disturbance_texts(rounds) == warnings
 
 
 @pytest.mark.parametrize(
@@ -204,21 +200,19 @@ def test_a_doubt_names_the_gpu_and_what_disturbed_it(
         ),  # those were GPU 0's
     ],
 )
-def test_a_round_is_spoiled_by_all_but_the_works_own_cap(
-    rounds: list[dict[int, Disturbance]], reasons: list[str]
-) -> None:
+def test_frequent_power_cap_does_not_spoil(rounds: list[dict[int, Disturbance]], reasons: list[str]) -> None:
     assert gpu_watch.spoiling(rounds) == reasons
 
 
 # --- what NVML says
 
 
-def test_counters_are_nanoseconds_by_reason_where_the_gpu_has_them() -> None:
+def test_unsupported_counters_are_left_out() -> None:
     values = (pynvml.c_nvmlFieldValue_t * len(gpu_watch.COUNTERS))()
     for value, (number, ns) in zip(values, {74: 2**40 + 1, 75: 0, 76: 3, 77: 4, 79: 5}.items(), strict=True):
         value.fieldId, value.value.ullVal = number, ns
     values[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert violations(values) == {
+    assert counter_values(values) == {
         "power cap": 2**40 + 1,
         "temperature": 0,
         "board limit": 4,
@@ -226,7 +220,7 @@ def test_counters_are_nanoseconds_by_reason_where_the_gpu_has_them() -> None:
     }
 
 
-def test_the_numbers_of_the_counters_are_nvmls() -> None:
+def test_counter_numbers_are_nvmls() -> None:
     names = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")
     assert list(gpu_watch.COUNTERS) == [getattr(pynvml, f"NVML_FI_DEV_PERF_POLICY_{name}") for name in names]
 
@@ -243,8 +237,8 @@ def test_the_numbers_of_the_counters_are_nvmls() -> None:
         (0x200 + 0x400, {"board limit", "reliability limit"}),  # which only some of NVML's own headers name
     ],
 )
-def test_clocks_that_someone_chose_are_not_throttled(bits: int, reasons: set[str]) -> None:
-    assert named(bits) == reasons
+def test_chosen_clocks_are_not_throttled(bits: int, reasons: set[str]) -> None:
+    assert reasons_of(bits) == reasons
 
 
 @pytest.mark.parametrize(
@@ -258,75 +252,75 @@ def test_clocks_that_someone_chose_are_not_throttled(bits: int, reasons: set[str
         ("HwPowerBrakeSlowdown", "power brake"),
     ],
 )
-def test_a_bit_stands_for_what_nvml_names_so(name: str, reason: str) -> None:
-    assert named(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == {reason}
+def test_bits_have_nvmls_meaning(name: str, reason: str) -> None:
+    assert reasons_of(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == {reason}
 
 
 def refused(*_: Any) -> Any:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def test_a_reading_that_the_driver_refuses_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_empty_if_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in dir(pynvml):
         if name.startswith("nvmlDeviceGet"):
             monkeypatch.setattr(pynvml, name, refused)
-    empty = read(object())
-    assert empty.reference_seconds == pytest.approx(time.monotonic(), abs=60)
-    assert empty == Reading(reference_seconds=empty.reference_seconds)
+    empty = read_state(object())
+    assert empty.monotonic_seconds == pytest.approx(time.monotonic(), abs=60)
+    assert empty == GpuState(monotonic_seconds=empty.monotonic_seconds)
 
 
 @pytest.mark.parametrize(
     "current", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
 )
-def test_a_part_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch, current: str) -> None:
+def test_refused_query_leaves_the_others(monkeypatch: pytest.MonkeyPatch, current: str) -> None:
     for name in dir(pynvml):
         if name.startswith("nvmlDeviceGet"):
             monkeypatch.setattr(pynvml, name, refused)
     monkeypatch.setattr(pynvml, current, lambda handle: handle)
-    assert read(0x84).reasons == {"power cap", "power brake"}
-    assert read(0x84).processes == frozenset()
+    assert read_state(0x84).reasons == {"power cap", "power brake"}
+    assert read_state(0x84).processes == frozenset()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [SimpleNamespace(pid=4711)])
-    assert read(0x1).processes == {4711}
-    assert read(0x1).violations_ns == {}
+    assert read_state(0x1).processes == {4711}
+    assert read_state(0x1).violations_ns == {}
 
 
-def test_a_clock_is_that_of_the_multiprocessors_of_a_gpu_that_is_not_idle(
+def test_idle_gpu_has_no_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in dir(pynvml):
         if name.startswith("nvmlDeviceGet"):
             monkeypatch.setattr(pynvml, name, refused)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda _, kind: {pynvml.NVML_CLOCK_SM: 1980}[kind])
-    assert read(0x0).megahertz is None, "nobody tells whether it is idle"
+    assert read_state(0x0).megahertz is None, "nobody tells whether it is idle"
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
-    assert read(pynvml.nvmlClocksThrottleReasonGpuIdle).megahertz is None
-    assert read(0x4).megahertz == 1980
+    assert read_state(pynvml.nvmlClocksThrottleReasonGpuIdle).megahertz is None
+    assert read_state(0x4).megahertz == 1980
 
 
 # --- the watch
 
 
-def test_without_the_gpu_nothing_is_doubted() -> None:
+def test_unknown_gpu_gives_no_warning() -> None:
     watch = GpuWatch(["GPU-00000000-0000-0000-0000-000000000000", "no uuid at all"])
     assert [watch.look({1}, done) for done in range(3)] == ["", "", ""]
     assert [note.text for note in watch.warnings()] == []
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[Reading]]]:
-    """By uuid, the readings that the GPU of that uuid gives, one after the other; all are read to the end."""
-    script: dict[str, deque[Reading]] = {}
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[GpuState]]]:
+    """The states that each GPU will report, by uuid; a test must use all of them."""
+    script: dict[str, deque[GpuState]] = {}
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: script[uuid]
     )  # raises for others, as NVML does
-    monkeypatch.setattr(gpu_watch, "read", lambda readings: readings.popleft())
+    monkeypatch.setattr(gpu_watch, "read_state", lambda readings: readings.popleft())
     yield script
     assert not any(script.values())
 
 
-def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(
-    driver: dict[str, deque[Reading]],
+def test_rounds_are_forgotten_after_their_warnings(
+    driver: dict[str, deque[GpuState]],
 ) -> None:
     driver["GPU-b"] = deque(
         reading(at, held * 10**9) for at, held in enumerate((6, 7, 8, 8, 8, 8, 9))
@@ -341,8 +335,8 @@ def test_a_watch_tells_each_round_from_the_one_before_it_and_forgets(
     assert [note.text for note in watch.warnings()] == ["GPU 1 was throttled (power cap) during 1 of 1 round"]
 
 
-def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(
-    driver: dict[str, deque[Reading]],
+def test_earlier_processes_are_foreign_and_ended_ranks_are_not(
+    driver: dict[str, deque[GpuState]],
 ) -> None:
     lists = [9], [9, 501], [1, 2], [1, 3, 2], [3, 8], [3]
     driver["GPU-a"] = deque(reading(at, processes=listed) for at, listed in enumerate(lists))
@@ -356,8 +350,8 @@ def test_a_watch_remembers_who_was_there_before_and_our_ended_ranks(
     assert [note.text for note in watch.warnings()] == [], "that was another measurement"
 
 
-def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]]) -> None:
-    """As the driver has it, no reason holds it down."""
+def test_changed_clock_is_found(driver: dict[str, deque[GpuState]]) -> None:
+    """The driver reports no reason for the lower clock."""
     driver["GPU-a"] = deque(
         replace(reading(at), megahertz=each) for at, each in enumerate((345, 345, 1980, 1200, 1980, 1200))
     )
@@ -375,7 +369,7 @@ def test_a_clock_that_someone_changed_is_seen(driver: dict[str, deque[Reading]])
     ]
 
 
-def test_gpus_are_watched_apart(driver: dict[str, deque[Reading]]) -> None:
+def test_each_gpu_has_its_own_disturbances(driver: dict[str, deque[GpuState]]) -> None:
     driver["GPU-a"] = deque([reading(0.0, 0, processes=[9]), reading(1.0, 0, processes=[9, 1])])
     driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, ["temperature"], processes=[2])])
     watch = GpuWatch(["GPU-a", "GPU-b"])
