@@ -15,7 +15,7 @@ from ddpperf.plugin.measure import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
-from ddpperf.training.schedules import linearly_scaled
+from ddpperf.specs.run import linearly_scaled
 from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95

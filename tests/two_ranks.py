@@ -18,6 +18,7 @@ from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import step as training
 from ddpperf.training import task
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import synchronization
 from tests.project import HANG_SECONDS
@@ -104,6 +105,7 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
     calls, parts = dynamo.counters["stats"]["calls_captured"], dynamo.counters["aot_autograd"]["ok"]
     with mock.patch.object(task, "build", build), mock.patch.object(training, "synchronization", watched):
         step = TrainingStep(spec, rank=rank, device=torch.device("cpu"))
+        measured = MeasuredStep(step)
         for module in step.model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.register_forward_pre_hook(
@@ -111,11 +113,11 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
                 )
         parameters = list(step.model.parameters())
         before = list(map(whole, parameters))
-        step.start_round()
+        measured.start_round()
         for _ in range(STEPS):
-            step.step()
-        step.end_round(STEPS)
-        counters = step.finish()
+            measured.step()
+        measured.end_round(STEPS)
+        counters = measured.finish()
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)  # zero1's own one of this rank
     return {
         "id": spec.id,

@@ -1,4 +1,4 @@
-"""A step's messages by themselves: the all_reduces of DDP's buckets, in their order, with nothing computed beside them."""
+"""The all_reduces of DDP's buckets alone: those of one training step, in order, without computation."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from torch import Tensor
 
 from ddpperf.execution import capture
 from ddpperf.specs import BucketReplaySpec
-from ddpperf.training.comm_hooks import Message, OwnAverage
-from ddpperf.training.strategies import parallelize
-from ddpperf.training.task import task
 
-LEARNING_STEPS = 3  # DDP arranges its buckets anew after the first
-ROOM = {torch.float16: 12}  # powers of two below and above 1 that sums may use, of other types 120
+BucketMessage = tuple[int, torch.dtype]  # elements and their type
+ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
 
 
 class BucketReplay:
-    """`step` sums, or averages, the buckets that a step of the same training sends, one after the other on one stream.
+    """Sums or averages over the ranks of buffers with the sizes of DDP's buckets.
 
-    Element values of rank r start as (1 + r) * 2**-ROOM, so k steps leave world_size**(k-1) times the sum of the starts, and
-    what was not sent shows.
+    Elements of rank r start as (1 + r) * 2**-ROOM. k steps leave world_size**(k-1) times the sum of
+    the starts, so that a message that was not sent shows.
     """
 
-    def __init__(self, spec: BucketReplaySpec, *, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: BucketReplaySpec, messages: list[BucketMessage], *, rank: int, device: torch.device
+    ) -> None:
         self.spec = spec
-        self.device = device
-        self.messages = messages_of(spec, rank, device)
+        self.messages = messages
         self.buffers = [torch.empty(count, dtype=dtype, device=device) for count, dtype in self.messages]
         self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
         self.growth = 1 if spec.comm_hook == "avg" else spec.world_size
@@ -41,7 +39,7 @@ class BucketReplay:
         self.run: Callable[[], None] = self.send
 
     def send(self) -> None:
-        """Every message is given to the backend before the first is waited for, as DDP does."""
+        """Start all messages before waiting for the first one, as DDP does."""
         for work in [dist.all_reduce(buffer, self.operation, async_op=True) for buffer in self.buffers]:
             work.wait()
 
@@ -60,7 +58,7 @@ class BucketReplay:
             buffer.fill_(self.start)
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless each buffer holds what `steps` reductions over all ranks must give."""
+        """Raise ArithmeticError unless each buffer holds the result of `steps` all_reduces."""
         first = self.sum / (self.spec.world_size / self.growth)
         for number, buffer in enumerate(self.buffers):
             expected, found = first * self.growth ** (steps - 1), _extremes(buffer)
@@ -73,24 +71,10 @@ class BucketReplay:
                 )
 
     def finish(self) -> dict[str, float]:
-        """gradient_bytes: of all messages of a step. messages: how many they are. bucket 0, ...: of each the bytes."""
+        """Return gradient_bytes of a step, the number of messages, and the bytes of each bucket."""
         nbytes = [float(count * dtype.itemsize) for count, dtype in self.messages]
         buckets = {f"bucket {number}: bytes": each for number, each in enumerate(nbytes)}
         return {"gradient_bytes": sum(nbytes), "messages": float(len(nbytes)), **buckets}
-
-
-def messages_of(spec: BucketReplaySpec, rank: int, device: torch.device) -> list[Message]:
-    """What a step of the training sends, as its DDP hands it to a hook: elements and type of each bucket, in their order."""
-    model, source, loss_of = task(spec, rank, device)
-    hook = OwnAverage(spec, device)
-    ddp = parallelize(model, spec, device, hook=hook)
-    for _ in range(LEARNING_STEPS):
-        source.begin(0)  # each time: an epoch may have one batch only
-        source.load()
-        inputs, targets = source.take()
-        loss_of(ddp(inputs), targets).backward()
-        ddp.zero_grad()
-    return hook.messages
 
 
 def _extremes(buffer: Tensor) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A copy in the device's own memory: by the driver on a GPU, by the C library on the CPU, by nothing of torch's own."""
+"""A copy in the device's memory: by the driver on a GPU, by the C library on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpperf.specs import CopySpec
 
 
 class Copy:
-    """`step` copies a buffer of `spec.nbytes` bytes, 0 to 255 again and again, onto another."""
+    """A copy of one buffer of `spec.nbytes` bytes onto another."""
 
     max_iterations = 10000
 
@@ -20,7 +20,8 @@ class Copy:
         memory = torch.zeros(begin + spec.nbytes, dtype=torch.uint8, device=device)
         self.host: tuple[memoryview, memoryview] | None = None
         if device.type == "cpu":
-            # how the two lie within their pages decides a tenth of the seconds, and else depends on paths and variables
+            # The buffers' places within their pages change the time by a tenth, and would otherwise
+            # depend on file paths and environment variables.
             mapped = mmap.mmap(-1, begin + spec.nbytes)
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
             whole = memoryview(mapped)
@@ -43,7 +44,7 @@ class Copy:
             target[:] = source
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless all bytes are there."""
+        """Raise ArithmeticError unless all bytes were copied."""
         if not torch.equal(self.target, self.source):
             raise ArithmeticError(
                 f"a copy of {len(self.target)} bytes is not what was copied, after {steps} steps"

@@ -1,21 +1,20 @@
-"""What ranks send each other: every collective that torch dispatches, from Python or from DDP's own C++, with its bytes."""
+"""A ledger of messages: every collective that torch dispatches, from Python or from DDP's C++."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpperf.specs import MessagesSpec
-from ddpperf.training.step import TrainingStep
+if TYPE_CHECKING:
+    from ddpperf.training.measured_step import MeasuredStep
 
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
-# Which collectives are of which kind in which phase; whatever is in none of them is told as OTHER.
+# The kind of a collective in a phase; every other combination is of kind OTHER.
 KINDS = {
     ("start", "broadcast"): "initial state",
     ("start", "allgather"): "control",
@@ -32,8 +31,11 @@ OTHER = "other"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One collective of a rank. nbytes: of its buffer by nccl-tests' convention: what all_reduce and broadcast work on, and the
-    whole that an all_gather puts together or a reduce_scatter begins with."""
+    """One collective of a rank.
+
+    nbytes: the size of its buffer as in nccl-tests: what all_reduce and broadcast work on, the output
+    of an all_gather, the input of a reduce_scatter.
+    """
 
     phase: str
     collective: str
@@ -41,19 +43,22 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """What it is for; a barrier is control wherever it is met, and what no kind is known for is told as "other"."""
+        """The message's purpose: "control" for every barrier, "other" if the purpose is unknown."""
         if self.collective == "barrier":
             return "control"
         return KINDS.get((self.phase, self.collective), OTHER)
 
 
 class Ledger(TorchDispatchMode):
-    """While it is entered, the messages of this process, in their order; `phase` is that of those that follow."""
+    """A context that records this process's messages. phase: that of the messages to come."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.messages: list[Message] = []
         self.phase = "start"
+
+    def enter_part(self, part: str) -> None:
+        self.phase = part
 
     def __torch_dispatch__(
         self,
@@ -70,12 +75,12 @@ class Ledger(TorchDispatchMode):
 
 
 def _collective(func: Any) -> str:
-    """The operator's name without what only says how it is called: allreduce_ and all_reduce are one collective."""
+    """Return a collective's name, without variants such as allreduce_ and all_reduce."""
     name = func.__name__.partition(".")[0].strip("_")
     words = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather"}
     known = ("allreduce", "allgather", "reduce_scatter", "broadcast", "barrier")
     name = words.get(name, name)
-    return next((each for each in known if name.startswith(each)), name)
+    return next((collective for collective in known if name.startswith(collective)), name)
 
 
 def _bytes_of(argument: object) -> int:
@@ -85,7 +90,7 @@ def _bytes_of(argument: object) -> int:
 
 
 def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
-    """By kind, how many messages there were, and their bytes."""
+    """Return the number of messages and their bytes, by kind."""
     found: dict[str, tuple[int, int]] = {}
     for message in messages:
         count, nbytes = found.get(message.kind, (0, 0))
@@ -93,39 +98,53 @@ def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
     return found
 
 
-class CountedTraining(TrainingStep):
-    """The same training, whose messages are written down: of its start, and of each step. `step` ends with a mean loss over all
-    ranks, for what DDP sends are gradients: every rank knows its own loss only."""
+class CountedSteps:
+    """A training whose messages are recorded, of its start and of each step.
+
+    Each step ends with a mean of the loss over all ranks: DDP sends gradients only, so that every
+    rank knows only its own loss.
+    ledger: has recorded how the training was built, and is told of each part of a step.
+    sizes: the counters parameter_bytes, and gradient_bytes if gradients are sent by all_reduces.
+    """
 
     max_iterations = 1
 
-    def __init__(self, spec: MessagesSpec, *, rank: int, device: torch.device) -> None:
-        self.ledger = Ledger()
-        with self.ledger:
-            super().__init__(spec, rank=rank, device=device)
-        self.start, self.ledger.messages = self.ledger.messages, []
-        self.enter = self.begin
+    def __init__(self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float]) -> None:
+        self.training = training
+        self.ledger = ledger
+        self.start, ledger.messages = ledger.messages, []
+        self.sizes = sizes
 
-    def begin(self, part: str) -> None:
-        self.ledger.phase = part
+    def warm_up(self, steps: int) -> None:
+        self.training.warm_up(steps)
+
+    def start_round(self) -> None:
+        self.training.start_round()
 
     def step(self) -> None:
         self.ledger.messages, self.ledger.phase = [], "data"
         with self.ledger:
-            self.advance()
+            self.training.step()
             self.ledger.phase = "metrics"
-            dist.all_reduce(self.loss / self.spec.world_size)
+            dist.all_reduce(self.training.training.loss / dist.get_world_size())
+
+    def end_round(self, steps: int) -> None:
+        self.training.end_round(steps)
 
     def finish(self) -> dict[str, float]:
-        """Messages and bytes of each kind, of the start and of the last step, of this also by collective, and of each message
-        of gradients ("bucket 0"); parameter_bytes: of the model's parameters; gradient_bytes: what DDP's gradients are."""
+        """Return messages and bytes of each kind, of the start and of the last step.
+
+        Those of the last step are also counted by collective. "bucket 0: bytes" and so on: of each
+        message of gradients. `sizes` is added.
+        """
+        messages = self.ledger.messages
         counted = {f"start {kind}": total for kind, total in totals(self.start).items()}
-        counted |= totals(self.ledger.messages)
-        for collective in sorted({message.collective for message in self.ledger.messages}):
-            those = [message for message in self.ledger.messages if message.collective == collective]
-            counted |= {f"{kind} by {collective}": total for kind, total in totals(those).items()}
+        counted |= totals(messages)
+        for collective in sorted({message.collective for message in messages}):
+            of_collective = totals(message for message in messages if message.collective == collective)
+            counted |= {f"{kind} by {collective}": total for kind, total in of_collective.items()}
         counters = {f"{kind}: messages": float(count) for kind, (count, _) in counted.items()}
         counters |= {f"{kind}: bytes": float(nbytes) for kind, (_, nbytes) in counted.items()}
-        buckets = [message.nbytes for message in self.ledger.messages if message.kind == "gradients"]
+        buckets = [message.nbytes for message in messages if message.kind == "gradients"]
         counters |= {f"bucket {number}: bytes": float(nbytes) for number, nbytes in enumerate(buckets)}
-        return counters | self.sent() | {"parameter_bytes": float(self.gradient_bytes)}
+        return counters | self.sizes

@@ -1,4 +1,4 @@
-"""Timing a number of steps on one rank: by device events on a GPU, by perf_counter on the CPU."""
+"""Timing of steps on one rank: by device events on a GPU, by perf_counter on the CPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 PROBES = 9
-LAUNCH_SECONDS = 1e-3  # more than a launch takes that is late
+LAUNCH_SECONDS = 1e-3  # longer than even a late launch takes
 
 
 def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
-    """Seconds that `iterations` calls of `step` take, to the end of the last one's work on the device.
+    """Return the seconds of `iterations` calls of `step`, until the device has done their work.
 
-    On CUDA the two events lie on the current stream, so work on other streams counts as far as the current stream
-    waits for it, as torch.distributed's synchronous collectives and DDP make it wait.
+    On a GPU two events are recorded on the current stream. Work on other streams counts if the
+    current stream waits for it, as DDP and torch.distributed's synchronous collectives make it wait.
     """
     if device.type == "cuda":
         return _device_seconds(step, iterations, device)
@@ -41,7 +41,7 @@ def _device_seconds(step: Callable[[], None], iterations: int, device: torch.dev
 
 
 def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:
-    """`step` with a slow-down of `seconds` after it: on a GPU the device spins, on the CPU the caller."""
+    """Return `step` followed by a delay: on a GPU the device spins, on the CPU the caller."""
     if not seconds:
         return step
     cycles = int(seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
@@ -59,19 +59,19 @@ def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> C
 
 
 def _cycles_per_second(device: torch.device) -> float:
-    """How fast the counter runs by which a GPU sleeps: measured, for it follows the GPU's clock."""
+    """Measure the frequency of the counter by which a GPU sleeps, which follows the GPU's clock."""
     cycles = 10**8
     torch.cuda._sleep(cycles)  # the first call loads the kernel
     return cycles / seconds_of(lambda: torch.cuda._sleep(cycles), 1, device)
 
 
 def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool) -> tuple[float, float]:
-    """What a step costs a GPU's process in CPU seconds, and the device in seconds when it need not wait for that process.
+    """Return a step's CPU seconds, and its seconds on the GPU if it need not wait for the CPU.
 
-    The first is read around a step that is given to an idle device: then no full queue makes the CPU wait. It is the least of
-    several, since what else the machine does only adds. For the second, a median, the device spins until all of a step lies in
-    its queue (of about a thousand operations; of a longer step a part is waited for).
-    grouped: the ranks' devices wait for each other after that, so that no rank's wait for another counts.
+    CPU seconds are the least of several steps on an idle device, where no full queue makes the CPU
+    wait. For the GPU's seconds, a median, the device spins until the whole step is in its queue.
+    (The queue holds about a thousand operations; a longer step waits for the rest.)
+    grouped: whether the devices of all ranks wait for each other before the timed step.
     """
     cpu_seconds, wall_seconds, device_seconds = [], [], []
     meeting = torch.zeros(1, device=device)
@@ -92,6 +92,6 @@ def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given; the CPU always has."""
+    """Wait until a GPU has done all its work; do nothing for the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

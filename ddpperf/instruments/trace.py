@@ -1,4 +1,4 @@
-"""A profiler's trace of one rank: which of its time communicates, computes, copies, or does nothing of these."""
+"""A profiler's trace of one rank: how much of the time communicates, computes, copies, or is idle."""
 
 from __future__ import annotations
 
@@ -11,24 +11,97 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.intervals import Interval, Split, split
 from ddpperf.errors import CannotTrain
+from ddpperf.specs import TRACES_VARIABLE
 
 if TYPE_CHECKING:
     import torch
 
+    from ddpperf.training.measured_step import MeasuredStep
+
 Event = dict[str, Any]
 
-MARGIN_SECONDS = 1e-3  # at both ends of a profile: what a GPU's own clock puts outside of it would be dropped
+TRACED_STEPS = 5
+MARGIN_SECONDS = 1e-3  # at both ends of a profile: kernels outside it by the GPU's clock are dropped
 MARK = "ddpperf steps"
-# NCCL's kernels; torch's own, in memory that all GPUs have mapped; what gloo's threads do.
+# NCCL's kernels, torch's kernels in memory that all GPUs have mapped, and gloo's threads.
 COMMUNICATION = re.compile(r"nccl.*kernel|(one|two)_shot_all_reduce|multimem_|gloo:", re.IGNORECASE)
 ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 BARRIER = "gloo:barrier"
-SPIN = "spin_kernel"  # a delay that was put in: neither computes nor communicates
+SPIN = "spin_kernel"  # an added delay: neither computation nor communication
 COPIES = ("gpu_memcpy", "gpu_memset")
+
+
+class TracedSteps:
+    """A training that runs TRACED_STEPS steps under the profiler in each `step`."""
+
+    max_iterations = 1
+
+    def __init__(self, training: MeasuredStep, rank: int) -> None:
+        self.training = training
+        self.spec = training.training.spec
+        self.device = training.training.device
+        self.path = trace_path(self.spec.id, rank)
+        self.splits: list[Split] = []
+
+    def warm_up(self, steps: int) -> None:
+        self.training.warm_up(steps)
+
+    def start_round(self) -> None:
+        self.training.start_round()
+
+    def step(self) -> None:
+        from torch import distributed as dist
+
+        meet = dist.barrier if self.spec.grouped else None
+        events = trace_of(self._train, self.device, meet=meet, path=self.path)
+        found = split_of(events, met=self.spec.grouped and self.device.type == "cuda")
+        if found is not None:
+            self.splits.append(found)
+
+    def _train(self) -> None:
+        for _ in range(TRACED_STEPS):
+            self.training.step()
+
+    def end_round(self, steps: int) -> None:
+        self.training.end_round(steps * TRACED_STEPS)
+
+    def finish(self) -> dict[str, float]:
+        """Return seconds of a step, medians over rounds; nothing if no profile can be made.
+
+        comm_seconds: of any communication. all_reduce_seconds: of all_reduces only.
+        exposed_comm_seconds: of communication during which nothing is computed.
+        compute_seconds, copy_seconds; idle_seconds: of none of these. traced_step_seconds: of all.
+        """
+        if not self.splits:
+            return {}
+        parts = {
+            "comm_seconds": [each.communication for each in self.splits],
+            "all_reduce_seconds": [each.all_reduces for each in self.splits],
+            "exposed_comm_seconds": [each.exposed for each in self.splits],
+            "compute_seconds": [each.compute for each in self.splits],
+            "copy_seconds": [each.copies for each in self.splits],
+            "idle_seconds": [each.idle for each in self.splits],
+            "traced_step_seconds": [each.whole for each in self.splits],
+        }
+        return {name: median(values) / TRACED_STEPS for name, values in parts.items()}
+
+
+def trace_path(name: str, rank: int) -> Path | None:
+    """Return the file for a rank's last trace; None if traces are not to be kept.
+
+    A folder has the traces of one process set, named like the folder for its temporary files, so
+    that other tools can read the folder as it is.
+    """
+    if (folder := os.environ.get(TRACES_VARIABLE)) is None:
+        return None
+    path = Path(folder, f"{name}-{Path(tempfile.gettempdir()).name}", f"rank{rank}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def trace_of(
@@ -38,17 +111,15 @@ def trace_of(
     meet: Callable[[], object] | None = None,
     path: Path | None = None,
 ) -> list[Event]:
-    """The events of a profile of `work`, which is called once whatever becomes of it: other ranks may wait in it.
+    """Return the events of a profile of `work`.
 
-    A profile that cannot be had, for want of CUPTI or of the right to use it, has no events; why is told in the rank's output.
-    meet: how the ranks meet when all are profiled, and before `work`, whose time is then an event of a CPU's trace.
-    path: where the trace stays; None for nowhere. Raises CannotTrain if it cannot.
+    `work` is called exactly once, even if profiling fails: other ranks may wait in it. A profile
+    that cannot be made, for example without CUPTI, has no events; the rank's output says why.
+    meet: a barrier of the ranks before `work`, so that a CPU's trace times `work` alone.
+    path: the file that keeps the trace. Raises CannotTrain if it cannot be written.
     """
-    from torch.profiler import (
-        ProfilerActivity,
-        profile,
-        record_function,
-    )  # only here: the controller has no use for torch
+    # Imported here: the controller imports this module and does not need torch.
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     from ddpperf.instruments.timing import synchronize
 
@@ -56,7 +127,7 @@ def trace_of(
     synchronize(device)
     profiler: profile | None = None
     failures: list[Exception] = []
-    with _told(failures):
+    with _printed(failures):
         profiler = profile(activities=activities)
         profiler.start()
     try:
@@ -69,16 +140,14 @@ def trace_of(
         time.sleep(MARGIN_SECONDS)
     finally:
         if profiler is not None:
-            with _told(failures):
+            with _printed(failures):
                 profiler.stop()
     if profiler is None or failures:
         return []
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(
-            folder, "trace.json"
-        )  # not there before: what cannot be written must not be read as an earlier one
-        with _told(failures):
+        written = Path(folder, "trace.json")  # a new file, so that no earlier trace can be read
+        with _printed(failures):
             profiler.export_chrome_trace(str(written))
             events = read_trace(written)
         if path is not None and not failures:
@@ -87,7 +156,7 @@ def trace_of(
 
 
 def _keep(written: Path, path: Path) -> None:
-    """Whole, or not at all; raises CannotTrain, for this is what was asked for."""
+    """Copy a trace, whole or not at all; raise CannotTrain if that fails."""
     beside = path.with_suffix(".part")
     try:
         shutil.copyfile(written, beside)
@@ -101,8 +170,8 @@ def _keep(written: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(failures: list[Exception]) -> Iterator[None]:
-    """What goes wrong with a profile is told in the rank's own output, and ends no run."""
+def _printed(failures: list[Exception]) -> Iterator[None]:
+    """Print and collect an error of the profiler, which must not end a run."""
     try:
         yield
     except Exception as error:
@@ -111,7 +180,7 @@ def _told(failures: list[Exception]) -> Iterator[None]:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a trace in Chrome's format as torch.profiler writes it; raises ValueError for what is none."""
+    """Return the events of a trace by torch.profiler; raise ValueError for any other file."""
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -122,11 +191,12 @@ def read_trace(path: Path) -> list[Event]:
 
 
 def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
-    """What a rank's profiled time was spent on, in seconds; None of a trace in which nothing runs.
+    """Return how a rank's profiled time was spent, in seconds; None for a trace without work.
 
-    Of a GPU's trace that time is from the first to the last of the kernels; of a CPU's the marked one, and what computes are
-    torch's operators. met: the first communication on a GPU is where the ranks met, and no part of it.
-    Raises ValueError for events that do not say when they were.
+    On a GPU the time runs from the first to the last kernel. On a CPU it is the marked range, and
+    torch's operators count as computation.
+    met: whether the first communication on the GPU is the barrier, which is left out.
+    Raises ValueError for events without a time.
     """
     began = _end_of_meeting(events) if met else 0.0
     on_gpu = [event for event in events if event.get("cat") == "kernel" and _interval(event)[0] >= began]
@@ -157,7 +227,7 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
 
 
 def communication_seconds(events: Sequence[Event]) -> list[float]:
-    """What each communicating kernel of a GPU's trace took."""
+    """Return the duration of each communication kernel in a GPU's trace."""
     talks = [
         event for event in events if event.get("cat") == "kernel" and COMMUNICATION.search(event["name"])
     ]
@@ -177,7 +247,7 @@ def _by_gloo(event: Event) -> bool:
 
 
 def _interval(event: Event) -> Interval:
-    """In seconds: a trace has microseconds."""
+    """Return an event's begin and end in seconds; a trace has microseconds."""
     try:
         begin, lasted = float(event["ts"]), float(event["dur"])
     except (KeyError, TypeError, ValueError) as error:

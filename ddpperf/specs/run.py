@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar, Literal, get_args
 
 from ddpperf.specs.base import require_at_least, require_bool, require_number, require_one_of
@@ -166,4 +166,14 @@ class RunSpec(TrainingSpec):
     @property
     def images(self) -> int:
         """The number of images that all ranks train on in the whole run."""
-        return self.world_size * sum(map(prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))
+        return self.world_size * sum(map(math.prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))
+
+
+def linearly_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
+    """Return the rate of a batch k times as large: k times the rate (Goyal et al. 2017)."""
+    return rate * batch_size / base_batch_size
+
+
+def square_root_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
+    """Return the rate of a batch k times as large: sqrt(k) times the rate (Krizhevsky 2014)."""
+    return rate * math.sqrt(batch_size / base_batch_size)

@@ -1,5 +1,7 @@
-"""Whether a model can be trained at all: python -m ddpperf.training.check_model NAME BATCH_SIZE. Says "trained" at the end, or one
-sentence, and exits with 1."""
+"""Whether a model can be trained: python -m ddpperf.training.check_model NAME BATCH_SIZE.
+
+Prints "trained", or prints one sentence and exits with 1.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,19 @@ import sys
 import torch
 
 from ddpperf.errors import CannotTrain, first_line
+from ddpperf.machine.child_process import die_with_parent
 from ddpperf.specs import TrainingSpec
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
 
 def check(name: str, batch_size: int) -> None:
-    """Train one step of the model on the CPU, with a batch of batch_size rows; raises CannotTrain with what is wrong."""
+    """Train one step of a model on the CPU; raise CannotTrain if that fails."""
     torch.set_num_threads(1)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=batch_size, strategy="single")
     try:
-        step = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+        training = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+        step = MeasuredStep(training)
         step.step()
         step.end_round(1)
     except CannotTrain:
@@ -25,16 +30,16 @@ def check(name: str, batch_size: int) -> None:
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise CannotTrain(f"model {name} cannot be trained ({what}); try it by itself first") from error
-    if unused := [
-        each for each, weight in step.model.named_parameters() if weight.requires_grad and weight.grad is None
-    ]:
+    parameters = training.model.named_parameters()
+    if unused := [name for name, weight in parameters if weight.requires_grad and weight.grad is None]:
         raise CannotTrain(
-            f"model {name} has parameters that its loss does not use, for which DDP would wait, such as {unused[0]}; use them, "
-            "or set their requires_grad to False"
+            f"model {spec.model} has parameters that its loss does not use, for which DDP would wait, "
+            f"such as {unused[0]}; use them, or set their requires_grad to False"
         )
 
 
 if __name__ == "__main__":
+    die_with_parent()
     try:
         check(sys.argv[1], int(sys.argv[2]))
         print("trained")

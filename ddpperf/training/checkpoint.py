@@ -1,4 +1,4 @@
-"""Where a run is, in a file: written as a whole or not at all, and read without running what is in it."""
+"""Checkpoint files of a run: written whole or not at all, and read without executing code in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 2
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
-    """Replace the file by the state of a training by this spec."""
+    """Replace the file by the state of a training with this spec."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -33,22 +33,25 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
-    """The state that was saved, None if there is no file; raises CannotTrain for one cut short, of another training, or of
-    another torch."""
+    """Return the saved state, or None if there is no file.
+
+    Raises CannotTrain for a file that is cut short, or of another training or torch version.
+    """
     try:
         stored = torch.load(path, weights_only=True, map_location=device)
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CannotTrain(
-            f"the checkpoint {path} cannot be read ({first_line(error)}); it may be cut short: remove it to begin anew"
+            f"the checkpoint {path} cannot be read ({first_line(error)}); "
+            "it may be cut short: remove it to begin anew"
         ) from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
         raise CannotTrain(f"the checkpoint {path} is none of this version's; remove it to begin anew")
     if stored["torch"] != torch.__version__:
         raise CannotTrain(
-            f"the checkpoint {path} is of torch {stored['torch']}, this is {torch.__version__}, which may train otherwise; "
-            "remove it, or name another folder"
+            f"the checkpoint {path} is of torch {stored['torch']}, this is {torch.__version__}, "
+            "which may train otherwise; remove it, or name another folder"
         )
     others = sorted(name for name in {*stored["spec"], *spec} if stored["spec"].get(name) != spec.get(name))
     if others:
@@ -66,8 +69,11 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Copy what `state_of` gave to where it was, which is where a graph reads it; the optimizer has stepped before. Raises
-    CannotTrain for a state of other parameters, as code of another day may have them."""
+    """Copy a state into the model and optimizer, in place, because a CUDA graph holds the addresses.
+
+    The optimizer must have stepped before. Raises CannotTrain if the state has other parameters than
+    the model, for example after a change of its code.
+    """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     try:
         model.load_state_dict(state["model"])
@@ -78,9 +84,10 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
                     if place.shape != value.shape:
                         raise ValueError(f"{name} of {tuple(value.shape)}, not {tuple(place.shape)}")
                     place.copy_(value)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # no fault of the checkpoint's
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # not the checkpoint's fault
         raise
     except (RuntimeError, KeyError, IndexError, ValueError) as error:
         raise CannotTrain(
-            f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); remove it, or name another"
+            f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); "
+            "remove it, or name another"
         ) from error

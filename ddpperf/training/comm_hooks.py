@@ -1,6 +1,7 @@
-"""How DistributedDataParallel's buckets of gradients are averaged over the ranks: its communication hooks.
+"""DistributedDataParallel's communication hooks: how buckets of gradients are averaged over the ranks.
 
-DDP reads the hooks' annotations: they must be types, not the strings that postponed annotations are.
+DDP checks the annotations of hooks, which must be types. Postponed annotations are strings, so this
+module has none.
 """
 
 import torch
@@ -9,18 +10,21 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, one_shot, symmetric_buffer, two_shot
+from ddpperf.instruments.bucket_replay import BucketMessage
 from ddpperf.instruments.timing import delayed
 from ddpperf.specs import TrainingSpec
 
-SYMMETRIC_BYTES = 16 * 2**20  # above, NCCL's own algorithms are faster
-Message = tuple[int, torch.dtype]
-ONE_SHOT_BYTES = 2**18  # up to here each rank reads all others' buffers; above, its share of them
+SYMMETRIC_BYTES = 16 * 2**20  # for larger buckets NCCL's own algorithms are faster
+ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of all others
 
 
 def register(
     model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
 ) -> None:
-    """Have `model` average its gradients by `hook`, or the spec's; "none" is DDP's own way: divide, then sum."""
+    """Register `hook`, or else the spec's hook, with `model`.
+
+    "none" leaves DDP's default: divide, then sum.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook is not None or spec.communication == "local" or spec.comm_delay_seconds:
@@ -41,7 +45,7 @@ def register(
 
 
 def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The backend's own average: no kernel of its own divides."""
+    """Average with the backend's AVG, which needs no kernel for the division."""
     del state
     work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -49,10 +53,9 @@ def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torc
 
 
 class OwnAverage:
-    """What the hooks none, avg, bf16 and fp16 do, so that a step can be taken apart: buckets may be filled and not sent,
-    and the last one of a step may leave a rank late.
+    """A hook equal to none, avg, bf16 or fp16 that can leave buckets unsent or send the last one late.
 
-    messages: of the step that runs, or of the last one, each one's elements and their type, in their order.
+    messages: elements and type of each bucket of the current or last step, in order.
     """
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
@@ -61,7 +64,7 @@ class OwnAverage:
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.comm_hook)
         self.device = device
         self.world_size = dist.get_world_size()
-        self.messages: list[Message] = []
+        self.messages: list[BucketMessage] = []
         late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
         self.devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -83,7 +86,7 @@ class OwnAverage:
         return averaged
 
     def _send(self, message: Tensor, *, late: bool) -> torch.futures.Future[list[Tensor]]:
-        """Beside the backward pass, which goes on."""
+        """Send a bucket on another stream, while the backward pass goes on."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -99,10 +102,10 @@ class OwnAverage:
 
 
 class SymmetricMemoryAverage:
-    """Buckets of up to SYMMETRIC_BYTES, and of KERNEL_TYPES, are averaged in memory that all GPUs of the node have mapped, on a
-    stream of their own.
+    """A hook that averages in memory that all GPUs of the node have mapped, on its own stream.
 
-    The buffers are made at a bucket's first step, all ranks together, and live as long as this does.
+    Buckets larger than SYMMETRIC_BYTES or of other types than KERNEL_TYPES are left to the backend.
+    All ranks allocate the buffers together, in a bucket's first step.
     """
 
     def __init__(self, device: torch.device) -> None:

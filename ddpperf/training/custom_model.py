@@ -1,4 +1,4 @@
-"""A user's own model: a function that returns the module, a maker of batches and the loss."""
+"""Custom models: a function that returns a module, a batch maker and a loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from ddpperf.specs import MODEL_VARIABLE
 
 @dataclass(frozen=True, kw_only=True)
 class CustomModel:
-    """make_batch(batch_size) gives inputs and targets, tensors of batch_size rows; loss(outputs, targets) a scalar."""
+    """What a custom model's function returned.
+
+    make_batch(batch_size) returns inputs and targets, tensors of batch_size rows.
+    loss(outputs, targets) returns a scalar.
+    """
 
     name: str
     module: nn.Module
@@ -24,25 +28,30 @@ class CustomModel:
     loss: Callable[[Any, Tensor], Tensor]
 
     def batch(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; raises CannotTrain unless they are tensors of batch_size rows."""
+        """Return inputs and targets; raise CannotTrain unless they are tensors of batch_size rows."""
         made = self.make_batch(batch_size)
         if not (
             isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
         ):
             raise CannotTrain(
-                f"the batch maker of {self.name} must return (inputs, targets), got {_describe(made)}; return tensors"
+                f"the batch maker of {self.name} must return (inputs, targets), "
+                f"got {_describe(made)}; return tensors"
             )
         if any(part.shape[:1] != (batch_size,) for part in made):
             shapes = " and ".join(str(tuple(part.shape)) for part in made)
             raise CannotTrain(
-                f"the batch maker of {self.name} was asked for {batch_size} rows, got shapes {shapes}; return as many"
+                f"the batch maker of {self.name} was asked for {batch_size} rows, "
+                f"got shapes {shapes}; return as many"
             )
         return made
 
 
 def custom_model(name: str) -> CustomModel:
-    """What the function `package.module:function` returns; raises CannotTrain for a path that cannot be imported, or one
-    that was not named when this process was started, and for anything else than the three."""
+    """Import and call `package.module:function`.
+
+    Raises CannotTrain if the name was not given when this process started, if it cannot be
+    imported, or if the function does not return (module, batch maker, loss).
+    """
     if os.environ.get(MODEL_VARIABLE) != name:
         raise CannotTrain(f"model {name} was not named on the command line; pass --model {name}")
     module_name, _, function_name = name.partition(":")
@@ -50,12 +59,14 @@ def custom_model(name: str) -> CustomModel:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise CannotTrain(
-            f"model {name} cannot be imported ({first_line(error)}); name a module that python -c 'import ...' finds"
+            f"model {name} cannot be imported ({first_line(error)}); "
+            "name a module that python -c 'import ...' finds"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise CannotTrain(
-            f"model {name} cannot be found: {module_name} has no function {function_name}; name one of its functions"
+            f"model {name} cannot be found: {module_name} has no function {function_name}; "
+            "name one of its functions"
         )
     made = function()
     if not (

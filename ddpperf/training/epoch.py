@@ -1,50 +1,67 @@
-"""The same training, an epoch of steps at a time."""
+"""An epoch of training steps, and how its progress is reported."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 
-import torch
-
-from ddpperf.specs import TrainingSpec
-from ddpperf.training.step import TrainingStep
+from ddpperf.training.measured_step import MeasuredStep
 
 REPORT_SECONDS = 1.0
 
 
-class TrainingEpoch(TrainingStep):
-    """The same training, an epoch at a time. after_step: called after each step. report: told the fraction done, about once a
-    second."""
+class TrainingEpoch:
+    """An epoch of a training, repeated.
 
-    def __init__(self, spec: TrainingSpec, *, rank: int, device: torch.device) -> None:
-        super().__init__(spec, rank=rank, device=device)
-        self.after_step: Callable[[], None] = lambda: None
-        self.report: Callable[[float], None] = lambda fraction: None
+    after_step: called after each training step.
+    report: called about once a second with the fraction of the epoch that is done.
+    """
+
+    max_iterations = 1000
+
+    def __init__(
+        self,
+        training: MeasuredStep,
+        *,
+        after_step: Callable[[], None] = lambda: None,
+        report: Callable[[float], None] = lambda fraction: None,
+    ) -> None:
+        self.training = training
+        self.spec = training.training.spec
+        self.after_step = after_step
+        self.report = report
 
     def warm_up(self, steps: int) -> None:
-        """The first epoch; where each step is the same work, and no loader must start, a few are as good: at most an epoch,
-        or as many as a capture needs."""
-        same = self.spec.input == "fixed" or (self.spec.captured and self.spec.input == "device")
-        if same or self.spec.captured:
-            super().warm_up(min(steps, self.spec.steps_per_epoch))
-        if not same:
+        """Train an epoch, or a few steps if all steps are the same and no loader must start."""
+        spec = self.spec
+        is_same = spec.input == "fixed" or (spec.captured and spec.input == "device")
+        if is_same or spec.captured:
+            self.training.warm_up(min(steps, spec.steps_per_epoch))
+        if not is_same:
             self.step()
 
-    def step(self) -> None:
-        for _ in self.reported(self.spec.steps_per_epoch):
-            self.advance()
-        self.input.prepare(self.epoch)  # while the device still trains
+    def start_round(self) -> None:
+        self.training.start_round()
 
-    def reported(self, steps: int, done: Callable[[float], float] = float) -> Iterator[int]:
-        """The numbers of an epoch's steps. done: from the share of them that is done to what is told."""
-        told = time.monotonic()
-        for number in range(steps):
-            yield number
+    def step(self) -> None:
+        for _ in reported(self.spec.steps_per_epoch, self.report):
+            self.training.step()
             self.after_step()
-            if (now := time.monotonic()) - told > REPORT_SECONDS:
-                self.report(done((number + 1) / steps))
-                told = now
+        # The CPU prepares the next epoch while the device still trains.
+        self.training.training.task.input.prepare(self.training.epoch)
 
     def end_round(self, steps: int) -> None:
-        super().end_round(steps * self.spec.steps_per_epoch)
+        self.training.end_round(steps * self.spec.steps_per_epoch)
+
+    def finish(self) -> dict[str, float]:
+        return self.training.finish()
+
+
+def reported(steps: int, report: Callable[[float], None]) -> Iterator[int]:
+    """Yield the steps of an epoch, and report the fraction that is done about once a second."""
+    last = time.monotonic()
+    for number in range(steps):
+        yield number
+        if (now := time.monotonic()) - last > REPORT_SECONDS:
+            report((number + 1) / steps)
+            last = now

@@ -1,4 +1,4 @@
-"""Loss and accuracy on images that a model was not trained on, by all ranks together."""
+"""Loss and accuracy on test images, computed by all ranks together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ddpperf.data.images import Images
 from ddpperf.data.inputs import normalized
 
 BATCH_SIZE = 1000
-STATISTICS_IMAGES = 4096  # of all ranks, from which BatchNorm's are computed
+STATISTICS_IMAGES = 4096  # images, over all ranks, for recomputing BatchNorm's statistics
 
 
 class Evaluation:
-    """Each rank takes its share of the images; what they find is added up."""
+    """The test images of one rank; calling it returns the results over all ranks' images."""
 
     def __init__(
         self,
@@ -38,35 +38,36 @@ class Evaluation:
     def __call__(
         self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
     ) -> tuple[float, float]:
-        """The mean loss, without smoothing, and the share of images that are classified right."""
+        """Return the mean loss, without smoothing, and the fraction of images classified right."""
         model.eval()
-        found = torch.zeros(
-            3, dtype=torch.float64, device=self.labels.device
-        )  # of losses, of right ones, of all
+        # Sums over images: the loss, those classified right, all.
+        sums = torch.zeros(3, dtype=torch.float64, device=self.labels.device)
         for pixels, labels in zip(self.pixels.split(BATCH_SIZE), self.labels.split(BATCH_SIZE), strict=True):
             with autocast():
                 outputs = model(normalized(pixels, self.memory_format)).float()
-            found[0] += F.cross_entropy(outputs, labels, reduction="sum")
-            found[1] += (outputs.argmax(1) == labels).sum()
-            found[2] += len(labels)
+            sums[0] += F.cross_entropy(outputs, labels, reduction="sum")
+            sums[1] += (outputs.argmax(1) == labels).sum()
+            sums[2] += len(labels)
         model.train()
         if self.world_size > 1:
-            dist.all_reduce(found)
-        loss, right, count = found.tolist()
+            dist.all_reduce(sums)
+        loss, right, count = sums.tolist()
         return loss / count, right / count
 
 
 def recompute_statistics(
     model: nn.Module, batches: Iterator[Tensor], autocast: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    """BatchNorm's means and variances of these batches, instead of those that the last steps left: after a few dozen steps they
-    are still far from the parameters'."""
+    """Recompute BatchNorm's means and variances from these batches.
+
+    After a few dozen steps the running statistics are still far from those of the parameters.
+    """
     with autocast():
         torch.optim.swa_utils.update_bn(batches, model)
 
 
 def average_buffers(model: nn.Module, world_size: int) -> None:
-    """BatchNorm's statistics of all ranks: each has seen images of its own."""
+    """Average BatchNorm's statistics over the ranks, which have seen different images."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             dist.all_reduce(buffer)

@@ -1,7 +1,8 @@
-"""ResNet, as torchvision builds it, without torchvision: a candidate build of torch often has none; and torchvision's own.
+"""ResNets that need no torchvision, which a candidate build of torch often lacks; and torchvision's models.
 
-State dicts are interchangeable with torchvision's models of the same name. The CIFAR forms have a 3x3 stem of stride 1
-and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the widths of the ImageNet form).
+State dicts are interchangeable with torchvision's models of the same name. The CIFAR models have a
+3x3 stem of stride 1 and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the
+widths of the ImageNet models).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequenti
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, depth: int, *, stride: int
 ) -> nn.Sequential:
-    """`depth` blocks, of which the first strides and changes the width."""
+    """Return `depth` blocks; the first has the stride and changes the width."""
     first = block(in_channels, channels, stride)
     return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
 
@@ -89,7 +90,7 @@ class ResNet(nn.Module):
         cifar_stem: bool,
         width: int = 64,
     ) -> None:
-        """width: channels of the first stage; each later one has twice as many."""
+        """width: channels of the first stage; each later stage has twice as many."""
         super().__init__()
         if cifar_stem:
             self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
@@ -123,16 +124,16 @@ class ResNet(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
     "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
-    # a sixtieth of resnet18_cifar's work, for runs that are to learn something on a CPU
+    # a sixtieth of resnet18_cifar's work, for runs that learn something on a CPU
     "resnet10_cifar": lambda: ResNet(BasicBlock, (1, 1, 1, 1), num_classes=10, cifar_stem=True, width=8),
     "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
 }
 
 
 def build(model: str) -> nn.Module:
-    """One of ours, or `torchvision:NAME` with random weights; raises CannotTrain for a name that torchvision has not.
+    """Return a built-in model, or `torchvision:NAME` with random weights.
 
-    The vit_ models, which are built for one size of image, are built for CIFAR's 32x32.
+    The vit_ models are built for images of 32x32. Raises CannotTrain for an unknown name.
     """
     if model in MODELS:
         return MODELS[model]()
@@ -145,9 +146,8 @@ def build(model: str) -> nn.Module:
         ) from error
     if name not in torchvision.models.list_models(module=torchvision.models):
         near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
-        raise CannotTrain(
-            f"model {model} is none of torchvision's; name one of them{', such as ' if near else ''}{', '.join(near)}"
-        )
+        such = f", such as {', '.join(near)}" if near else ""
+        raise CannotTrain(f"model {model} is none of torchvision's; name one of them{such}")
     sized = {"image_size": 32} if name.startswith("vit_") else {}
     built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
     return built

@@ -1,6 +1,7 @@
-"""Optimizers for large batches that torch does not have, or not for convolutions: LARS, LAMB and Muon.
+"""Optimizers: SGD, ZeRO's sharded SGD, and LARS, LAMB and Muon for large batches.
 
-All of their state and arithmetic is on the device, the learning rate too where it is a tensor, so that a graph can hold a step.
+torch has no LARS and no LAMB, and its Muon does not take convolutions. All state and arithmetic is
+on the device, and so is a learning rate that is a tensor: a CUDA graph can hold a step.
 """
 
 from __future__ import annotations
@@ -11,17 +12,77 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Keller Jordan's coefficients of a quintic iteration, whose slope at 0 is as steep as can be (Muon 2024).
+from ddpperf.specs import RunSpec, TrainingSpec
+from ddpperf.training.schedules import PEAK_RATE
+
+# Keller Jordan's coefficients of a quintic iteration with the steepest slope at 0 (Muon 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
-class Lars(torch.optim.Optimizer):
-    """SGD with momentum, whose step in each layer is in proportion to the layer's weights (You, Gitman and Ginsburg 2017,
-    algorithm 1): v = momentum v + lr trust |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
+def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer of a run's recipe; for other trainings SGD with momentum."""
+    return _of_run(model, spec, device) if isinstance(spec, RunSpec) else _sgd(model, spec, device)
 
-    Vectors, which are biases and normalizations, have a plain step without weight decay: unlike in algorithm 1, but as its
-    implementations do.
+
+def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
+    # torch 2.11 has no fused SGD for sharded parameters.
+    fused = device.type == "cuda" and spec.strategy != "fsdp"
+    settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
+    if spec.strategy == "zero1":
+        # Imported here, because the import is slow.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, **settings
+        )
+    return torch.optim.SGD(model.parameters(), **settings)
+
+
+def _of_run(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer of a run, which clips gradients before each step if the spec says so."""
+    optimizer = _of_recipe(model, spec, device)
+    parameters = list(model.parameters())
+
+    def clip(*_: object) -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+
+    if spec.clip_norm:
+        optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
+    """Return an optimizer whose weight decay leaves biases and normalizations alone.
+
+    Muon leaves the last weight, the classifier's, to SGD.
+    """
+    trained = [each for each in model.parameters() if each.requires_grad]
+    weights, vectors = ([each for each in trained if (each.ndim > 1) == wanted] for wanted in (True, False))
+    if spec.optimizer == "sgd":
+        decayed: list[dict[str, Any]] = [
+            {"params": weights, "weight_decay": spec.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(
+            decayed, lr=spec.rate, momentum=spec.momentum, nesterov=True, fused=device.type == "cuda"
+        )
+    if spec.optimizer == "lars":
+        return Lars(trained, lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    if spec.optimizer == "lamb":
+        return Lamb(trained, lr=spec.rate, betas=(spec.momentum, 0.999), weight_decay=spec.weight_decay)
+    hidden: dict[str, Any] = {"params": weights[:-1]}
+    rest: dict[str, Any] = {"params": [*weights[-1:], *vectors], "orthogonal": False}
+    return Muon([hidden, rest], lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+
+
+class Lars(torch.optim.Optimizer):
+    """SGD with momentum whose step in each layer is proportional to the norm of the layer's weights.
+
+    You, Gitman and Ginsburg 2017, algorithm 1:
+    v = momentum v + lr trust |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
+    Vectors (biases and normalizations) have a plain step without weight decay. Implementations do
+    so; algorithm 1 does not.
     """
 
     def __init__(
@@ -59,10 +120,12 @@ class Lars(torch.optim.Optimizer):
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam, whose step in each layer is as long as the layer's weights times the rate (You et al. 2020, algorithm 2):
-    r = m / (sqrt(v) + eps) + weight_decay w, w = w - lr |w| / |r| r, with m and v corrected for their start at 0.
+    """Adam whose step in each layer is as long as the norm of the layer's weights times the rate.
 
-    Vectors, which are biases and normalizations, have Adam's step without weight decay: from 0 they would hardly move.
+    You et al. 2020, algorithm 2: r = m / (sqrt(v) + eps) + weight_decay w, w = w - lr |w| / |r| r,
+    with m and v corrected for their start at 0.
+    Vectors (biases and normalizations) have Adam's step without weight decay: from 0 they would
+    hardly move.
     """
 
     def __init__(
@@ -101,12 +164,14 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update of each matrix is orthogonalized, so that all of its directions are learned alike (Jordan et al.
-    2024). On matrices it is torch's Muon, which takes no others; a convolution's weight is a matrix with a row for each output.
+    """Momentum whose update of each matrix is orthogonalized, so that it learns all directions alike.
 
-    Nesterov's momentum m = lerp(m, g, 1 - momentum), w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns))
-    orthogonal(lerp(g, m, momentum)). Vectors, and groups that are not `orthogonal`, as a classifier's last layer should not be,
-    have SGD's step with Nesterov's momentum instead; of those, too, all but vectors decay, and beside the gradient.
+    Jordan et al. 2024, with Nesterov's momentum: m = lerp(m, g, 1 - momentum),
+    w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns)) orthogonal(lerp(g, m, momentum)).
+    The same as torch's Muon, which takes matrices only; here a convolution's weight is a matrix
+    with a row for each output.
+    Vectors, and groups whose `orthogonal` is False, have SGD's step with Nesterov's momentum; a
+    classifier's last layer should be in such a group. Its matrices have decoupled weight decay.
     """
 
     def __init__(
@@ -143,7 +208,7 @@ class Muon(torch.optim.Optimizer):
     def _step_matrices(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
     ) -> None:
-        """Those of one shape are orthogonalized together: most are small, and their products launch more than they compute."""
+        """Step all matrices of one shape together: most are small, and launches would dominate."""
         if not parameters:
             return
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -164,7 +229,7 @@ class Muon(torch.optim.Optimizer):
 def with_momenta(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Those that have a gradient, their gradients, and their momenta, which begin at 0."""
+    """Return the parameters that have a gradient, their gradients, and their momenta."""
     trained, gradients, momenta = [], [], []
     for each in parameters:
         if each.grad is not None:
@@ -178,7 +243,10 @@ def with_momenta(
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Each of [N, rows, columns] with all of its singular values near 1, by Newton and Schulz' iteration in bfloat16."""
+    """Return [N, rows, columns] matrices with singular values near 1.
+
+    By the Newton-Schulz iteration in bfloat16.
+    """
     a, b, c = NEWTON_SCHULZ
     wide = matrices.shape[1] <= matrices.shape[2]
     x = (matrices if wide else matrices.mT).bfloat16()

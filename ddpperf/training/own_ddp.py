@@ -1,5 +1,4 @@
-"""Data-parallel training as short as it can be written: gradients are copied into buckets, and these summed over all ranks
-while the backward pass goes on."""
+"""A minimal DistributedDataParallel: buckets of gradients are summed during the backward pass."""
 
 from __future__ import annotations
 
@@ -15,19 +14,21 @@ from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, CopyEngines, symm
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import TrainingSpec
 
-MOST_BYTES = 25 * 2**20  # of a bucket, as torch's DDP has it
+MOST_BYTES = 25 * 2**20  # of a bucket, as in torch's DDP
 LEAST_BYTES = 2**19
-TWO_SHOT_BYTES = 2**21  # up to here copy engines take longer than kernels take away from the backward pass
-ALIGNED_BYTES = 16  # that are read at once from an address that they divide
+TWO_SHOT_BYTES = 2**21  # up to this size kernels delay the backward pass less than copy engines take
+ALIGNED_BYTES = 16  # a kernel's widest read, which needs an aligned address
 
 
 class OwnDDP(nn.Module):
-    """`module`, whose gradients are the sum of all ranks' after a backward pass: each rank weighs its loss by its share of the
-    global batch. All ranks begin with rank 0's parameters and buffers; from then on buffers are each rank's own.
+    """A module whose gradients are summed over all ranks in each backward pass.
 
-    Buckets are made at the end of the first backward pass, in the order in which rank 0's gradients came. While `synchronizes`
-    is False gradients add up on this rank. Raises CannotTrain if a parameter gets no gradient; if that is so on some ranks
-    alone, the others wait for them.
+    Each rank must weigh its loss by its fraction of the global batch. All ranks begin with rank 0's
+    parameters and buffers; afterwards buffers differ between ranks.
+    The first backward pass ends by making the buckets, in the order of rank 0's gradients. While
+    `synchronizes` is False gradients add up on each rank.
+    Raises CannotTrain if a parameter gets no gradient. If that happens on some ranks only, the other
+    ranks wait for them.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
@@ -37,14 +38,16 @@ class OwnDDP(nn.Module):
         self.device = device
         self.synchronizes = True
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self.trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        self.trained = {
+            name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+        }
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
-        self.arrived: list[nn.Parameter] = []  # those that have their gradient of this backward pass
-        self.sent = 0  # buckets of it
+        self.arrived: list[nn.Parameter] = []  # parameters with a gradient in this backward pass
+        self.sent = 0  # buckets sent in this backward pass
         for state in module.state_dict().values():
             dist.broadcast(state, 0)
-        me = weakref.ref(self)  # torch never lets go of a hook that its own parameter is reachable from
+        me = weakref.ref(self)  # torch never frees a hook from which its own parameter is reachable
 
         def arrive(parameter: nn.Parameter) -> None:
             if (model := me()) is not None:
@@ -64,13 +67,12 @@ class OwnDDP(nn.Module):
         self.arrived.append(parameter)
         if self.buckets:
             self.bucket_of[parameter].missing -= 1
-        while (
-            self.sent < len(self.buckets) and not self.buckets[self.sent].missing
-        ):  # by all ranks in one order
+        # All ranks send their buckets in the same order.
+        while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:
             self._send(self.buckets[self.sent])
 
     def _send(self, bucket: Bucket) -> None:
-        """Beside the backward pass, which goes on."""
+        """Sum a bucket on another stream, while the backward pass goes on."""
         self.sent += 1
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -79,12 +81,11 @@ class OwnDDP(nn.Module):
             bucket.sum()
 
     def _finish(self) -> None:
-        """At the end of a backward pass: what follows waits for the sums."""
+        """End a backward pass: make later work wait for the sums."""
         arrived, self.arrived = self.arrived, []
         if len(arrived) < len(self.trained):
-            missing = next(
-                name for name, each in self.trained.items() if all(each is not other for other in arrived)
-            )
+            found = set(map(id, arrived))
+            missing = next(name for name, parameter in self.trained.items() if id(parameter) not in found)
             raise CannotTrain(
                 f"own_ddp needs a gradient of each parameter in each step, got none of {missing}; "
                 "use all in each step, or set their requires_grad to False"
@@ -110,8 +111,10 @@ class OwnDDP(nn.Module):
 
 
 class Bucket:
-    """Gradients that are sent together: `flat` holds them one after the other, each laid out as its parameter is; at the end
-    those after which another one would not be aligned."""
+    """Gradients that are sent together, laid out in the buffer `flat` like their parameters.
+
+    Gradients whose size would misalign the next one are at the end.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], spec: TrainingSpec, *, is_last: bool) -> None:
         self.parameters = sorted(parameters, key=lambda each: each.nbytes % ALIGNED_BYTES != 0)
@@ -121,9 +124,8 @@ class Bucket:
         sizes = [each.numel() for each in self.parameters]
         dtype, device = parameters[0].dtype, parameters[0].device
         make = symmetric_buffer if spec.maps_memory else torch.empty
-        padding = (
-            -sum(sizes) % ALIGNED_BYTES if spec.maps_memory else 0
-        )  # its kernels read as much at once as the whole allows
+        # The kernels for mapped memory read as wide as the buffer's size allows.
+        padding = -sum(sizes) % ALIGNED_BYTES if spec.maps_memory else 0
         self.flat = make(sum(sizes) + padding, dtype=dtype, device=device).zero_()
         self.views = [
             self.flat.as_strided(
@@ -132,22 +134,19 @@ class Bucket:
             for each, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
         ]
         self.mapped = spec.maps_memory
-        by_kernel = (
-            is_last or self.flat.nbytes <= TWO_SHOT_BYTES
-        )  # beside the last bucket nothing is computed
-        self.engines = (
-            CopyEngines(self.flat) if self.mapped and not (by_kernel and dtype in KERNEL_TYPES) else None
-        )
+        # Nothing is computed during the last bucket, so that a kernel delays nothing.
+        by_kernel = dtype in KERNEL_TYPES and (is_last or self.flat.nbytes <= TWO_SHOT_BYTES)
+        self.engines = CopyEngines(self.flat) if self.mapped and not by_kernel else None
 
     def fill(self) -> None:
-        """Copy the gradients here, by one kernel; from now on they are the parameters' gradients here."""
+        """Copy the gradients with one kernel; the parameters' gradients are now views of `flat`."""
         self.gradients = [each.grad for each in self.parameters if each.grad is not None]
         torch._foreach_copy_(self.views, self.gradients)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
     def sum(self) -> None:
-        """Over all ranks, in place; on the CPU it has only begun."""
+        """Sum over all ranks, in place; on the CPU only start the sum."""
         if self.engines is not None:
             self.engines.sum()
         elif self.mapped:
@@ -156,8 +155,10 @@ class Bucket:
             self.work = dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
 
     def release(self) -> None:
-        """Wait for what has only begun, and let go of the gradients that were copied: before, their memory could be used again
-        while another stream reads it."""
+        """Wait for the sum, and free the gradients that were copied.
+
+        Freed earlier, their memory could be reused while another stream reads it.
+        """
         if self.work is not None:
             self.work.wait()
         self.gradients = []
@@ -165,11 +166,11 @@ class Bucket:
 
 
 def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each type, in their order, as buckets of at least LEAST_BYTES, but for the last, and if that allows it
-    of at most `bucket_cap_mb`.
+    """Yield the parameters of each bucket: of one type, in order, and of at least LEAST_BYTES.
 
-    Without one: of half of what is left, so that the last, beside which nothing is computed, is small. A compiled backward pass
-    gives its gradients at two times (forms.py): two buckets, of which the first has half of all or more.
+    bucket_cap_mb limits a bucket's size unless it would be smaller than LEAST_BYTES. By default a
+    bucket has half of the remaining bytes: the last one, during which nothing is computed, is small.
+    A compiled backward pass gives its gradients in two parts, so that there are two buckets.
     """
     for dtype in dict.fromkeys(each.dtype for each in parameters):
         yield from _divided([each for each in parameters if each.dtype == dtype], spec)

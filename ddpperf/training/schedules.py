@@ -1,37 +1,52 @@
-"""The learning rate of each step of a run: torch's schedulers, as lists of numbers.
+"""The learning rate of each step, as a list of numbers.
 
-A list can lie on a device, where a captured step reads it; a scheduler object cannot.
+A list can be copied to a device, where a captured step reads it. torch's schedulers cannot, so the
+lists are made with them in advance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ddpperf.specs import ScheduleName
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
-if (
-    TYPE_CHECKING
-):  # torch is imported where it is used: recipes scale their rates in the controller, which has no use for it
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+from ddpperf.specs import RunSpec, ScheduleName, TrainingSpec
 
-LEAST_RATE = 1e-3  # of the peak, where a linear decay ends; of its last rate, where a warm-up begins
-DROP = 0.1  # of step and multistep
-CYCLES = 2  # of cyclic in a run
+PEAK_RATE = 0.01  # of a measured step, which has no recipe
+LEAST_RATE = 1e-3  # of the peak rate: where a linear decay ends and a warm-up begins
+DROP = 0.1  # factor of step and multistep
+CYCLES = 2  # triangles of cyclic in a run
+
+
+def rates_of(spec: TrainingSpec) -> list[float]:
+    """Return the learning rate of each step until the schedule begins again."""
+    if isinstance(spec, RunSpec):
+        warm_up = spec.steps_before(spec.warmup_epochs)
+        return scheduled_rates(spec.schedule, spec.rate, steps=spec.steps, warm_up=warm_up)
+    return cosine_rates(PEAK_RATE, spec.steps_per_epoch)
+
+
+def cosine_rates(peak: float, steps: int) -> list[float]:
+    """Return half a cosine from `peak` towards 0, a learning rate for each step of an epoch.
+
+    SGDR (Loshchilov and Hutter 2017), equation 5, with a restart at every epoch.
+    """
+    return [peak / 2 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
 
 
 def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int) -> list[float]:
-    """Of each of a run's steps: `warm_up` of them up to where the schedule begins, in a straight line (Goyal et al. 2017), then
-    the schedule's.
+    """Return the learning rate of each step of a run.
 
-    step: a tenth after each third. multistep: a tenth after a half and after three quarters (He et al. 2016). cosine: half a
-    cosine to 0 (Loshchilov and Hutter 2017). linear: in a straight line to a thousandth. cyclic: two triangles between a tenth
-    of the peak and the peak (Smith 2017). Raises ValueError for a warm-up that is longer than the run.
+    The first `warm_up` steps rise linearly to the schedule's first rate (Goyal et al. 2017).
+    step: a tenth after each third. multistep: a tenth after a half and after three quarters (He et
+    al. 2016). cosine: half a cosine to 0 (Loshchilov and Hutter 2017). linear: down to a
+    thousandth. cyclic: two triangles between a tenth of the peak and the peak (Smith 2017).
+    Raises ValueError for a warm-up that is longer than the run.
     """
-    from torch.optim import lr_scheduler
-
     if not 0 <= warm_up <= steps:
         raise ValueError(f"a warm-up of {warm_up} steps is longer than the run of {steps}; make it shorter")
     rest = steps - warm_up
@@ -60,9 +75,7 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
 
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:
-    """What a scheduler gives in each of so many steps."""
-    import torch
-
+    """Return the rates that one of torch's schedulers gives in so many steps."""
     if not steps:
         return []
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
@@ -75,11 +88,41 @@ def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) ->
     return rates
 
 
-def linearly_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """The rate of a larger batch, k times that of one k times smaller (Goyal et al. 2017)."""
-    return rate * batch_size / base_batch_size
+class Schedule:
+    """Sets the optimizer's learning rate in each step after `begin`.
 
+    captured: the rates, the optimizer's rate and a counter of the steps are tensors on the device.
+    A CUDA graph would replay a plain number as it was at the capture.
+    """
 
-def square_root_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """The rate of a larger batch, sqrt(k) times that of one k times smaller: a step's variance stays (Krizhevsky 2014)."""
-    return rate * math.sqrt(batch_size / base_batch_size)
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, rates: list[float], device: torch.device, *, captured: bool
+    ) -> None:
+        self.optimizer = optimizer
+        self.rates = rates
+        self.steps = 0
+        self.rate: Tensor | None = None
+        if captured:
+            self.rates_on_device = torch.tensor(rates, device=device)
+            self.step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
+            self.rate = torch.tensor(rates[0], device=device)
+            self._set(self.rate)
+
+    def _set(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def begin(self, step: int = 0) -> None:
+        """Start at a step, by default the first one."""
+        self.steps = step
+        if self.rate is not None:
+            self.step_on_device.fill_(step)
+
+    def step(self) -> None:
+        """Set the rate of the next step."""
+        if self.rate is None:
+            self._set(self.rates[self.steps])
+            self.steps += 1
+        else:
+            torch.index_select(self.rates_on_device, 0, self.step_on_device, out=self.rate.view(1))
+            self.step_on_device.add_(1)

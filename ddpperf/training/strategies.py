@@ -1,4 +1,4 @@
-"""How a model is trained by several devices: DDP and its options, our own one, FSDP, ZeRO's first stage, DataParallel."""
+"""How a model is trained by several devices: DDP, this project's OwnDDP, FSDP, ZeRO, DataParallel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ddpperf.instruments.bucket_replay import BucketMessage
 from ddpperf.specs import TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
 from ddpperf.training.own_ddp import OwnDDP
+from ddpperf.training.task import make_task
 
-# its name before torch 2.13, and from then on
+LEARNING_STEPS = 3  # DDP arranges its buckets anew after the first
+# DDP's option was renamed in torch 2.13.
 _BUFFER_SYNC = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -28,9 +31,9 @@ _BUFFER_SYNC = (
 def parallelize(
     model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None = None
 ) -> nn.Module:
-    """`model` as the spec's strategy trains it; the process group, where one is needed, is the default one.
+    """Return `model` as the spec's strategy trains it, in the default process group.
 
-    hook: of DDP's gradients, instead of the spec's.
+    hook: a communication hook for DDP's gradients, instead of the spec's.
     """
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -46,7 +49,7 @@ def parallelize(
 
 
 class _Whole(nn.Module):
-    """A Sequential as a module of its own: inside DDP torch.compile passes over torch's own modules."""
+    """A Sequential wrapped in a module: inside DDP torch.compile skips torch's own modules."""
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -73,11 +76,12 @@ def _ddp(
 
 
 def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
-    """Each of the model's children is gathered, used and freed as one, and what lies beside them with the whole model; a user's
-    own model, whose children may be used in other ways than by calling them, as one."""
-    from torch.distributed.device_mesh import (
-        init_device_mesh,
-    )  # only here: every rank would wait for the import
+    """Shard each of the model's children as one unit, and the rest with the whole model.
+
+    A custom model is one unit: it may use its children in other ways than by calling them.
+    """
+    # Imported here, because the imports are slow.
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (spec.world_size,))
@@ -89,7 +93,10 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 
 
 def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Around forward and backward of one part of a batch: only the `last` part's gradients are synchronized."""
+    """Return the context for forward and backward of one part of a batch.
+
+    Only the `last` part synchronizes gradients.
+    """
     fsdp: Any = model
     if hasattr(fsdp, "set_requires_gradient_sync"):
         fsdp.set_requires_gradient_sync(last)
@@ -98,6 +105,15 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return contextlib.nullcontext()
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """Return the bytes of all gradients of a module before it is parallelized."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in trained_parameters(module))
 
 
 def require_equal_parameters(model: nn.Module) -> None:
@@ -111,3 +127,17 @@ def require_equal_parameters(model: nn.Module) -> None:
             raise RuntimeError(
                 f"parameter {name} differs between ranks after training: gradients were not synchronized"
             )
+
+
+def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[BucketMessage]:
+    """Return the all_reduces of a training step: elements and type of each of DDP's buckets."""
+    task = make_task(spec, rank, device)
+    hook = comm_hooks.OwnAverage(spec, device)
+    ddp = parallelize(task.module, spec, device, hook=hook)
+    for _ in range(LEARNING_STEPS):
+        task.input.begin(0)  # in each step: an epoch may have only one batch
+        task.input.load()
+        inputs, targets = task.input.take()
+        task.loss(ddp(inputs), targets).backward()
+        ddp.zero_grad()
+    return hook.messages

@@ -1,9 +1,10 @@
-"""What is trained: a model, the input of one rank, and the loss."""
+"""What is trained: a model, one rank's input, and a loss."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,30 +20,39 @@ from ddpperf.training.custom_model import custom_model
 from ddpperf.training.models import build
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+Loss = Callable[[Any, Tensor], Tensor]
 
 
-def task(
-    spec: TrainingSpec, rank: int, device: torch.device
-) -> tuple[nn.Module, Input, Callable[[Any, Tensor], Tensor]]:
-    """The module on its device, its input and its loss: the user's own, or a classifier of images."""
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A module on its device, one rank's input, and a loss."""
+
+    module: nn.Module
+    input: Input
+    loss: Loss
+
+
+def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
+    """Return the task of a custom model, or of a classifier of images."""
     torch.manual_seed(spec.seed)
     memory_format = MEMORY_FORMATS[spec.memory_format]
     if is_custom_model(spec.model):
-        own = custom_model(spec.model)
+        custom = custom_model(spec.model)
         torch.manual_seed(1 + rank)
-        inputs, targets = own.batch(spec.process_batch_size)
+        inputs, targets = custom.batch(spec.process_batch_size)
         fixed = FixedInput((inputs.to(device), targets.to(device)))
-        return own.module.to(device), fixed, own.loss
+        return Task(module=custom.module.to(device), input=fixed, loss=custom.loss)
     model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
     load = load_run_images if isinstance(spec, RunSpec) else load_images
     images = partial(load, data_path(spec), spec.epoch_images)
     require_classifier(spec.model, model, images(), device)
-    torch.manual_seed(1 + rank)  # what is drawn from now on, such as a loader's crops, is each rank's own
-    return model, _image_input(spec, images, rank, device, memory_format), F.cross_entropy
+    torch.manual_seed(1 + rank)  # from here on each rank draws its own numbers, such as a loader's crops
+    source = _image_input(spec, images, rank, device, memory_format)
+    return Task(module=model, input=source, loss=F.cross_entropy)
 
 
 def data_path(spec: TrainingSpec) -> str | None:
-    """The cached file of the data set, None if its images are synthetic."""
+    """Return the file of the data set; None if its images are synthetic."""
     return os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None
 
 
@@ -53,7 +63,7 @@ def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
         rank=rank if spec.grouped else 0,
         batch_size=spec.process_batch_size,
         drop_last=spec.drop_last,
-        seed=spec.seed << 10,  # the sampler adds the epoch: one seed's orders are not another's
+        seed=spec.seed << 10,  # the sampler adds the epoch's number to the seed
         set_epoch=spec.set_epoch,
     )
 
@@ -70,22 +80,25 @@ def _image_input(
         return LoaderInput(
             load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format
         )
+    images = load()
     if spec.input == "device":
-        images, cutout = load(), spec.cutout if isinstance(spec, RunSpec) else 0
+        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
         height, width = images.pixels.shape[2:]
         if cutout >= 2 * max(height, width):
             raise CannotTrain(
                 f"cutout={cutout} hides all of images of {height} x {width} pixels, wherever it is; use less"
             )
         return DeviceInput(images, batches, device, memory_format, cutout=cutout)
-    images, indices = load(), next(iter(batches))
+    indices = next(iter(batches))
     pixels = normalized(images.pixels[indices].to(device), memory_format)
     return FixedInput((pixels, images.labels[indices].to(device)))
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
-    """Raise CannotTrain unless the model has an output for each of the images' classes: on a GPU a label beyond them
-    ends the process."""
+    """Raise CannotTrain if the model has fewer outputs than the images have classes.
+
+    On a GPU a label beyond the outputs would end the process.
+    """
     classes = int(images.labels.max()) + 1
     model.eval()
     with torch.no_grad():
@@ -93,5 +106,6 @@ def require_classifier(name: str, model: nn.Module, images: Images, device: torc
     model.train()
     if outputs.shape[-1] < classes:
         raise CannotTrain(
-            f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; name another model"
+            f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; "
+            "name another model"
         )

@@ -1,17 +1,21 @@
-"""What the ranks can measure, by the name that specs have for it."""
+"""Builds what a spec describes, so that a rank can repeat and time it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
 
 from ddpperf.collectives.calls import AllReduce, Collective
 from ddpperf.data.sampling import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.instruments.memory_copy import Copy
-from ddpperf.instruments.message_ledger import CountedTraining
-from ddpperf.instruments.step_parts import PartedTraining
-from ddpperf.instruments.traced import TracedTraining
+from ddpperf.instruments.message_ledger import CountedSteps, Ledger
+from ddpperf.instruments.step_parts import PartedSteps, PartMarks
+from ddpperf.instruments.timing import delayed
+from ddpperf.instruments.trace import TracedSteps
 from ddpperf.specs import (
     AllReduceSpec,
     BucketReplaySpec,
@@ -21,46 +25,110 @@ from ddpperf.specs import (
     MessagesSpec,
     PartsSpec,
     RunSpec,
-    SamplerSpec,
+    Spec,
     TraceSpec,
     TrainingSpec,
 )
 from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.run import TrainingRun
 from ddpperf.training.step import TrainingStep
+from ddpperf.training.strategies import bucket_messages, gradient_bytes
 
 
 class Measurement(Protocol):
-    """What can be repeated and timed; made from a spec, a rank and a device."""
+    """Work that can be repeated, timed and checked."""
 
     max_iterations: int
 
     def warm_up(self, steps: int) -> None:
-        """Do what must be done before a step is like all others: `steps` steps, or what they need."""
+        """Do what makes a step like all later steps, by about `steps` steps."""
 
     def start_round(self) -> None:
         """Prepare a round, untimed."""
 
     def step(self) -> None:
-        """The timed work."""
+        """Do the timed work."""
 
     def end_round(self, steps: int) -> None:
-        """Check the result of a round's `steps` steps, untimed; raises if it is wrong."""
+        """Check the result of a round's `steps` steps, untimed; raise if it is wrong."""
 
     def finish(self) -> dict[str, float]:
-        """Check what the rounds left, and give the rank's counters."""
+        """Check the final state, and return the rank's counters."""
 
 
-MEASUREMENTS: dict[str, Callable[..., Measurement]] = {
-    TrainingSpec.measurement: TrainingStep,
-    EpochSpec.measurement: TrainingEpoch,
-    SamplerSpec.measurement: Sampling,
-    AllReduceSpec.measurement: AllReduce,
-    CollectiveSpec.measurement: Collective,
-    CopySpec.measurement: Copy,
-    TraceSpec.measurement: TracedTraining,
-    BucketReplaySpec.measurement: BucketReplay,
-    MessagesSpec.measurement: CountedTraining,
-    PartsSpec.measurement: PartedTraining,
-    RunSpec.measurement: TrainingRun,
-}
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A measurement, its step with the spec's delay, and the training in it, if there is one."""
+
+    measurement: Measurement
+    step: Callable[[], None]
+    training: MeasuredStep | None = None
+
+    def close(self) -> None:
+        """Free everything at once: a loader that waits for the garbage collector may hang."""
+        held: list[Any] = [self.measurement]
+        if self.training is not None:
+            held += [self.training, self.training.training]
+        for part in held:
+            vars(part).clear()
+
+
+def open_measurement(
+    spec: Spec, *, rank: int, device: torch.device, report: Callable[[float], None]
+) -> Opened:
+    """Build the measurement of a spec.
+
+    report: called now and then with the fraction of a long step that is done.
+    """
+    if isinstance(spec, EpochSpec | RunSpec):
+        return _open_long(spec, rank, device, report)
+    training: MeasuredStep | None = None
+    measurement: Measurement
+    if isinstance(spec, BucketReplaySpec):
+        messages = bucket_messages(spec, rank, device)
+        measurement = BucketReplay(spec, messages, rank=rank, device=device)
+    elif isinstance(spec, TrainingSpec):
+        measurement, training = _training(spec, rank, device)
+    elif isinstance(spec, AllReduceSpec):
+        measurement = AllReduce(spec, rank=rank, device=device)
+    elif isinstance(spec, CollectiveSpec):
+        measurement = Collective(spec, rank=rank, device=device)
+    elif isinstance(spec, CopySpec):
+        measurement = Copy(spec, rank=rank, device=device)
+    else:
+        measurement = Sampling(spec, rank=rank, device=device)
+    step = delayed(measurement.step, spec.calls * spec.delay_seconds, device)
+    return Opened(measurement=measurement, step=step, training=training)
+
+
+def _training(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
+    """Return a measurement of single training steps, and the steps."""
+    if isinstance(spec, PartsSpec):
+        marks = PartMarks(device)
+        training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
+        return PartedSteps(training, marks), training
+    if isinstance(spec, MessagesSpec):
+        with (ledger := Ledger()):
+            step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
+        training = MeasuredStep(step)
+        sizes = {"parameter_bytes": float(gradient_bytes(step.task.module)), **sent_bytes(step)}
+        return CountedSteps(training, ledger, sizes), training
+    training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
+    return (TracedSteps(training, rank) if isinstance(spec, TraceSpec) else training), training
+
+
+def _open_long(
+    spec: EpochSpec | RunSpec, rank: int, device: torch.device, report: Callable[[float], None]
+) -> Opened:
+    """Return an epoch or a run, in which every training step has the spec's delay.
+
+    A rank that is silent during one long delay would count as hung.
+    """
+    delay = delayed(lambda: None, spec.delay_seconds, device)
+    if isinstance(spec, RunSpec):
+        run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
+        return Opened(measurement=run, step=run.step, training=run.last_step)
+    training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
+    epoch = TrainingEpoch(training, after_step=delay, report=report)
+    return Opened(measurement=epoch, step=epoch.step, training=training)

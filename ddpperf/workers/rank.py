@@ -17,12 +17,11 @@ import torch.distributed as dist
 from ddpperf import specs
 from ddpperf.execution import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.instruments.kernels import digest, kernel_names
-from ddpperf.instruments.timing import delayed, seconds_of, synchronize
-from ddpperf.training.epoch import TrainingEpoch
-from ddpperf.training.step import TrainingStep
+from ddpperf.instruments.timing import seconds_of, synchronize
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.workers.channel import Message
 from ddpperf.workers.faults import inject
-from ddpperf.workers.measurements import MEASUREMENTS, Measurement
+from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
 
@@ -36,8 +35,7 @@ class Rank:
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
         self.spec: specs.Spec | None = None
-        self.measurement: Measurement | None = None
-        self.step: Callable[[], None] = lambda: None
+        self.opened: Opened | None = None
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
         self.commands: dict[str, Callable[..., Message]] = {
@@ -111,15 +109,9 @@ class Rank:
         inject(self.spec.fault, self.rank, "open")
         if self.device.type == "cuda":
             torch.cuda.set_stream(stream_for(self.spec, self.device))
-        measurement = MEASUREMENTS[self.spec.measurement](self.spec, rank=self.rank, device=self.device)
-        self.measurement = measurement
+        self.opened = open_measurement(self.spec, rank=self.rank, device=self.device, report=self.report)
+        measurement = self.opened.measurement
         measurement.start_round()
-        if isinstance(measurement, TrainingEpoch):
-            self.step = measurement.step
-            measurement.after_step = delayed(lambda: None, self.spec.delay_seconds, self.device)
-            measurement.report = self.report
-        else:
-            self.step = delayed(measurement.step, self.spec.calls * self.spec.delay_seconds, self.device)
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
         synchronize(self.device)
@@ -127,18 +119,19 @@ class Rank:
 
     def sample(self, iterations: int) -> Message:
         """One round: a barrier, one untimed step unless a step is a long whole, then `iterations` timed ones, then a check."""
-        assert self.measurement is not None
+        assert self.opened is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "sample")
-        self.measurement.start_round()
+        measurement, step = self.opened.measurement, self.opened.step
+        measurement.start_round()
         synchronize(self.device)
         if self.spec.grouped:
             dist.barrier()
         if self.spec.repeats:
-            self.step()
-        seconds = seconds_of(self.step, iterations, self.device) / self.spec.calls
+            step()
+        seconds = seconds_of(step, iterations, self.device) / self.spec.calls
         require_none_new(self.compiled_graphs)
-        self.measurement.end_round(self.spec.repeats + iterations)
+        measurement.end_round(self.spec.repeats + iterations)
         record = {
             "spec": self.spec.id,
             "iterations": iterations,
@@ -150,23 +143,21 @@ class Rank:
 
     def close(self, kernels: bool = False) -> Message:
         """The last check, the counters, a digest of a training's kernels if asked for, and the memory given back."""
-        assert self.measurement is not None
+        assert self.opened is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "close")
-        counters = self.measurement.finish()
+        counters = self.opened.measurement.finish()
         if self.spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        ran = (
-            self._kernels(self.measurement) if kernels and isinstance(self.measurement, TrainingStep) else ""
-        )
+        training = self.opened.training
+        ran = self._kernels(training) if kernels and training is not None else ""
         self._drop_measurement()
         return {"counters": counters, "kernels": ran}
 
-    def _kernels(self, training: TrainingStep) -> str:
-        """A digest of what a step runs: the first of an epoch, without what begins the epoch, wherever the rounds ended."""
+    def _kernels(self, training: MeasuredStep) -> str:
+        """Return a digest of the kernels of an epoch's first step, without the epoch's start."""
         training.begin_epoch()
-        training.place = 1  # or the step would begin it again
-        return digest(kernel_names(training.advance, self.device))
+        return digest(kernel_names(training.step, self.device))
 
     def exit(self) -> Message:
         if dist.is_initialized():
@@ -174,13 +165,10 @@ class Rank:
         return {}
 
     def _drop_measurement(self) -> None:
-        if self.measurement is None:
+        if self.opened is None:
             return
-        self.step = lambda: None
-        vars(
-            self.measurement
-        ).clear()  # it holds its own methods: left to the collector, a loader waits in vain
-        self.spec = self.measurement = None
+        self.opened.close()
+        self.spec = self.opened = None
         forget_compiled()
         gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
         if self.device.type == "cuda":

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
-from ddpperf.training.schedules import linearly_scaled, square_root_scaled
+from ddpperf.specs.run import linearly_scaled, square_root_scaled
 
 FOLDER = Path(__file__).parents[1]
 SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}

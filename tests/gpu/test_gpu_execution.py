@@ -14,7 +14,8 @@ from ddpperf.errors import CannotTrain
 from ddpperf.specs import Execution, Input, Precision, TrainingSpec, to_json
 from ddpperf.training import task
 from ddpperf.training.epoch import TrainingEpoch
-from ddpperf.training.step import CAPTURE_WARMUP, TrainingStep
+from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
+from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank import Rank
 from tests.unit.test_execution import small_model
 
@@ -39,21 +40,20 @@ STEPS = 16  # to be compared, beginning in the middle of nowhere after those bef
 def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that shows every step's rate in its loss."""
     monkeypatch.setattr(task, "build", small_model)
-    monkeypatch.setattr("ddpperf.training.step.PEAK_RATE", 0.5)
+    monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
 
 
 def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
     """frozen: at the rate that was the last before them."""
-    training = TrainingStep(spec, rank=0, device=GPU)
+    training = MeasuredStep(TrainingStep(spec, rank=0, device=GPU))
     training.warm_up(CAPTURE_WARMUP)
+    schedule = training.training.schedule
     if frozen:
-        training.schedule.rates = [training.schedule.rates[training.schedule.steps - 1]] * len(
-            training.schedule.rates
-        )
+        schedule.rates = [schedule.rates[schedule.steps - 1]] * len(schedule.rates)
     trajectory = []
     for _ in range(STEPS):
         training.step()
-        trajectory.append(training.loss.item())
+        trajectory.append(training.training.loss.item())
     return trajectory
 
 
@@ -83,23 +83,24 @@ def test_a_rate_that_a_capture_froze_would_be_seen(precision: Precision) -> None
 def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
     """After an epoch the counter on the device stands at its end, and what it counted through is each image once."""
     for execution in ("eager", "graph"):
-        epoch = TrainingEpoch(replace(SPEC, execution=execution), rank=0, device=GPU)
+        step = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
+        epoch, source = TrainingEpoch(MeasuredStep(step)), step.task.input
         epoch.warm_up(CAPTURE_WARMUP)
         for _ in range(2):
-            begun = epoch.epoch
+            begun = epoch.training.epoch
             epoch.step()
-            assert epoch.epoch == begun + 1
-            assert isinstance(epoch.input, DeviceInput)
-            assert int(epoch.input.first) == 112
-            epoch.input.begin(epoch.epoch - 1)
-            assert epoch.input.plan[0].sort().values.tolist() == list(range(112))
+            assert epoch.training.epoch == begun + 1
+            assert isinstance(source, DeviceInput)
+            assert int(source.first) == 112
+            source.begin(epoch.training.epoch - 1)
+            assert source.plan[0].sort().values.tolist() == list(range(112))
 
 
 def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
     """A replay costs the CPU less than the operations that it replays, and the device is not kept waiting."""
     counters = {}
     for execution in ("eager", "graph"):
-        training = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
+        training = MeasuredStep(TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU))
         began = time.perf_counter()
         training.warm_up(10)
         lasted = time.perf_counter() - began
@@ -142,7 +143,7 @@ def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(
             return outputs if outputs.sum().item() > 0 else outputs * 1.1
 
     monkeypatch.setattr(task, "build", lambda name: Hesitant())
-    training = TrainingStep(replace(SPEC, execution="graph"), rank=0, device=GPU)
+    training = MeasuredStep(TrainingStep(replace(SPEC, execution="graph"), rank=0, device=GPU))
     with pytest.raises(
         CannotTrain,
         match=r"execution graph cannot capture this step .*control flow that depends on data .*eager",

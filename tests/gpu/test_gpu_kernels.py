@@ -11,6 +11,7 @@ import torch
 from ddpperf.instruments.kernels import kernel_names
 from ddpperf.instruments.timing import seconds_of
 from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers.pool import Pool
 
@@ -39,27 +40,27 @@ def _as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
 
 
-def training(spec: TrainingSpec) -> TrainingStep:
-    step = TrainingStep(spec, rank=0, device=GPU)
+def training(spec: TrainingSpec) -> MeasuredStep:
+    step = MeasuredStep(TrainingStep(spec, rank=0, device=GPU))
     step.warm_up(10)
-    step.advance()  # which begins an epoch
+    step.step()  # which begins an epoch
     return step
 
 
 @pytest.mark.parametrize("execution", ["graph", "eager"])
 def test_a_step_shows_its_kernels_and_every_time_the_same(execution: Execution) -> None:
     step = training(replace(SPEC, execution=execution))
-    names = kernel_names(step.advance, GPU)
+    names = kernel_names(step.step, GPU)
     assert len(names) > 20, "convolutions, BatchNorm, the optimizer, ..."
     assert any("batch_norm" in name for name in names)
     assert not [name for name in names if name.startswith(("Mem", "cuda", "aten::", "Optimizer", "autograd"))]
     for _ in range(9):
-        assert kernel_names(step.advance, GPU) == names
+        assert kernel_names(step.step, GPU) == names
 
 
 def test_other_precisions_run_other_kernels() -> None:
     names = {
-        precision: kernel_names(training(replace(SPEC, precision=precision)).advance, GPU)
+        precision: kernel_names(training(replace(SPEC, precision=precision)).step, GPU)
         for precision in ("bf16", "fp32")
     }
     assert names["bf16"] != names["fp32"]
@@ -70,11 +71,11 @@ def test_a_step_is_as_fast_after_a_profile_as_before(execution: Execution, batch
     step = training(replace(SPEC, execution=execution, per_rank_batch_size=batch, input="fixed"))
 
     def step_seconds() -> float:
-        return median(seconds_of(step.advance, 25, GPU) for _ in range(20)) / 25
+        return median(seconds_of(step.step, 25, GPU) for _ in range(20)) / 25
 
     step_seconds()  # while the clocks settle
     before = step_seconds()
-    assert kernel_names(step.advance, GPU)
+    assert kernel_names(step.step, GPU)
     assert step_seconds() == pytest.approx(before, rel=0.02)
 
 

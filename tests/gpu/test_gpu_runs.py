@@ -43,7 +43,7 @@ def trained(**fields: Any) -> TrainingRun:
 
 def losses(run: TrainingRun, epoch: int) -> list[float]:
     first = sum(run.spec.epoch_steps[: epoch - 1])
-    return run.losses[first : first + run.spec.epoch_steps[epoch - 1]].tolist()
+    return run.record.losses[first : first + run.spec.epoch_steps[epoch - 1]].tolist()
 
 
 @pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
@@ -62,7 +62,7 @@ def test_every_form_learns_as_the_eager_one(
 
 def test_a_batch_that_grows_has_a_graph_for_each_size() -> None:
     eager, captured = (trained(execution=execution, grow_from=8) for execution in ("eager", "graph"))
-    assert set(captured.runs) == {8, 16, 32}
+    assert set(captured.steps) == {8, 16, 32}
     assert losses(captured, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
     assert captured.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=0.3)
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
 from ddpperf.training import own_ddp, task
-from ddpperf.training.step import CAPTURE_WARMUP, TrainingStep
+from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
+from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank import stream_for
@@ -98,14 +99,15 @@ def train(rank: int, folder: str) -> None:
 
 def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tensor]:
     torch.cuda.set_stream(stream_for(spec, device))
-    training = TrainingStep(spec, rank=rank if spec.grouped else 0, device=device)
+    training = MeasuredStep(TrainingStep(spec, rank=rank if spec.grouped else 0, device=device))
     training.warm_up(CAPTURE_WARMUP)
     for _ in range(STEPS):
         training.step()
     if spec.strategy in EQUAL_STRATEGIES:
-        require_equal_parameters(training.model)
-    values = [whole(value).cpu() for value in training.model.parameters()]
-    vars(training).clear()  # as a rank does: a group does not end before the graphs in which it is captured
+        require_equal_parameters(training.training.model)
+    values = [whole(value).cpu() for value in training.training.model.parameters()]
+    vars(training.training).clear()  # a group does not end before the graphs that captured it
+    vars(training).clear()
     gc.collect()
     return values
 

@@ -16,6 +16,7 @@ from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
 from ddpperf.training.check_model import check
 from ddpperf.training.custom_model import custom_model
 from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
 Name = Callable[[str], str]
@@ -64,23 +65,23 @@ def test_its_step_is_on_its_own_batch_with_its_own_loss(named: Name) -> None:
     name = named(SOURCE)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single")
     steps = [TrainingStep(spec, rank=rank, device=torch.device("cpu")) for rank in (0, 0, 1)]
-    batches = [step.input.take() for step in steps]
+    batches = [step.task.input.take() for step in steps]
     assert batches[0][0].shape == (3, 5)
     assert torch.equal(batches[0][0], batches[1][0])
     assert not torch.equal(batches[0][0], batches[2][0]), "each rank has a batch of its own"
     assert all(torch.equal(*map(first_weight, (step, steps[0]))) for step in steps), "and the same start"
     inputs, targets = batches[0]
     expected = (steps[0].model(inputs) - targets).square().mean().item()
-    steps[0].step()
+    MeasuredStep(steps[0]).step()
     assert steps[0].loss.item() == pytest.approx(expected)
 
 
 def test_its_epoch_is_that_batch_for_as_many_steps(named: Name) -> None:
     name = named(SOURCE)
     spec = EpochSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single", epoch_images=30)
-    epoch = TrainingEpoch(spec, rank=0, device=torch.device("cpu"))
+    epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu"))))
     epoch.step()
-    assert epoch.steps == 10
+    assert epoch.training.steps == 10
 
 
 def first_weight(step: TrainingStep) -> Tensor:

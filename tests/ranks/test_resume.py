@@ -123,12 +123,12 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
     """The spec is the same, but the code that builds its model is not."""
     kept, now = run_of(), run_of()
     kept.step()
-    state = checkpoint.state_of(kept.inner, kept.optimizer)
+    state = checkpoint.state_of(kept.training.task.module, kept.training.optimizer)
     del state["model"]["fc.bias"]
     with pytest.raises(
         CannotTrain, match=r"x.pt is of other parameters than the model's \(.*\); remove it, or name another$"
     ):
-        checkpoint.restore(tmp_path / "x.pt", state, now.inner, now.optimizer)
+        checkpoint.restore(tmp_path / "x.pt", state, now.training.task.module, now.training.optimizer)
 
 
 def test_ranks_go_on_together_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from ddpperf.specs import RunSpec
 from ddpperf.specs.run import OptimizerName
 from ddpperf.training.evaluation import Evaluation, recompute_statistics
 from ddpperf.training.run import TrainingRun
+from ddpperf.training.schedules import rates_of
 from ddpperf.training.task import epoch_batches
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
@@ -48,7 +49,7 @@ def run_of(**fields: Any) -> TrainingRun:
 
 
 def parameters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in run.inner.state_dict().items()}
+    return {name: value.clone() for name, value in run.training.task.module.state_dict().items()}
 
 
 def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -112,7 +113,7 @@ def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
     def spoil() -> None:
         if next(step) == 5:  # the second of the second epoch
             with torch.no_grad():
-                next(run.inner.parameters()).fill_(math.nan)
+                next(run.training.task.module.parameters()).fill_(math.nan)
 
     run.after_step = spoil
     with pytest.raises(
@@ -137,13 +138,10 @@ def test_a_compiled_run_learns_what_an_eager_one_does() -> None:
 def test_a_batch_that_grows_has_its_size_in_each_epoch() -> None:
     run = run_of(epochs=4, grow_from=4)
     sizes: list[int] = []
-    loss_of = run.loss_of
 
-    def seen(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(targets))
-        return loss_of(outputs, targets)
-
-    run.loss_of = seen
+    run.training.model.register_forward_pre_hook(
+        lambda module, inputs: sizes.append(len(inputs[0])) if module.training else None
+    )
     run.step()
     assert sizes == [4] * 16 + [8] * 8 + [16] * 4 + [16] * 4
     assert run.spec.batch_sizes == (4, 8, 16, 16)
@@ -153,9 +151,9 @@ def test_a_batch_that_grows_has_its_size_in_each_epoch() -> None:
 def test_the_rate_follows_the_schedule_over_all_epochs() -> None:
     run = run_of(epochs=3, warmup_epochs=1, schedule="cosine", rate=0.01)
     rates: list[float] = []
-    run.after_step = lambda: rates.append(float(run.optimizer.param_groups[0]["lr"]))
+    run.after_step = lambda: rates.append(float(run.training.optimizer.param_groups[0]["lr"]))
     run.step()
-    assert rates == pytest.approx(run.rates())
+    assert rates == pytest.approx(rates_of(run.spec))
     assert len(rates) == 12
     assert rates[4] == 0.01
     assert rates[0] < rates[3] < rates[4] > rates[11] > 0
@@ -169,7 +167,7 @@ def test_gradients_are_clipped_to_their_norm() -> None:
             math.sqrt(
                 sum(
                     float(each.grad.square().sum())
-                    for each in run.inner.parameters()
+                    for each in run.training.task.module.parameters()
                     if each.grad is not None
                 )
             )
@@ -183,16 +181,18 @@ def test_smoothing_is_of_the_loss_that_is_trained_and_not_of_the_one_that_is_tol
     plain, smooth = run_of(), run_of(label_smoothing=0.5)
     outputs, targets = torch.tensor([[4.0, 0.0, 0.0, 0.0]]), torch.tensor([0])
     log_sum = math.log(math.exp(4) + 3)
-    assert float(plain.loss_of(outputs, targets)) == pytest.approx(log_sum - 4, rel=1e-5)
-    assert float(smooth.loss_of(outputs, targets)) == pytest.approx(log_sum - 0.5 * 4 - 0.5 * 4 / 4, rel=1e-5)
+    assert float(plain.record.loss(outputs, targets)) == pytest.approx(log_sum - 4, rel=1e-5)
+    assert float(smooth.record.loss(outputs, targets)) == pytest.approx(
+        log_sum - 0.5 * 4 - 0.5 * 4 / 4, rel=1e-5
+    )
     smooth.step()
-    loss, _ = smooth.evaluation(smooth.inner, smooth.autocast)
-    smooth.inner.eval()
+    loss, _ = smooth.evaluation(smooth.training.task.module, smooth.training.autocast)
+    smooth.training.task.module.eval()
     images = smooth.evaluation
     with torch.no_grad():
         from ddpperf.data.inputs import normalized
 
-        outputs = smooth.inner(normalized(images.pixels, torch.contiguous_format))
+        outputs = smooth.training.task.module(normalized(images.pixels, torch.contiguous_format))
     assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, images.labels)), rel=1e-5)
 
 
@@ -204,7 +204,7 @@ def test_the_loss_that_is_told_has_no_smoothing(accumulation_steps: int) -> None
     for each in (plain, smooth):
         each.step()
     assert learned(smooth)[0]["train_loss"] == pytest.approx(learned(plain)[0]["train_loss"], rel=1e-5)
-    assert float(smooth.loss) != pytest.approx(float(plain.loss), rel=1e-3)
+    assert float(smooth.training.loss) != pytest.approx(float(plain.training.loss), rel=1e-3)
 
 
 def test_without_set_epoch_each_epoch_has_the_same_order() -> None:
@@ -212,8 +212,12 @@ def test_without_set_epoch_each_epoch_has_the_same_order() -> None:
     for set_epoch in (True, False):
         run = run_of(epochs=2, set_epoch=set_epoch)
         run.step()
-        orders.append([list(run.input.batches), run.input.batches.set_epoch(0), list(run.input.batches)])  # type: ignore[attr-defined]
-    (last, _, first), (last_without, _, first_without) = orders
+        assert isinstance(run.training.task.input, DeviceInput)
+        batches = run.training.task.input.batches
+        last = list(batches)
+        batches.set_epoch(0)
+        orders.append((last, list(batches)))
+    (last, first), (last_without, first_without) = orders
     assert last != first
     assert last_without == first_without
 
@@ -256,7 +260,7 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         ({"warmup_epochs": 3}, "a warm-up of 3 epochs is longer than the run of 2; shorten it"),
         (
             {"per_rank_batch_size": 128},
-            "a batch of 128 images a rank is more than its 64 of the data set; use a smaller one",
+            "a batch of 128 images per rank is more than its 64 of the data set; use a smaller one",
         ),
         ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
         ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.instruments.trace import read_trace, split_of
-from ddpperf.instruments.traced import TRACED_STEPS
+from ddpperf.instruments.trace import TRACED_STEPS, read_trace, split_of
 from ddpperf.machine.hardware import computes_bf16
 from ddpperf.specs import OWN_ALGORITHMS, PARTS
 from perf.test_precision import SLOW_BF16

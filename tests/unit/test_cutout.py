@@ -12,7 +12,7 @@ from ddpperf.data.images import Images
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import RunSpec
-from ddpperf.training.task import epoch_batches, task
+from ddpperf.training.task import epoch_batches, make_task
 
 COUNT, HEIGHT, WIDTH = 1024, 7, 9
 IMAGES = Images(
@@ -88,9 +88,9 @@ def test_each_epoch_and_seed_hides_others_and_each_again_the_same() -> None:
 def test_a_run_trains_with_the_cutout_of_its_recipe() -> None:
     hidden = {}
     for cutout in (0, 8):
-        _, source, _ = task(
+        source = make_task(
             dataclasses.replace(SPEC, per_rank_batch_size=64, epoch_images=64, cutout=cutout), 0, CPU
-        )
+        ).input
         source.begin(0)
         source.load()
         images, _ = source.take()
@@ -101,8 +101,8 @@ def test_a_run_trains_with_the_cutout_of_its_recipe() -> None:
 
 
 def test_a_square_that_hides_every_image_is_refused() -> None:
-    task(dataclasses.replace(SPEC, cutout=63), 0, CPU)
+    make_task(dataclasses.replace(SPEC, cutout=63), 0, CPU)
     with pytest.raises(
         CannotTrain, match=r"^cutout=64 hides all of images of 32 x 32 pixels, wherever it is; use less$"
     ):
-        task(dataclasses.replace(SPEC, cutout=64), 0, CPU)
+        make_task(dataclasses.replace(SPEC, cutout=64), 0, CPU)

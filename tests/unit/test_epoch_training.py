@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
 from ddpperf.training import epoch as epochs
 from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.models import MODELS
-from ddpperf.training.optim import PEAK_RATE, cosine_rates
+from ddpperf.training.schedules import PEAK_RATE, cosine_rates
+from ddpperf.training.step import TrainingStep
+from ddpperf.training.task import Loss
 
 IMAGES = 22
 
@@ -33,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "images.pt"))
 
 
-def epoch_of(**fields: Any) -> TrainingEpoch:
+def epoch_of(loss: Loss | None = None, **fields: Any) -> TrainingEpoch:
     values: dict[str, Any] = {
         "per_rank_batch_size": 4,
         "input": "device",
@@ -42,22 +46,22 @@ def epoch_of(**fields: Any) -> TrainingEpoch:
         "drop_last": False,
     }
     spec = EpochSpec(world_size=1, strategy="single", **values | fields)
-    return TrainingEpoch(spec, rank=0, device=torch.device("cpu"))
+    step = TrainingStep(spec, rank=0, device=torch.device("cpu"), loss=loss)
+    return TrainingEpoch(MeasuredStep(step))
 
 
 class Watched:
-    """Which labels an epoch trained on, batch by batch, and how often the optimizer stepped."""
+    """An epoch; which labels it trained on, batch by batch, and how often the optimizer stepped."""
 
-    def __init__(self, epoch: TrainingEpoch) -> None:
+    def __init__(self, **fields: Any) -> None:
         self.labels: list[list[int]] = []
         self.updates = 0
-        self._loss_of = epoch.loss_of
-        epoch.loss_of = self._watch
-        epoch.optimizer.register_step_post_hook(self._count)
+        self.epoch = epoch_of(self._watch, **fields)
+        self.epoch.training.training.optimizer.register_step_post_hook(self._count)
 
     def _watch(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.labels.append(targets.tolist())
-        return self._loss_of(outputs, targets)
+        return F.cross_entropy(outputs, targets)
 
     def _count(self, *_: Any) -> None:
         self.updates += 1
@@ -71,8 +75,8 @@ class Watched:
 def test_an_epoch_is_one_update_a_batch_over_every_image_once(input: str) -> None:
     if input == "dataloader":
         pytest.importorskip("torchvision")
-    epoch = epoch_of(input=input)
-    watched = Watched(epoch)
+    watched = Watched(input=input)
+    epoch = watched.epoch
     epoch.step()
     first = watched.images()
     assert (watched.updates, [len(batch) for batch in watched.labels]) == (6, [4, 4, 4, 4, 4, 2])
@@ -85,34 +89,33 @@ def test_an_epoch_is_one_update_a_batch_over_every_image_once(input: str) -> Non
 
 @pytest.mark.usefixtures("small")
 def test_an_epochs_last_batch_is_left_out_where_that_is_asked_for() -> None:
-    epoch = epoch_of(drop_last=True)
-    watched = Watched(epoch)
-    epoch.step()
+    watched = Watched(drop_last=True)
+    watched.epoch.step()
     assert (watched.updates, [len(batch) for batch in watched.labels]) == (5, [4] * 5)
     assert len(set(watched.images())) == 20
 
 
 @pytest.mark.usefixtures("small")
 def test_the_first_epoch_of_a_data_set_is_warm_up() -> None:
-    epoch, plain = epoch_of(), epoch_of()
-    epoch.warm_up(2)
-    assert epoch.steps == 6
-    watched, expected = Watched(epoch), Watched(plain)
-    epoch.step()
-    plain.step()
-    plain.step()
+    watched, expected = Watched(), Watched()
+    watched.epoch.warm_up(2)
+    assert watched.epoch.training.steps == 6
+    watched.labels.clear()
+    watched.epoch.step()
+    expected.epoch.step()
+    expected.epoch.step()
     assert watched.labels == expected.labels[6:], "the timed one is the second"
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("steps", "done"), [(2, 2), (10, 6)])
 def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int) -> None:
-    epoch = epoch_of(input="fixed")
-    watched = Watched(epoch)
+    watched = Watched(input="fixed")
+    epoch = watched.epoch
     epoch.warm_up(steps)
-    assert epoch.steps == done
+    assert epoch.training.steps == done
     epoch.step()
-    assert epoch.steps == done + 6
+    assert epoch.training.steps == done + 6
     assert len({tuple(batch) for batch in watched.labels}) == 1
 
 
@@ -121,7 +124,9 @@ def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int)
 def test_a_timed_epoch_has_the_whole_schedule_whatever_warmed_it_up(input: str) -> None:
     epoch, rates = epoch_of(input=input), list[float]()
     epoch.warm_up(2)
-    epoch.optimizer.register_step_pre_hook(lambda *_: rates.append(epoch.optimizer.param_groups[0]["lr"]))
+    epoch.training.training.optimizer.register_step_pre_hook(
+        lambda *_: rates.append(epoch.training.training.optimizer.param_groups[0]["lr"])
+    )
     epoch.step()
     epoch.step()
     assert rates == cosine_rates(PEAK_RATE, 6) * 2
@@ -132,8 +137,8 @@ def test_the_next_epoch_is_prepared_at_an_epochs_end(monkeypatch: pytest.MonkeyP
     """Each one once, before it begins."""
     epoch, done = epoch_of(), list[str]()
     for name in ("prepare", "begin"):
-        called = getattr(epoch.input, name)
-        monkeypatch.setattr(epoch.input, name, partial(noted, done, name, called))
+        called = getattr(epoch.training.training.task.input, name)
+        monkeypatch.setattr(epoch.training.training.task.input, name, partial(noted, done, name, called))
     epoch.step()
     epoch.step()
     assert done == ["begin 0", "prepare 0", "prepare 1", "begin 1", "prepare 2"]
@@ -178,7 +183,7 @@ def test_the_loss_falls_over_a_few_epochs_of_crops() -> None:
     for _ in range(3):
         epoch.step()
         epoch.end_round(1)
-        losses.append(epoch.loss.item())
+        losses.append(epoch.training.training.loss.item())
     assert losses[0] < 7, "a thousand outputs start at 6.9"
     assert losses[2] < losses[0] - 1
     assert epoch.finish().keys() == {"loss_after_5_steps", "cpu_seconds"}

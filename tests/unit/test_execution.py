@@ -11,6 +11,7 @@ from ddpperf.execution import compiled, forbid_compiling, forget_compiled, requi
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training import task
+from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
 needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
@@ -28,7 +29,7 @@ def small_model(name: str) -> nn.Module:
 def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of training in epochs of 4 steps, from images on the device, at a rate high enough that its moving shows."""
     monkeypatch.setattr(task, "build", small_model)
-    monkeypatch.setattr("ddpperf.training.step.PEAK_RATE", 0.5)
+    monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
     spec = TrainingSpec(
         world_size=1,
         per_rank_batch_size=16,
@@ -38,11 +39,11 @@ def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) ->
         epoch_images=64,
         accumulation_steps=2,
     )
-    training = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
     trajectory = []
     for _ in range(steps):
         training.step()
-        trajectory.append(training.loss.item())
+        trajectory.append(training.training.loss.item())
     assert training.startup_seconds.keys() == ({"compile_seconds"} if spec.compiled else set())
     return trajectory
 

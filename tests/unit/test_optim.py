@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpperf.training.optim import PEAK_RATE, Schedule, cosine_rates
+from ddpperf.training.schedules import PEAK_RATE, Schedule, cosine_rates
 from tests.generated import BOUNDED
 
 CPU = torch.device("cpu")

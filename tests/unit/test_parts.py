@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf.instruments import step_parts as parts
-from ddpperf.instruments.step_parts import PartedTraining
+from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.specs import PARTS, Execution, PartsSpec
 from ddpperf.training import task
+from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.training.step import TrainingStep
 
 SINGLE = PartsSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=8)
 CPU = torch.device("cpu")
@@ -72,11 +74,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def parted(spec: PartsSpec) -> PartedSteps:
+    marks = PartMarks(CPU)
+    step = TrainingStep(spec, rank=0, device=CPU, enter=marks.enter_part)
+    return PartedSteps(MeasuredStep(step), marks)
+
+
 def trained(
-    spec: PartsSpec, prepare: Callable[[PartedTraining], object] = lambda _: None, rounds: int = 1
+    spec: PartsSpec, prepare: Callable[[PartedSteps], object] = lambda _: None, rounds: int = 1
 ) -> dict[str, float]:
     """What is counted after some rounds of an untimed step and three timed ones."""
-    training = PartedTraining(spec, rank=0, device=CPU)
+    training = parted(spec)
     training.warm_up(2)
     prepare(training)
     for _ in range(rounds):
@@ -87,9 +95,9 @@ def trained(
     return training.finish()
 
 
-def spend_beside(training: PartedTraining, clock: Clock) -> None:
+def spend_beside(training: PartedSteps, clock: Clock) -> None:
     """Loading a batch takes time, and updating the parameters."""
-    load, update = training.input.load, training.optimizer.step
+    load, update = training.training.training.task.input.load, training.training.training.optimizer.step
 
     def slow_load() -> None:
         clock.spend("data")
@@ -99,8 +107,8 @@ def spend_beside(training: PartedTraining, clock: Clock) -> None:
         clock.spend("optimizer")
         return update(*arguments)
 
-    training.input.load = slow_load  # type: ignore[method-assign]
-    training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
+    training.training.training.task.input.load = slow_load  # type: ignore[method-assign]
+    training.training.training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
 
 
 def seconds(counters: dict[str, float]) -> dict[str, float]:
@@ -121,15 +129,15 @@ def test_a_batch_in_parts_has_as_many_passes(clock: Clock) -> None:
 
 
 def test_a_rounds_first_step_counts_as_little_as_in_its_time(clock: Clock) -> None:
-    training = PartedTraining(SINGLE, rank=0, device=CPU)
+    training = parted(SINGLE)
     training.warm_up(2)
     for _ in range(2):
         training.start_round()
         clock.spend("optimizer")  # whatever lies between
-        first = training.input.load
-        training.input.load = lambda: clock.spend("optimizer")  # type: ignore[method-assign]
+        first = training.training.training.task.input.load
+        training.training.training.task.input.load = lambda: clock.spend("optimizer")  # type: ignore[method-assign]
         training.step()
-        training.input.load = first  # type: ignore[method-assign]
+        training.training.training.task.input.load = first  # type: ignore[method-assign]
         training.step()
         training.end_round(2)
     assert seconds(training.finish()) == SPENT | {"data": 0.0, "optimizer": 0.0}
@@ -155,13 +163,11 @@ def test_a_message_that_leaves_late_is_the_synchronizations(
 
 @pytest.mark.usefixtures("group")
 def test_a_batch_in_parts_synchronizes_once(clock: Clock) -> None:
-    training = PartedTraining(
-        dataclasses.replace(SINGLE, strategy="ddp", accumulation_steps=2), rank=0, device=CPU
-    )
+    training = parted(dataclasses.replace(SINGLE, strategy="ddp", accumulation_steps=2))
     training.warm_up(2)
     training.step()
     passes = ["forward", "backward", "forward", "backward", "gradient_sync", "optimizer"]
-    assert [part for part, _ in training.marks] == ["data", "optimizer", *passes]
+    assert [part for part, _ in training.marks.marks] == ["data", "optimizer", *passes]
 
 
 @pytest.mark.parametrize("in_parts", [1, 2])

@@ -8,6 +8,7 @@ import itertools
 import re
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -17,8 +18,7 @@ from ddpperf import specs
 from ddpperf.specs import EpochSpec, Execution, TrainingSpec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers import rank
-from ddpperf.workers.measurements import MEASUREMENTS
+from ddpperf.workers import measurements, rank
 from ddpperf.workers.rank import Rank
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -51,16 +51,27 @@ class Recorder:
         return dict(self.counters)
 
 
+def record_with(monkeypatch: pytest.MonkeyPatch, recorder: type[Recorder]) -> None:
+    """Have ranks open a recorder instead of a training step or epoch."""
+    monkeypatch.setattr(
+        measurements, "_training", lambda spec, rank, device: (recorder(), None), raising=True
+    )
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    record_with(monkeypatch, Recorder)
     mine = Rank(0)
     assert mine.open(specs.to_json(SINGLE)) == {"max_iterations": 7}
     return mine
 
 
-class EpochRecorder(Recorder, TrainingEpoch):
+class EpochRecorder(Recorder):
     """An epoch that writes down what is asked of it, and says that half of it is done."""
+
+    def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
+        super().__init__()
+        self.report = report
 
     def step(self) -> None:
         super().step()
@@ -68,8 +79,9 @@ class EpochRecorder(Recorder, TrainingEpoch):
 
 
 def recorder_of(mine: Rank) -> Recorder:
-    assert isinstance(mine.measurement, Recorder)
-    return mine.measurement
+    assert mine.opened is not None
+    assert isinstance(mine.opened.measurement, Recorder)
+    return mine.opened.measurement
 
 
 def test_opening_warms_up(opened: Rank) -> None:
@@ -88,7 +100,7 @@ def test_all_of_a_measurement_is_on_one_stream(
             calls.append("built")
             self.calls = calls
 
-    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Built)
+    record_with(monkeypatch, Built)
     monkeypatch.setattr(rank, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a new one")
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default one")
@@ -116,7 +128,7 @@ def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(
 
 def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first epoch that is not timed would take as long as the one that is."""
-    monkeypatch.setitem(MEASUREMENTS, EPOCH.measurement, EpochRecorder)
+    monkeypatch.setattr(measurements, "TrainingEpoch", EpochRecorder)
     reported: list[float] = []
     mine = Rank(0, report=reported.append)
     mine.open(specs.to_json(EPOCH))
@@ -138,22 +150,24 @@ def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
         delay_seconds=0.1,
     )
     mine.open(specs.to_json(spec))
-    assert isinstance(mine.measurement, TrainingEpoch)
+    assert mine.opened is not None
+    assert isinstance(mine.opened.measurement, TrainingEpoch)
+    training = mine.opened.measurement.training
     began: list[float] = []
-    train = mine.measurement.run
+    train = training.run
 
     def noted() -> None:
         began.append(time.monotonic())
         train()
 
-    mine.measurement.run = noted
+    training.run = noted
     assert mine.sample(1)["seconds"] >= 0.3
     assert len(began) == 3
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
 
 
 def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    record_with(monkeypatch, Recorder)
     mine = Rank(0)
     mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
     assert mine.sample(3)["seconds"] >= 0.03
@@ -176,7 +190,7 @@ def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
     calls = recorder.calls
     assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
     assert calls[-1] == "finish"
-    assert opened.measurement is None, "its memory is given back"
+    assert opened.opened is None, "its memory is given back"
     assert vars(recorder) == {}, "at once, not when a collector finds it"
 
 
@@ -198,9 +212,10 @@ def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
         mine = Rank(0)
         mine.open(specs.to_json(dataclasses.replace(spec, input="device", epoch_images=6)))
         mine.sample(1)
-        assert isinstance(mine.measurement, TrainingStep)
+        assert mine.opened is not None
+        assert mine.opened.training is not None
         for _ in range(more):
-            mine.measurement.advance()
+            mine.opened.training.step()
         steps.clear()
         digests.add(mine.close(kernels=True)["kernels"])
         assert steps == [True]
@@ -214,7 +229,7 @@ def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
 
 
 def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MEASUREMENTS, SINGLE.measurement, Recorder)
+    record_with(monkeypatch, Recorder)
     mine = Rank(0)
     port = mine.setup("cpu", None)["port"]
     gc.unfreeze()

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from ddpperf.specs import ScheduleName
-from ddpperf.training.schedules import linearly_scaled, scheduled_rates, square_root_scaled
+from ddpperf.specs.run import linearly_scaled, square_root_scaled
+from ddpperf.training.schedules import scheduled_rates
 
 TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
 

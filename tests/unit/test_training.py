@@ -13,23 +13,24 @@ from torch import Tensor, nn
 from ddpperf.data.images import EpochBatches, synthetic_images
 from ddpperf.data.inputs import Batch, FixedInput, normalized
 from ddpperf.specs import MemoryFormat, Precision, Strategy, TrainingSpec
+from ddpperf.training.measured_step import LOSS_STEPS, MeasuredStep
 from ddpperf.training.models import MODELS
-from ddpperf.training.step import LOSS_STEPS, TrainingStep
+from ddpperf.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 
 
-def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> TrainingStep:
+def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> MeasuredStep:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
-    return TrainingStep(spec, rank=rank, device=CPU)
+    return MeasuredStep(TrainingStep(spec, rank=rank, device=CPU))
 
 
-def batch_of(step: TrainingStep) -> Batch:
-    assert isinstance(step.input, FixedInput)
-    return step.input.batch
+def batch_of(step: MeasuredStep) -> Batch:
+    assert isinstance(step.training.task.input, FixedInput)
+    return step.training.task.input.batch
 
 
-def early_loss(step: TrainingStep) -> float:
+def early_loss(step: MeasuredStep) -> float:
     step.start_round()
     while step.steps <= LOSS_STEPS:
         step.step()
@@ -37,8 +38,8 @@ def early_loss(step: TrainingStep) -> float:
     return step.finish()["loss_after_5_steps"]
 
 
-def parameters(step: TrainingStep) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in step.model.parameters()]
+def parameters(step: MeasuredStep) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in step.training.model.parameters()]
 
 
 def small_image_model() -> nn.Module:
@@ -56,10 +57,10 @@ def test_a_step_is_sgd_with_momentum_and_weight_decay_by_a_cosine_rate(
     """
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     step = training_step()
-    step.model.double()
+    step.training.model.double()
     images, labels = batch_of(step)
-    assert isinstance(step.input, FixedInput)
-    step.input.batch = images.double(), labels
+    assert isinstance(step.training.task.input, FixedInput)
+    step.training.task.input.batch = images.double(), labels
     torch.manual_seed(0)
     reference = small_image_model().double()
     weights = list(reference.parameters())
@@ -73,15 +74,15 @@ def test_a_step_is_sgd_with_momentum_and_weight_decay_by_a_cosine_rate(
             for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
                 velocity.mul_(0.9).add_(gradient + 5e-4 * weight)
                 weight.sub_(rate * velocity)
-        assert step.loss.item() == pytest.approx(loss.item(), rel=1e-9)
-    for ours, theirs in zip(step.model.parameters(), weights, strict=True):
+        assert step.training.loss.item() == pytest.approx(loss.item(), rel=1e-9)
+    for ours, theirs in zip(step.training.model.parameters(), weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
 def test_training_on_learns_the_batch() -> None:
     step = training_step()
     step.step()
-    first = step.loss.item()
+    first = step.training.loss.item()
     for _ in range(2):
         step.start_round()
         for _ in range(4):
@@ -99,19 +100,19 @@ def test_a_precision_computes_in_its_type_over_float32_parameters(
 ) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     step = training_step(precision=precision)
-    assert isinstance(step.model, nn.Sequential)
+    assert isinstance(step.training.model, nn.Sequential)
     computed: list[torch.dtype] = []
-    step.model[0].register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+    step.training.model[0].register_forward_hook(lambda _, __, output: computed.append(output.dtype))
     before = parameters(step)
     for _ in range(LOSS_STEPS):
         step.step()
     step.end_round(LOSS_STEPS)
     assert set(computed) == {computed_in}
-    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in step.training.model.parameters()} == {torch.float32}
     assert not any(torch.equal(was, now) for was, now in zip(before, parameters(step), strict=True)), (
         "no update was skipped"
     )
-    assert step.scaler.is_enabled() == (precision == "fp16")
+    assert step.training.scaler.is_enabled() == (precision == "fp16")
 
 
 def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +129,14 @@ def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
     for _ in range(LOSS_STEPS + 5):
         many.step()
     assert early_loss(few) == pytest.approx(early_loss(many), rel=1e-5)
-    assert many.loss.item() < early_loss(many) / 2
+    assert many.training.loss.item() < early_loss(many) / 2
 
 
 def test_the_early_loss_is_what_five_updates_made_of_it() -> None:
     step, losses = training_step(), []
     for _ in range(LOSS_STEPS + 2):
         step.step()
-        losses.append(step.loss.item())
+        losses.append(step.training.loss.item())
     step.end_round(step.steps)
     assert step.finish()["loss_after_5_steps"] == losses[5], "the forward after the fifth update is the sixth"
 
@@ -170,9 +171,9 @@ def test_devices_alone_do_the_same_step() -> None:
 
 def test_steps_on_a_data_set_go_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
-    step, beside = training_step(input="device"), training_step(input="device").input
+    step, beside = training_step(input="device"), training_step(input="device").training.task.input
     trained: list[Tensor] = []
-    step.model.register_forward_pre_hook(lambda _, inputs: trained.append(inputs[0]))
+    step.training.model.register_forward_pre_hook(lambda _, inputs: trained.append(inputs[0]))
     for _ in range(20):
         step.step()
     for number, images in enumerate(trained):
@@ -188,7 +189,7 @@ def test_channels_last_changes_strides_and_not_the_result() -> None:
     steps = [training_step(memory_format=each) for each in formats]
     for step in steps:
         step.step()
-    assert steps[1].loss.item() == pytest.approx(steps[0].loss.item(), rel=1e-5)
+    assert steps[1].training.loss.item() == pytest.approx(steps[0].training.loss.item(), rel=1e-5)
     pixels = [batch_of(step)[0] for step in steps]
     assert torch.equal(*pixels)
     weights = [next(each for each in parameters(step) if each.dim() == 4) for step in steps]
@@ -203,8 +204,8 @@ def test_data_parallel_trains_the_whole_batch_in_one_process(monkeypatch: pytest
     """Without a GPU torch's DataParallel is the module itself; the batch is that of all the GPUs in any case."""
     monkeypatch.setattr("ddpperf.training.step.gpu_reason", lambda *_: "")
     spec = TrainingSpec(world_size=3, per_rank_batch_size=4, strategy="data_parallel", epoch_images=32)
-    step = TrainingStep(spec, rank=0, device=CPU)
-    assert isinstance(step.model, nn.DataParallel)
+    step = MeasuredStep(TrainingStep(spec, rank=0, device=CPU))
+    assert isinstance(step.training.model, nn.DataParallel)
     assert [len(part) for part in batch_of(step)] == [12, 12]
     assert early_loss(step) < math.log(1000)
 

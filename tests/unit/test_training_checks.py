@@ -17,6 +17,7 @@ from ddpperf.data.images import Images, synthetic_images
 from ddpperf.specs import DATA_VARIABLE, CommHook, EpochSpec, Strategy, TrainingSpec
 from ddpperf.training import task
 from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
@@ -93,7 +94,7 @@ def test_what_is_sent_has_the_types_bytes(hook: CommHook, each: int, monkeypatch
     monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
     monkeypatch.setattr(task, "require_classifier", lambda *_: None)
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
-    assert TrainingStep(spec, rank=0, device=CPU).sent() == {"gradient_bytes": each * 10 * 3073}
+    assert sent_bytes(TrainingStep(spec, rank=0, device=CPU)) == {"gradient_bytes": each * 10 * 3073}
 
 
 def small_image_model() -> nn.Module:
@@ -136,9 +137,9 @@ def test_looking_at_a_models_outputs_leaves_it_as_it_was() -> None:
 # --- a round
 
 
-def step_by(strategy: Strategy) -> TrainingStep:
+def step_by(strategy: Strategy) -> MeasuredStep:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32)
-    return TrainingStep(spec, rank=0, device=CPU)
+    return MeasuredStep(TrainingStep(spec, rank=0, device=CPU))
 
 
 @pytest.mark.usefixtures("group")
@@ -166,7 +167,7 @@ def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
     step = step_by("single")
     step.step()
     step.end_round(1)
-    step.input.take()[0][0, 0, 0, 0] = pixel
+    step.training.task.input.take()[0][0, 0, 0, 0] = pixel
     step.step()
     with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps"):
         step.end_round(7)
@@ -174,7 +175,7 @@ def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
 
 def test_a_loss_that_is_infinite_is_refused() -> None:
     step = step_by("single")
-    step.loss = torch.tensor(math.inf)
+    step.training.loss = torch.tensor(math.inf)
     with pytest.raises(FloatingPointError, match="the loss is inf after a round of 1 steps"):
         step.end_round(1)
 
@@ -183,9 +184,11 @@ def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = step_by("single")
-    step.loss = torch.tensor(1.0)
+    step.training.loss = torch.tensor(1.0)
     now = iter((10.0, 14.0, 20.0, 21.0, 50.0, 52.0))
-    monkeypatch.setattr("ddpperf.training.step.time", SimpleNamespace(process_time=lambda: next(now)))
+    monkeypatch.setattr(
+        "ddpperf.training.measured_step.time", SimpleNamespace(process_time=lambda: next(now))
+    )
     for steps in (2, 4, 4):
         step.start_round()
         step.end_round(steps)
@@ -194,10 +197,12 @@ def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(
 
 def test_an_epochs_cpu_seconds_are_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
-    epoch = TrainingEpoch(spec, rank=0, device=CPU)
-    epoch.loss = torch.tensor(1.0)
+    epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=CPU)))
+    epoch.training.training.loss = torch.tensor(1.0)
     now = iter((10.0, 14.0))
-    monkeypatch.setattr("ddpperf.training.step.time", SimpleNamespace(process_time=lambda: next(now)))
+    monkeypatch.setattr(
+        "ddpperf.training.measured_step.time", SimpleNamespace(process_time=lambda: next(now))
+    )
     epoch.start_round()
     epoch.end_round(1)
     assert epoch.finish() == {"cpu_seconds": 0.5}, "of 8 steps"

@@ -1,0 +1,167 @@
+"""A training step as it is measured: warm-up, capture, rounds, and counters."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from ddpperf.execution import capture
+from ddpperf.instruments import timing
+from ddpperf.specs.strategy import EQUAL_STRATEGIES
+from ddpperf.training.step import TrainingStep
+from ddpperf.training.strategies import gradient_bytes, require_equal_parameters, trained_parameters
+
+LOSS_STEPS = 5  # the loss on one batch still falls then; after 20 steps it is near 0 in any precision
+Run = Callable[[], None]
+CAPTURE_WARMUP = 11  # steps in which DDP still arranges its buckets; without DDP LOSS_STEPS + 1 do
+
+
+class MeasuredStep:
+    """Training steps, epoch after epoch, executed eagerly, compiled or from a CUDA graph.
+
+    train: what one step runs and a graph holds; by default the training's `train`.
+    """
+
+    max_iterations = 1000
+
+    def __init__(self, training: TrainingStep, train: Callable[[], None] | None = None) -> None:
+        self.training = training
+        self.train = train or training.train
+        self.run = self._first_train if training.spec.compiled else self.train
+        self.startup_seconds: dict[str, float] = {}
+        self.captured_bytes = 0  # memory that a replay needs in addition to what is allocated
+        self.steps = self.epoch = 0
+        self.left = 0  # steps until the next epoch begins
+        self.early_loss = training.loss
+        self.cpu_began = 0.0
+        self.cpu_seconds: list[float] = []  # per step, one value for each round
+
+    def step(self) -> None:
+        """Train on the next batch; after an epoch's last batch begin the next epoch."""
+        if not self.left:
+            self.begin_epoch()
+        self.left -= 1
+        self.train_batch()
+
+    def begin_epoch(self) -> None:
+        self.training.begin_epoch(self.epoch)
+        self.epoch += 1
+        self.left = self.training.spec.steps_per_epoch
+
+    def train_batch(self) -> None:
+        self.training.task.input.load()
+        self.run()
+        self.steps += 1
+        if self.steps == LOSS_STEPS + 1:
+            self.early_loss = self.training.loss
+
+    # --- warm-up
+
+    def warm_up(self, steps: int) -> None:
+        """Train `steps` steps or as many as a capture needs, then capture if the spec says so."""
+        self.warm_up_eagerly(steps)
+        if self.training.spec.captured:
+            self.capture()
+
+    def warm_up_eagerly(self, steps: int) -> None:
+        spec = self.training.spec
+        if spec.captured:
+            steps = max(steps, CAPTURE_WARMUP if spec.grouped else LOSS_STEPS + 1)
+        for _ in range(steps):
+            self.step()
+        self.left = 0  # the first measured step begins an epoch
+
+    def capture(
+        self, arrange: Callable[[Callable[[], Run]], Run] = lambda capture_once: capture_once()
+    ) -> None:
+        """Capture the step, and measure the memory and the seconds that the capture takes.
+
+        arrange: calls a function that captures the step and returns its replay, once or more often;
+        returns what a step runs.
+        """
+        training, device = self.training, self.training.device
+        training.task.input.begin(self.epoch)
+        training.task.input.load()
+        training.optimizer.zero_grad()
+        timing.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        began = time.perf_counter()
+        self.run = arrange(lambda: capture(self.train, training.spec.execution).replay)
+        self.startup_seconds["capture_seconds"] = time.perf_counter() - began
+        # A replay allocates nothing. Some of what is allocated now is left from the first steps.
+        peak = torch.cuda.max_memory_allocated(device)
+        self.captured_bytes = peak - torch.cuda.memory_allocated(device)
+
+    def _first_train(self) -> None:
+        timing.synchronize(self.training.device)
+        began = time.perf_counter()
+        self.train()
+        timing.synchronize(self.training.device)
+        self.startup_seconds["compile_seconds"] = time.perf_counter() - began
+        self.run = self.train
+
+    # --- rounds
+
+    def start_round(self) -> None:
+        if self.training.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.training.device)
+        self.cpu_began = time.process_time()
+
+    def end_round(self, steps: int) -> None:
+        """Raise FloatingPointError if the loss is NaN or infinite: NaN has another speed."""
+        self.cpu_seconds.append((time.process_time() - self.cpu_began) / steps)
+        loss = self.training.loss.item()
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
+
+    def finish(self) -> dict[str, float]:
+        """Return this rank's counters; raise RuntimeError if ranks that must be equal are not.
+
+        loss_after_5_steps: from the initial parameters; absent after fewer steps.
+        compile_seconds, capture_seconds: what the execution cost before the first measured step;
+        torch's compiler cache may have been filled by earlier measurements.
+        cpu_seconds: CPU time of a step in this process; on a GPU without preparing an epoch.
+        device_seconds (GPU): duration of a step on the device if it need not wait for the CPU;
+        absent for a DataLoader and PowerSGD, which make the device wait for more than launches.
+        peak_memory_bytes (GPU): of tensors in the last round; absent for symmetric memory, which
+        torch does not count.
+        """
+        training, spec = self.training, self.training.spec
+        counters: dict[str, float] = {}
+        if self.steps > LOSS_STEPS:
+            counters[f"loss_after_{LOSS_STEPS}_steps"] = self.early_loss.item()
+        is_gpu = training.device.type == "cuda"
+        peak_bytes = torch.cuda.max_memory_allocated(training.device) if is_gpu else 0
+        if spec.strategy in EQUAL_STRATEGIES and spec.communication == "on":
+            require_equal_parameters(training.model)
+        counters |= sent_bytes(training) | self.startup_seconds
+        if not is_gpu:
+            return counters | {"cpu_seconds": median(self.cpu_seconds)}
+        if spec.captured:
+            # Read only now: the collectives above let NCCL free what it held for the graph's.
+            peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(training.device)
+        if not spec.maps_memory:
+            counters["peak_memory_bytes"] = float(peak_bytes)
+        counters["cpu_seconds"], device_seconds = timing.launch_cost(
+            self.step, training.device, grouped=spec.grouped
+        )
+        if spec.input != "dataloader" and spec.comm_hook != "powersgd":
+            counters["device_seconds"] = device_seconds
+        return counters
+
+
+def sent_bytes(training: TrainingStep) -> dict[str, float]:
+    """Return gradient_bytes, the bytes that a step gives to all_reduces.
+
+    The counter is absent without all_reduces and for PowerSGD, which compresses gradients.
+    """
+    spec, module = training.spec, training.task.module
+    if spec.strategy not in EQUAL_STRATEGIES or spec.communication != "on" or spec.comm_hook == "powersgd":
+        return {}
+    if spec.comm_hook in ("bf16", "fp16"):
+        return {"gradient_bytes": 2.0 * sum(each.numel() for each in trained_parameters(module))}
+    return {"gradient_bytes": float(gradient_bytes(module))}
