@@ -1,4 +1,4 @@
-"""Cores of its own for each rank, near its GPU, and others for the controller: a rank that moves, or shares one, is noise."""
+"""Pin each rank to cores near its GPU and the controller to others. Ranks that share cores make noise."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from typing import Any
 from ddpperf.machine.hardware import Gpu, core_count
 from ddpperf.specs import Spec
 
-LEAST_CORES = (
-    2  # a rank has a backward thread, communication threads and loader processes beside its main thread
-)
+MIN_CORES = 2  # for each rank, which has threads for the backward pass and communication, too
 SYSTEM = Path("/sys/devices/system")
 
-Nodes = Mapping[
-    int, Sequence[tuple[int, ...]]
-]  # by its number, a NUMA node's physical cores: the numbers of their threads
+# NUMA nodes by number: the hyperthreads' core numbers of each physical core
+Nodes = Mapping[int, Sequence[tuple[int, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The numbers of the cores that the controller and each rank have to themselves."""
+    """The core numbers of the controller and of each rank, without overlap."""
 
     controller: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
 
 
 def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
-    """The NUMA nodes that the cores `allowed` lie in; a machine that does not tell is one node, of cores without siblings."""
+    """Return the NUMA nodes of the allowed cores; one node without hyperthreads if the kernel lists none."""
     left = set(allowed)
     cores = {}
     for core in sorted(left):
@@ -52,33 +49,33 @@ def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
 
 
 def _listed(path: Path) -> set[int]:
-    """The numbers in a list of the kernel's, such as "0-3,8"; none where it cannot be read."""
+    """Return the numbers in a file of the kernel such as "0-3,8"; none if it cannot be read."""
     try:
         words = path.read_text().strip().split(",")
     except OSError:
         return set()
     bounds = [word.split("-") for word in words if word]
-    return {number for each in bounds for number in range(int(each[0]), int(each[-1]) + 1)}
+    return {number for ends in bounds for number in range(int(ends[0]), int(ends[-1]) + 1)}
 
 
 def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
-    """Neighbouring cores for each rank in its node, for all equally many and as many as there are; or why not, a sentence.
+    """Return a plan that gives each rank equally many neighbouring cores, as many as possible.
 
-    rank_nodes: by rank, the NUMA node of its GPU; the ranks that have none, or one without cores, are spread over the nodes.
-    No physical core is split between two ranks, or a rank and the controller, unless a rank had fewer than `LEAST_CORES` then.
-    The controller has what is left: a node's first cores, where the kernel's own work is too.
+    rank_nodes: the NUMA node of each rank's GPU. Ranks without one are spread over the nodes. A physical core
+    is split between processes only if a rank would have fewer than MIN_CORES otherwise. The controller gets
+    the first cores of the nodes, where the kernel works, too. Returns a sentence if there are too few cores.
     """
     homes = _homes(nodes, rank_nodes)
     found = sum(map(_count, nodes.values()))
     threads = {node: [(thread,) for core in cores for thread in core] for node, cores in nodes.items()}
     for units in (nodes, threads):
-        for size in range(found // len(rank_nodes), LEAST_CORES - 1, -1):
+        for size in range(found // len(rank_nodes), MIN_CORES - 1, -1):
             if (shared := _share(units, homes, size)) is not None:
                 return shared
-    if found <= LEAST_CORES * len(rank_nodes):
+    if found <= MIN_CORES * len(rank_nodes):
         who = f"{_ranks(len(rank_nodes))} and the controller"
-        return f"not pinned: {who} need {LEAST_CORES * len(rank_nodes) + 1} cores, found {found}"
-    needed = {node: LEAST_CORES * len(ranks) for node, ranks in homes.items()}
+        return f"not pinned: {who} need {MIN_CORES * len(rank_nodes) + 1} cores, found {found}"
+    needed = {node: MIN_CORES * len(ranks) for node, ranks in homes.items()}
     crowded = next(node for node in nodes if _count(nodes[node]) < needed[node])
     where = f"{_ranks(len(homes[crowded]))} on NUMA node {crowded}"
     return f"not pinned: {where} must have {needed[crowded]} cores, found {_count(nodes[crowded])}"
@@ -93,21 +90,23 @@ def _count(cores: Sequence[tuple[int, ...]]) -> int:
 
 
 def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
-    """The ranks of each node; one of no known node comes to where most cores are left for each."""
+    """Return the ranks of each node. A rank without a node goes where the most cores per rank are left."""
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
     chosen: list[int] = []
+
+    def cores_left(node: int) -> float:
+        return _count(nodes[node]) / (len(homes[node]) + chosen.count(node) + 1)
+
     for _ in homeless:
-        chosen.append(
-            max(nodes, key=lambda node: _count(nodes[node]) / (len(homes[node]) + chosen.count(node) + 1))
-        )
+        chosen.append(max(nodes, key=cores_left))
     for rank, node in zip(homeless, sorted(chosen), strict=True):  # neighbours in a ring stay neighbours
         homes[node].append(rank)
     return {node: sorted(ranks) for node, ranks in homes.items()}
 
 
 def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
-    """`size` cores for each rank, from the end of its node, in whole units; None if there are too few, or none is left."""
+    """Give each rank `size` cores from the end of its node, in whole units; None if there are too few."""
     ranks: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
     for node, unused in ((node, list(cores)) for node, cores in units.items()):
@@ -119,27 +118,25 @@ def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan 
                 return None
             ranks[rank] = tuple(sorted(mine[:size]))
         left += (thread for core in unused for thread in core)
-    return (
-        Plan(controller=tuple(sorted(left)), ranks=tuple(ranks[rank] for rank in sorted(ranks)))
-        if left
-        else None
-    )
+    if not left:
+        return None
+    return Plan(controller=tuple(sorted(left)), ranks=tuple(ranks[rank] for rank in sorted(ranks)))
 
 
 class Pinning:
-    """What a run does with cores: nothing before `plan`; then `hold` puts this process on its own ones, until `release`.
+    """The cores of one run's processes. `plan` is called before the ranks start.
 
-    ranks: each rank's cores, None where nothing is pinned. `plan` is for a process that the ranks are not started from yet.
+    ranks: each rank's cores, None if nothing is pinned.
     """
 
     def __init__(self) -> None:
         self.ranks: tuple[tuple[int, ...], ...] | None = None
         self._allowed = os.sched_getaffinity(0)
-        self._core_count = core_count()  # now: this process will have fewer
+        self._core_count = core_count()  # before this process is pinned
         self._plan: Plan | str = "not pinned: no process set was started"
 
     def plan(self, world_size: int, gpus: Sequence[Gpu]) -> None:
-        """Plan for `world_size` ranks, the first of which have these GPUs."""
+        """Choose cores for `world_size` ranks, of which the first have these GPUs."""
         if self._core_count < len(self._allowed):
             quota = f"a quota of {self._core_count} of {len(self._allowed)} cores"
             self._plan = f"not pinned: the control group has {quota}, and no particular ones"
@@ -151,12 +148,12 @@ class Pinning:
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def _refusal(self, plan: Plan) -> str | None:
-        """Why the kernel does not let a process have its cores, tried with this one: a rank that failed would end a test."""
+        """Try the cores with this process; returns why the kernel refuses some, None if it does not."""
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)
-                if os.sched_getaffinity(0) != set(cores):
-                    return f"not pinned: of the cores {_names(cores)} the kernel gives {_names(os.sched_getaffinity(0))}"
+                if (found := os.sched_getaffinity(0)) != set(cores):
+                    return f"not pinned: of the cores {_names(cores)} the kernel gives {_names(found)}"
         except OSError as error:
             return f"not pinned: the kernel refuses the cores {_names(cores)}: {error.strerror}"
         finally:
@@ -164,23 +161,23 @@ class Pinning:
         return None
 
     def hold(self) -> None:
-        """Keep this thread, and those that it starts, off the ranks' cores."""
+        """Move this thread, and all that it starts, to the controller's cores."""
         if isinstance(self._plan, Plan):
-            with contextlib.suppress(OSError):  # it could be had before, and the ranks are there already
+            with contextlib.suppress(OSError):  # `plan` has tried it; the ranks run already
                 os.sched_setaffinity(0, self._plan.controller)
 
     def release(self) -> None:
-        """Give this thread back the cores that it had."""
+        """Let this thread use its former cores again."""
         if isinstance(self._plan, Plan):
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._allowed)
 
     def environment(self) -> dict[str, Any]:
-        """The plan as the JSON has it."""
+        """Return the plan for the stored run."""
         return {"pinning": self._plan if isinstance(self._plan, str) else asdict(self._plan)}
 
     def warnings(self, spec: Spec) -> list[str]:
-        """Whether more processes compute than the ranks that do so have cores; of all of the machine's if nothing is pinned."""
+        """Warn if more processes compute at once than there are cores for them."""
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
         cores = self._core_count if self.ranks is None else busy_ranks * len(self.ranks[0])
         crowded = spec.busy_processes > cores

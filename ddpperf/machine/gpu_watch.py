@@ -1,13 +1,13 @@
-"""Watch the GPUs for throttled clocks and other processes while rounds run. CUDA is never initialised here."""
+"""Watch the GPUs for throttled clocks and other processes during rounds, without initialising CUDA."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpperf.machine.hardware import query_nvml
 from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
@@ -15,10 +15,10 @@ EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; 
 # A round is throttled from this fraction of its time on. Less slows it by less than steady rounds differ.
 THROTTLED_FRACTION = 0.01
 
-# NVML's counters of the nanoseconds for which the clocks were held down, by field: NVML_FI_DEV_PERF_POLICY_*.
-# The newer NVML_FI_DEV_CLOCKS_EVENT_REASON_* also count power brakes, but their numbers changed between drivers, so
-# that an older driver answers with something else. Left out: 78, low utilization, which every idle GPU has, and the
-# totals.
+# NVML's counters of nanoseconds with throttled clocks, by field: NVML_FI_DEV_PERF_POLICY_*. The newer
+# NVML_FI_DEV_CLOCKS_EVENT_REASON_* also count power brakes, but their numbers changed between drivers: an
+# older driver answers with something else. Left out: the totals, and 78, low utilization, which every idle
+# GPU has.
 COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
 IDLE = 0x01
 SM_CLOCK = 1  # NVML_CLOCK_SM
@@ -87,8 +87,8 @@ class GpuWatch:
     def look(self, own: Collection[int], done: int) -> str:
         """Record what disturbed the round that has just ended; returns what spoiled it, "" for nothing.
 
-        own: the process ids of the ranks. done: the number of rounds so far; 0 starts a measurement. A round with
-        the number of the last one replaces it.
+        own: the process ids of the ranks. done: the number of rounds so far; 0 starts a measurement.
+        A round with the number of the last one replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
         before, self._last = self._last, self._states()
@@ -150,7 +150,7 @@ def foreign(listed: Collection[int], own: Collection[int], before: Collection[in
 def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
     """Return what spoiled the last of a measurement's rounds so far, GPU by GPU; nothing for a good round.
 
-    A power cap in at least half of the rounds belongs to the work itself: a repeated round would have it, too.
+    A power cap in at least half of the rounds belongs to the work itself: a repeated round has it, too.
     """
     texts = []
     for gpu, last in sorted(rounds[-1].items()):
@@ -206,29 +206,29 @@ def _processes(pids: Collection[int]) -> str:
 
 
 def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    """Return the driver's handles by the index of the uuid; NVML stays loaded, since loading it takes long."""
+    """Return the driver's handles by index of the uuid. NVML stays loaded, since loading it takes long."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # without a driver, a GPU or nvidia-ml-py nothing can be watched
         return {}
-    handles = {gpu: _query("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
+    handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
     return {gpu: handle for gpu, handle in handles.items() if handle is not None}
 
 
 def read_state(handle: Any) -> GpuState:
     """Return one GPU's state now."""
-    bits = _query("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    bits = query_nvml("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # drivers before 535 have another name
-        bits = _query("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        bits = query_nvml("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     idle = bits is None or bits & IDLE
     # the clock first: the GPU may soon be idle
-    megahertz = None if idle else _query("nvmlDeviceGetClockInfo", handle, SM_CLOCK)
-    processes = _query("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    megahertz = None if idle else query_nvml("nvmlDeviceGetClockInfo", handle, SM_CLOCK)
+    processes = query_nvml("nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return GpuState(
         monotonic_seconds=time.monotonic(),
-        violations_ns=counter_values(_query("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()),
+        violations_ns=counter_values(query_nvml("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()),
         reasons=reasons_of(bits or 0),
         processes=frozenset(process.pid for process in processes),
         megahertz=megahertz,
@@ -244,12 +244,3 @@ def counter_values(values: Iterable[Any]) -> dict[str, int]:
     """Return nanoseconds by reason from NVML's values of COUNTERS, without those that the GPU has not."""
     success = 0
     return {COUNTERS[value.fieldId]: value.value.ullVal for value in values if value.nvmlReturn == success}
-
-
-def _query(function: str, *arguments: Any) -> Any | None:
-    """Call a function of NVML; returns None for any error, since watching must never end a run."""
-    import pynvml
-
-    with contextlib.suppress(Exception):
-        return getattr(pynvml, function)(*arguments)
-    return None

@@ -1,4 +1,4 @@
-"""What a time depends on: GPUs, links, CPU. Read from the driver and the kernel; CUDA is never initialised here."""
+"""The hardware that times depend on, from the driver and the kernel. CUDA is never initialised here."""
 
 from __future__ import annotations
 
@@ -8,77 +8,83 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ddpperf.machine.git import commit
 from ddpperf.machine.links import Links
 from ddpperf.specs import Spec
 
-_T = TypeVar("_T")
-# what a CPU has by which torch computes in bf16: on x86 either of the first two, on Arm the last
+# flags of CPUs on which torch computes in bf16 quickly: on x86 the first or the second set, on Arm the last
 BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
-P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py has as a tuple, which it does not take itself
+P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver describes it; None for what the driver does not tell."""
+    """One GPU as the driver describes it; None for values that the driver does not report."""
 
     name: str
     uuid: str
     memory_bytes: int | None
     power_limit_watts: float | None
     nvlinks: int | None
-    nvlink_bytes_per_second: float | None  # of all of them together, in one direction
+    nvlink_bytes_per_second: float | None  # of all NVLinks together, in one direction
     driver: str | None
     numa_node: int | None
 
 
-def visible_gpus() -> list[Gpu]:
-    """The GPUs that CUDA will number 0, 1, ...: the driver's, as far as CUDA_VISIBLE_DEVICES shows them."""
+@contextlib.contextmanager
+def _driver() -> Iterator[Any | None]:
+    """Load NVML; gives None without a driver, a GPU or nvidia-ml-py."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # no driver library, no driver, no GPU, or no nvidia-ml-py: in every case none is known
-        return []
+    except Exception:
+        yield None
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return select_visible(
-            [_describe(pynvml, handle) for handle in handles], os.environ.get("CUDA_VISIBLE_DEVICES")
-        )
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that CUDA will number 0, 1, ..., by CUDA_VISIBLE_DEVICES."""
+    with _driver() as nvml:
+        if nvml is None:
+            return []
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = [_describe(nvml, handle) for handle in handles]
+    return select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
-    """The numbers of the first two GPUs that cannot read each other's memory; None if all can, or the driver does not tell."""
-    try:
-        import pynvml
+    """Return the first two GPUs that cannot read each other's memory.
 
-        pynvml.nvmlInit()
-    except Exception:  # as above
-        return None
-    possible = pynvml.NVML_P2P_STATUS_OK, pynvml.NVML_P2P_STATUS_UNKNOWN
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        for first, second in sorted(combinations(range(len(handles)), 2), key=max):
-            status = pynvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], P2P_READ)
-            if status not in possible:
-                return first, second
-    except pynvml.NVMLError:
-        pass
-    finally:
-        pynvml.nvmlShutdown()
+    None if all can, or the driver does not report it.
+    """
+    with _driver() as nvml:
+        if nvml is None:
+            return None
+        possible = nvml.NVML_P2P_STATUS_OK, nvml.NVML_P2P_STATUS_UNKNOWN
+        with contextlib.suppress(nvml.NVMLError):
+            handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+            for first, second in sorted(combinations(range(len(handles)), 2), key=max):
+                if nvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], P2P_READ) not in possible:
+                    return first, second
     return None
 
 
 def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES shows, in its order; what follows an unknown one is hidden, as in CUDA."""
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES selects, in its order.
+
+    As in CUDA, GPUs after an unknown one are hidden.
+    """
     if visible is None:
         return list(gpus)
     selected: list[Gpu] = []
@@ -94,52 +100,55 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     return selected
 
 
-def _describe(pynvml: Any, handle: Any) -> Gpu:
-    def known(read: Callable[[], _T]) -> _T | None:
-        with contextlib.suppress(pynvml.NVMLError):
-            return read()
-        return None
-
-    def nvlinks() -> int | None:
-        links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-        states = [known(lambda link=link: pynvml.nvmlDeviceGetNvLinkState(handle, link)) for link in links]  # type: ignore[misc]
-        told = [state for state in states if state is not None]
-        return sum(state == pynvml.NVML_FEATURE_ENABLED for state in told) if told else None
-
-    def link_bytes_per_second() -> float | None:
-        fields = (pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0)
-        told = known(lambda: pynvml.nvmlDeviceGetFieldValues(handle, list(fields))) or ()
-        rates = [
-            each.value.uiVal for each in told if each.nvmlReturn == pynvml.NVML_SUCCESS and each.value.uiVal
-        ]
-        return data_rate(rates[0]) if rates else None
-
-    links, link_rate = nvlinks(), link_bytes_per_second()
-    limit = known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+def _describe(nvml: Any, handle: Any) -> Gpu:
+    links = [
+        query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+    ]
+    states = [state for state in links if state is not None]
+    nvlinks = sum(state == nvml.NVML_FEATURE_ENABLED for state in states) if states else None
+    fields = [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]
+    values = query_nvml("nvmlDeviceGetFieldValues", handle, fields) or ()
+    rates = [value.value.uiVal for value in values if value.nvmlReturn == nvml.NVML_SUCCESS]
+    rate = next((data_rate(rate) for rate in rates if rate), None)
+    memory, pci = query_nvml("nvmlDeviceGetMemoryInfo", handle), query_nvml("nvmlDeviceGetPciInfo", handle)
+    milliwatts = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        memory_bytes=known(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),
-        power_limit_watts=None if limit is None else limit / 1e3,
-        nvlinks=links,
-        nvlink_bytes_per_second=links * link_rate if links and link_rate else None,
-        driver=known(pynvml.nvmlSystemGetDriverVersion),
-        numa_node=_numa_node(known(lambda: str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=None if memory is None else int(memory.total),
+        power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
+        nvlinks=nvlinks,
+        nvlink_bytes_per_second=nvlinks * rate if nvlinks and rate else None,
+        driver=query_nvml("nvmlSystemGetDriverVersion"),
+        numa_node=None if pci is None else _numa_node(str(pci.busId)),
     )
 
 
+def query_nvml(function: str, *arguments: Any) -> Any | None:
+    """Call a function of NVML; returns None for any error."""
+    import pynvml
+
+    with contextlib.suppress(Exception):
+        return getattr(pynvml, function)(*arguments)
+    return None
+
+
 def data_rate(megabytes_per_second: int) -> float:
-    """Bytes per second that a link carries in one direction, of the rate of its line as the driver tells it, which of NVLink
-    2, 4 and 5 counts what its coding and error correction need."""
+    """Return the bytes per second that an NVLink carries in one direction, from the driver's line rate.
+
+    For NVLink 2, 4 and 5 the line rate includes coding and error correction.
+    """
     return {25781: 25e9, 26562: 25e9, 53125: 50e9}.get(megabytes_per_second, megabytes_per_second * 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What experiments compare with. gpu: the name of its GPUs, if they are alike. link_bytes_per_second: between one GPU and
-    all others, in one direction. None where it is not known. links: what the user says of them, and of what lies beyond.
-    world_sizes: the numbers of devices that the run has. unmapped: the numbers of the first two GPUs that cannot read each
-    other's memory, as far as the driver tells."""
+    """The machine as experiments see it; None for values that are not known.
+
+    gpu: the GPUs' name if all have the same. link_bytes_per_second: between one GPU and all others, in one
+    direction. links: as the user describes them. world_sizes: the numbers of devices that the run uses.
+    unmapped: the first two GPUs that cannot read each other's memory.
+    """
 
     device: str = "cpu"
     gpu: str | None = None
@@ -149,7 +158,7 @@ class Machine:
     unmapped: tuple[int, int] | None = None
 
     def mapping_reason(self, spec: Spec) -> str:
-        """Why the GPUs cannot map their memory as `spec` asks, in a sentence; empty if they can."""
+        """Return why the GPUs cannot map their memory as `spec` requires, "" if they can."""
         if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
             return ""
         first, second = self.unmapped
@@ -157,37 +166,34 @@ class Machine:
 
 
 def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
-    """What the user says of a link comes before what the driver does."""
+    """Describe the machine; the user's figure for a link takes precedence over the driver's."""
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     rates = {gpu.nvlink_bytes_per_second for gpu in gpus} if alike else {None}
-    told = rates.pop() if len(rates) == 1 else None
-    link = links.bytes_per_second or told
-    gpu = gpus[0].name if alike else None
-    unmapped = first_unmapped(gpus) if device == "cuda" else None
+    reported = rates.pop() if len(rates) == 1 else None
     return Machine(
         device=device,
-        gpu=gpu,
-        link_bytes_per_second=link,
+        gpu=gpus[0].name if alike else None,
+        link_bytes_per_second=links.bytes_per_second or reported,
         links=links,
         world_sizes=world_sizes,
-        unmapped=unmapped,
+        unmapped=first_unmapped(gpus) if device == "cuda" else None,
     )
 
 
-def _numa_node(address: str | None) -> int | None:
-    """The NUMA node that a device's slot is in, by its PCI address; None if the kernel, or a virtual machine's, does not tell.
+def _numa_node(address: str) -> int | None:
+    """Return the NUMA node of a device's slot, by its PCI address; None if the kernel does not know it.
 
-    The driver's own answer (nvmlDeviceGetNumaNodeId) is another: the node that a GPU's memory is, where that is one.
+    nvmlDeviceGetNumaNodeId is something else: the node that the GPU's own memory forms.
     """
     with contextlib.suppress(OSError, ValueError):
-        domain, _, slot = (address or "").lower().partition(":")
+        domain, _, slot = address.lower().partition(":")
         node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{slot}/numa_node").read_text())
         return node if node >= 0 else None
     return None
 
 
 def machine_info() -> dict[str, Any]:
-    """As pytest-benchmark stores it: without what is not the same from run to run."""
+    """Return what pytest-benchmark stores of the machine, without what differs between runs."""
     return {
         "node": platform.node(),
         "machine": platform.machine(),
@@ -199,7 +205,10 @@ def machine_info() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel gives it; where that has no number, as in many clouds, with the numbers of its design."""
+    """Return the CPU's name from the kernel.
+
+    A name without a model number, as in many clouds, is followed by family, model and stepping.
+    """
     if facts := _cpu_facts():
         name = facts.get("model name", platform.machine()).strip()
         numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
@@ -209,9 +218,9 @@ def cpu_model() -> str:
 
 
 def computes_bf16() -> bool:
-    """Whether the CPU has what torch computes bf16 with; True where the kernel does not tell.
+    """Return whether the CPU has instructions for bf16; True if the kernel does not list them.
 
-    Without that a convolution of bf16 is a plain loop, which takes tens of times fp32's.
+    Without them a bf16 convolution is a plain loop, tens of times slower than in fp32.
     """
     facts = _cpu_facts()
     flags = set(facts.get("flags", facts.get("Features", "")).split())
@@ -219,14 +228,14 @@ def computes_bf16() -> bool:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """What the kernel tells of one of the cores; nothing where it does not."""
+    """Return the last core's entry of /proc/cpuinfo; empty where there is none."""
     with contextlib.suppress(OSError):
         return dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     return {}
 
 
 def core_count() -> int:
-    """The cores that this process may use: those it may run on, within the quota of its control group."""
+    """Return the number of cores that this process may use, by its affinity and its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -235,7 +244,7 @@ def core_count() -> int:
 
 
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
-    """The name of all machines whose times compare: `h200x4` for visible GPUs, `cpu2-xeon-8581c` for cores."""
+    """Return the name shared by machines with comparable times: `h200x4`, or `cpu2-xeon-8581c` for cores."""
     if device == "cuda":
         counts = Counter(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus)
         return "+".join(f"{name}x{count}" for name, count in counts.items())
@@ -249,7 +258,7 @@ def _slug(name: str, drop: set[str]) -> str:
 
 
 def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
-    """What the controller knows of the machine; the workers add torch, CUDA and the backend."""
+    """Return what the controller knows of the machine; the ranks add torch, CUDA and the backend."""
     return {
         "commit": commit(root),
         "cpu": cpu_model(),

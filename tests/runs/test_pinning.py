@@ -137,7 +137,7 @@ import os
 from ddpperf.machine import cores
 from ddpperf.specs import Fault, SamplerSpec
 
-cores.LEAST_CORES = 1  # so that two cores are enough
+cores.MIN_CORES = 1  # so that two cores are enough
 
 def test_one(measure):
     measure(SamplerSpec(world_size=1, epoch_images=10))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.machine import hardware
-from ddpperf.machine.cores import LEAST_CORES, Nodes, Plan, numa_nodes, share_cores
+from ddpperf.machine.cores import MIN_CORES, Nodes, Plan, numa_nodes, share_cores
 from tests.generated import BOUNDED
 
 
@@ -155,14 +155,14 @@ def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[in
     nodes, rank_nodes = machine
     planned = share_cores(nodes, rank_nodes)
     if isinstance(planned, str):
-        assert most_cores(nodes, rank_nodes) < LEAST_CORES
+        assert most_cores(nodes, rank_nodes) < MIN_CORES
         return
     given_out = [*planned.controller, *itertools.chain(*planned.ranks)]
     assert len(given_out) == len(set(given_out))
     assert len(planned.ranks) == len(rank_nodes)
     assert planned.controller
     assert len({len(share) for share in planned.ranks}) == 1
-    assert len(planned.ranks[0]) >= LEAST_CORES
+    assert len(planned.ranks[0]) >= MIN_CORES
     for share, home in zip(planned.ranks, rank_nodes, strict=True):
         places = {
             (number, i)
@@ -182,7 +182,7 @@ def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[in
 def test_no_spread_over_the_nodes_gives_more_cores(machine: tuple[Nodes, list[int | None]]) -> None:
     planned = share_cores(*machine)
     most = most_cores(*machine)
-    assert most < LEAST_CORES if isinstance(planned, str) else len(planned.ranks[0]) == most
+    assert most < MIN_CORES if isinstance(planned, str) else len(planned.ranks[0]) == most
 
 
 @BOUNDED
