@@ -67,7 +67,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     training_metrics(measure, epoch)
     if spec.input != "fixed":
         fraction = loading_fractions(epoch, measure.reference("without_loading", without_loading(spec)))
-        measure.metric("loading_share", fraction)
+        measure.metric("loading_fraction", fraction)
         if median(fraction.values()) >= LEAST_SHARE:
             measure.warn("loading limits the epoch")
 
@@ -81,7 +81,7 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
         epochs[workers] = measure.reference(f"workers={workers}", loaded(spec, workers))
     fractions = {workers: loading_fractions(epochs[workers], without) for workers in sorted(epochs)}
     for workers, fraction in fractions.items():
-        measure.metric(f"loading_share_with_{workers}_workers", fraction)
+        measure.metric(f"loading_fraction_with_{workers}_workers", fraction)
     enough = enough_workers({workers: median(fraction.values()) for workers, fraction in fractions.items()})
     if enough is None:
         measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers")

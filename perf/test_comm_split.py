@@ -56,7 +56,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         "comm_without_waiting_seconds": {name: each.least_total for name, each in traces.items()},
         "replayed_comm_seconds": replay.median_step_seconds(),
         "step_minus_one_device_seconds": {name: tN[name] - t1[name] for name in tN},
-        "bookkeeping_seconds": {name: each.bookkeeping for name, each in differences.items()},
+        "bucket_copy_seconds": {name: each.bookkeeping for name, each in differences.items()},
         "comm_skew_seconds": {name: each.skew for name, each in differences.items()},
         "traced_comm_skew_seconds": {name: each.skew for name, each in traces.items()},
     }

@@ -59,7 +59,7 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
         measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
     if bound := step.launch_bound():
-        measure.metric("gpu_busy_share", {name: min(1.0, 1 / ratio) for name, ratio in bound.items()})
+        measure.metric("gpu_busy_fraction", {name: min(1.0, 1 / ratio) for name, ratio in bound.items()})
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
         flops = parts.counter("flops")
         measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})

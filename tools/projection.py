@@ -1,4 +1,4 @@
-"""A table of what `test_projection` says, of two kept runs that together have all that it needs."""
+"""A table of projections like test_projection's, made of two kept runs that together measured what it needs."""
 
 from __future__ import annotations
 
@@ -15,38 +15,33 @@ from perf.test_projection import NORMAL, excess
 from tools.tables import ROOT, all_reduces, is_plain
 
 FEWER, MORE = 2, 4
-CELL = "world_size={N}-batch={batch}-resnet18_cifar-{strategy}-bf16-graph-device]"
-DDP = "ddp+avg+view+no_buffer_sync"
 BATCHES = (128, 512)
 
 
 def projection_table(runs: str) -> str:
-    """A captured step's excess over t(1) on 4 devices, predicted from its step and the all_reduces on 2, beside that measured.
+    """Return a table: a captured step's excess over t(1) on 4 devices, as projected from 2 devices and as measured.
 
-    runs: FIRST and SECOND; the first has scaling and all_reduces, the second, on 2 devices, a step taken apart.
+    runs: "FIRST and SECOND". The first has scaling and all-reduces, the second a step's parts on 2 devices.
     """
     first, second = runs.split(" and ")
-    scaling, apart = stored(first), stored(second)
+    scaling, parts = benchmarks(first), benchmarks(second)
     twos = {
-        each: t
-        for each, t in all_reduces(first).items()
-        if is_plain(each) and each.captured and each.world_size == FEWER
+        spec: t
+        for spec, t in all_reduces(first).items()
+        if is_plain(spec) and spec.captured and spec.world_size == FEWER
     }
-    lines = choose_envelope([each.nbytes for each in twos], list(twos.values()))
+    lines = choose_envelope([spec.nbytes for spec in twos], list(twos.values()))
     rows = [
-        "| images a device | on 2 | on 4 | projected | 95 % interval | off by | as on 2 |",
+        "| images per device | on 2 | on 4 | projected | 95% interval | error | error if as on 2 |",
         "|---|---|---|---|---|---|---|",
     ]
     for batch in BATCHES:
-        weak = {
-            N: scaling["test_weak_scaling[" + CELL.format(N=N, batch=batch, strategy=DDP)]
-            for N in (FEWER, MORE)
-        }
-        split = apart["test_comm_split[" + CELL.format(N=FEWER, batch=batch, strategy=DDP)]["references"]
-        alone = apart["test_step_breakdown[" + CELL.format(N=1, batch=batch, strategy="single")]["references"]
-        measured = {N: over_one_device(each, each["references"]) for N, each in weak.items()}
+        weak = {N: captured_step(scaling, "test_weak_scaling", N, batch) for N in (FEWER, MORE)}
+        split = captured_step(parts, "test_comm_split", FEWER, batch)["references"]
+        alone = captured_step(parts, "test_step_breakdown", 1, batch)["references"]
+        measured = {N: over_one_device(stored, stored["references"]) for N, stored in weak.items()}
         sent = [nbytes[0] for name, nbytes in counters(split["replay"]).items() if name.startswith("bucket")]
-        told = project(
+        projected = project(
             {FEWER: measured[FEWER]},
             over_one_device(split["local"], split),
             partial(sending_seconds, {FEWER: lines.envelope}, sent, node=MORE, network=None),
@@ -55,26 +50,44 @@ def projection_table(runs: str) -> str:
             error=sending_error({FEWER: NORMAL * lines.held_out_error}, MORE, node=MORE),
         )
         there = measured[MORE].seconds
-        figures = [units.seconds(each) for each in (measured[FEWER].seconds, there, told.seconds)]
-        figures.append(f"{units.seconds(told.low)} to {units.seconds(told.high)}")
-        figures += [f"{each / there - 1:+.1%}" for each in (told.seconds, told.plain)]
+        figures = [units.seconds(t) for t in (measured[FEWER].seconds, there, projected.seconds)]
+        figures.append(f"{units.seconds(projected.low)} to {units.seconds(projected.high)}")
+        figures += [f"{t / there - 1:+.1%}" for t in (projected.seconds, projected.plain)]
         rows.append(f"| {batch} | {' | '.join(figures)} |")
     return "\n".join([*rows, ""])
 
 
-def stored(run: str) -> dict[str, Any]:
-    """By test, what a run has of it."""
-    return {
-        each["name"]: each["extra_info"]["ddpperf"]
-        for each in json.loads((ROOT / run).read_text())["benchmarks"]
+def benchmarks(run: str) -> list[dict[str, Any]]:
+    """Return the benchmarks of a run's file."""
+    found: list[dict[str, Any]] = json.loads((ROOT / run).read_text())["benchmarks"]
+    return found
+
+
+def captured_step(run: list[dict[str, Any]], test: str, world_size: int, batch_size: int) -> dict[str, Any]:
+    """Return what a test stored of the captured ResNet-18 step, alone or by DDP."""
+    fields = {
+        "world_size": world_size,
+        "per_rank_batch_size": batch_size,
+        "model": "resnet18_cifar",
+        "execution": "graph",
+        "strategy": "ddp" if world_size > 1 else "single",
     }
+    (found,) = (
+        benchmark["extra_info"]["ddpperf"]
+        for benchmark in run
+        if benchmark["name"].startswith(f"{test}[")
+        and fields.items() <= benchmark["extra_info"]["ddpperf"]["spec"].items()
+    )
+    stored: dict[str, Any] = found
+    return stored
 
 
 def over_one_device(longer: Mapping[str, Any], references: Mapping[str, Any]) -> Excess:
+    """Return a step's excess over one device in its first process set."""
     step = Measured.from_json(dict(longer))
     return excess(step, Measured.from_json(references["one_device"]), step.samples[0].set)
 
 
 def counters(reference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of its first set."""
+    """Return the counters of a reference's first process set."""
     return Measured.from_json(dict(reference)).samples[0].counters

@@ -24,7 +24,7 @@ from perf.common.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
 DOUBTFUL = "\\*"
-TOGETHER = ("test_forms", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
+TOGETHER = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
 
 
 def block(run: str, *, first: bool = False) -> str:

@@ -175,7 +175,7 @@ _ALL = (
     # Scaling
     _ratio("speedup", "speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
     _ratio("efficiency", "efficiency", units.percent, _HIGHER, threshold=True),
-    *_interval(_ratio("serial_share", "serial fraction", units.percent)),
+    *_interval(_ratio("serial_fraction", "serial fraction", units.percent)),
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
     _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
     # Parts of a step
@@ -186,7 +186,7 @@ _ALL = (
     _seconds("optimizer_seconds", "optimizer"),
     _ratio("parts_over_step", "sum of parts over their step", units.percent),
     _ratio("marked_over_step", "step with marks over the one without", units.decimal),
-    _ratio("gpu_busy_share", "GPU busy", units.percent),
+    _ratio("gpu_busy_fraction", "GPU busy", units.percent),
     _ratio("mfu", "MFU", units.percent),
     _ratio("straggler_spread", "stragglers", units.percent),
     _seconds("device_seconds_per_epoch", "device time per epoch"),
@@ -202,7 +202,7 @@ _ALL = (
     _seconds("traced_step_seconds", "traced step"),
     _seconds("replayed_comm_seconds", "messages alone"),
     _seconds("step_minus_one_device_seconds", "t(N) - t(1)"),
-    _seconds("bookkeeping_seconds", "bucket copies"),
+    _seconds("bucket_copy_seconds", "bucket copies"),
     _seconds("comm_skew_seconds", "skew"),
     _seconds("traced_comm_skew_seconds", "skew by trace"),
     _seconds("compute_seconds", "compute"),
@@ -247,8 +247,8 @@ _ALL = (
     _seconds("step_seconds_at_{N}", "step of batch {N}"),
     Metric(name="images_per_second_at_{N}", unit="1/s", heading="throughput of batch {N}", format=units.rate),
     _bytes("peak_memory_bytes_at_{N}", "peak memory of batch {N}"),
-    _ratio("loading_share", "loading", units.percent),
-    _ratio("loading_share_with_{N}_workers", "loading with {N} workers", units.percent),
+    _ratio("loading_fraction", "loading", units.percent),
+    _ratio("loading_fraction_with_{N}_workers", "loading with {N} workers", units.percent),
     _ratio("enough_workers", "loader workers needed", units.whole),
     # Whole trainings
     _ratio("train_loss", "train loss", units.decimal),

@@ -44,7 +44,7 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
         "test_cost_model",
         "test_epoch_scaling",
         "test_fastest_all_reduce",
-        "test_forms",
+        "test_execution",
         "test_large_batch",
         "test_loader_workers",
         "test_messages",
@@ -82,7 +82,7 @@ def test_what_the_cpu_cannot_do_is_skipped_with_a_sentence(run: Run) -> None:
     assert (
         skipped == {f"test_{scaling}_scaling[{case}]": one_process for scaling in ("weak", "strong")} | bf16
     )
-    assert [stored["spec"]["execution"] for stored in run.of("test_forms")] == ["eager"], (
+    assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"], (
         "the others are a GPU's, or take long"
     )
     assert f"skipped: {one_process}: 2 tests" in run.output.splitlines()
@@ -137,7 +137,8 @@ def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "test", ["test_weak_scaling", "test_strong_scaling", "test_precision", "test_forms", "test_strategies"]
+    "test",
+    ["test_weak_scaling", "test_strong_scaling", "test_precision", "test_execution", "test_strategies"],
 )
 def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
     for stored in run.of(test):
@@ -193,7 +194,7 @@ def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
         assert metric(stored, "images_per_second") == pytest.approx(48 / seconds(stored))
     for name in ("device", "dataloader"):
         share = 1 - seconds(inputs["fixed"]) / seconds(inputs[name])
-        assert metric(inputs[name], "loading_share") == pytest.approx(share)
+        assert metric(inputs[name], "loading_fraction") == pytest.approx(share)
         assert loading_doubts(inputs[name]) == (["loading the images limits"] if share >= 0.05 else [])
         assert inputs[name]["references"]["without_loading"]["samples"] == inputs["fixed"]["samples"]
     assert inputs["fixed"]["notes"] == []
@@ -206,7 +207,7 @@ def test_enough_workers_are_those_from_which_on_loading_takes_less_than_5_percen
     assert [epoch["spec"]["loader_workers"] for epoch in epochs.values()] == [0, 1, 2]
     shares = {workers: 1 - without / seconds(epoch) for workers, epoch in epochs.items()}
     for workers, share in shares.items():
-        assert metric(stored, f"loading_share_with_{workers}_workers") == pytest.approx(share)
+        assert metric(stored, f"loading_fraction_with_{workers}_workers") == pytest.approx(share)
     enough = [
         workers
         for workers in (0, 1, 2)

@@ -100,8 +100,10 @@ def test_the_laws_are_fitted_to_what_was_measured_and_stand_beside_it(project: P
         weak = stored["spec"]["per_rank_batch_size"] == 8
         law, fit = LAWS[weak]
         found = fit([2, 4], [values["speedup_of_2"], values["speedup_of_4"]])
-        assert (values["serial_share"], values["serial_share_low"]) == pytest.approx((found.share, found.low))
-        assert values["serial_share_high"] == pytest.approx(found.high)
+        assert (values["serial_fraction"], values["serial_fraction_low"]) == pytest.approx(
+            (found.share, found.low)
+        )
+        assert values["serial_fraction_high"] == pytest.approx(found.high)
         for N in (2, 4):
             assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.share, N))
         reference = stored["references"]["world_size=2"]["spec"]

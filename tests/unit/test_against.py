@@ -437,7 +437,7 @@ def by_set(value: float) -> dict[str, object]:
 def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
     metrics = {
         name: by_set(2)
-        for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_share")
+        for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_fraction")
     }
     readings = {each.metric: each for each in readings_of("t", measured(STEP), metrics, "cuda")}
     assert set(readings) == {

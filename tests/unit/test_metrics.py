@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddpperf.results import metrics, units
 from ddpperf.results.metrics import Better, Gate, Metric
+from tests.project import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,12 @@ def test_another_suite_registers_its_metrics(monkeypatch: pytest.MonkeyPatch) ->
         metrics.register(
             Metric(name="speedup", unit="1", heading="speedup", format=units.factor, better=Better.HIGHER)
         )
+
+
+def test_kept_runs_store_only_registered_metrics() -> None:
+    runs = sorted([*REPOSITORY.glob("perf/baselines/*/*.json"), *REPOSITORY.glob("docs/*/*.json")])
+    assert runs
+    for run in runs:
+        for benchmark in json.loads(run.read_text())["benchmarks"]:
+            for name, metric in benchmark["extra_info"]["ddpperf"]["metrics"].items():
+                assert metrics.find(name).unit == metric["unit"], (run, name)

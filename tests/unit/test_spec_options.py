@@ -20,7 +20,7 @@ from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.specs import Spec, TrainingSpec, from_json, to_json
 from perf import test_batch_size, test_precision, test_scaling, test_strategies
-from perf import test_execution as test_forms
+from perf import test_execution as test_execution
 
 pytest_plugins = ["pytester"]
 
@@ -28,7 +28,7 @@ Read = Callable[..., Options]
 EXPERIMENTS: tuple[Callable[[Options], Iterator[Case]], ...] = (
     test_batch_size.epochs,
     test_batch_size.one_epoch_with_most_workers,
-    test_forms.executions,
+    test_execution.executions,
     test_precision.precisions,
     test_scaling.weak_scaling,
     test_scaling.strong_scaling,
