@@ -1,10 +1,9 @@
-"""The pytest plugin: hooks in the order in which a run meets them; `Session` and `Ending` have those that need a state."""
+"""The hooks of the pytest plugin, in the order of a run. `Outcomes` and `Ending` have further ones."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import parameters
-from ddpperf.plugin.ending import EXIT_STATUS, Ending
+from ddpperf.plugin.ending import Ending
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure import CLOCK, Measure
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import verdict_file
-from ddpperf.plugin.options.prepare import prepare
 from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.outcomes import measures
 from ddpperf.plugin.session import Session
-from ddpperf.results.outcomes import Status
 from ddpperf.specs import Spec
 
 SESSION = pytest.StashKey[Session]()
@@ -45,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options, and take saving and comparing over before pytest-benchmark reads what was asked for."""
+    """Check the options, and take saving and comparing over before pytest-benchmark reads its own options."""
     config.addinivalue_line(
         "markers",
         "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; g takes the Options and "
@@ -63,26 +61,17 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     with refusals_as_usage_errors():
         verdict_to = verdict_file(config.getoption("verdict"))
-    gpus = hardware.visible_gpus()
-    try:
-        with refusals_as_usage_errors(), terminated_as_interrupted():
-            options = prepare(read_options(config, len(gpus)), config.rootpath)
-    except KeyboardInterrupt:
-        pytest.exit(
-            "NO VERDICT: interrupted before anything was measured", returncode=EXIT_STATUS[Status.NO_VERDICT]
-        )
-    session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
-    with refusals_as_usage_errors():
-        session.find_baseline()
-        session.read_thresholds()
-    config.stash[SESSION] = session
-    if not _is_xdist_worker(config):
-        config.pluginmanager.register(session.reports, "ddpperf-reports")
-        with refusals_as_usage_errors():
+        gpus = hardware.visible_gpus()
+        options = read_options(config, len(gpus))
+        session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
+        config.stash[SESSION] = session
+        if not _is_xdist_worker(config):
+            config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
             config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
-    config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
+    baseline = session.run.baseline
+    config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
     config.option.benchmark_quiet = (
         True  # one table at the end; --benchmark-verbose brings pytest-benchmark's own back
@@ -98,51 +87,63 @@ def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test with the `specs` marker its cases."""
     marker = metafunc.definition.get_closest_marker("specs")
-    if marker is not None:
-        session = metafunc.config.stash[SESSION]
+    if marker is None:
+        return
+    session = metafunc.config.stash[SESSION]
+    cases = []
+    if not session.outcomes.refusal:
         try:
+            _prepare(metafunc.config)
             cases = parameters(metafunc.function.__name__, marker, session.options, session.machine)
-        except Refused as refused:
-            session.refusals.append(str(refused))
-            cases = []
-        metafunc.parametrize("spec", cases)
+        except Refused as refused:  # a hook that raises here would only lose one file
+            session.outcomes.refusal = str(refused)
+    metafunc.parametrize("spec", cases)
+
+
+def _prepare(config: pytest.Config) -> None:
+    """Do what takes time before the first case is made: only a run of experiments gets here."""
+    session = config.stash[SESSION]
+    capture = config.pluginmanager.getplugin("capturemanager")
+    shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
+    try:
+        with terminated_as_interrupted(), shown:
+            session.prepare()
+    except KeyboardInterrupt:
+        session.problems.append("interrupted before anything was measured")
+        raise
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse cases that cannot be measured, leave out tests without a case, and store what was collected."""
     session = config.stash[SESSION]
+    items[:] = [item for item in items if not _has_no_cases(item)]
+    session.outcomes.collect(items)
+    session.outcomes.paths = [_relative(argument, config) for argument in config.args]
     with refusals_as_usage_errors():
-        if session.refusals:
-            raise Refused(session.refusals[0])
-    empty = [item for item in items if _has_no_cases(item)]
-    items[:] = [item for item in items if item not in empty]
-    session.reports.collect([item.nodeid for item in items if _measures(item)])
-    session.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
-    session.in_gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
-    session.arguments = [_relative(argument, config) for argument in config.args]
-    session.command_line = shlex.join(str(argument) for argument in config.invocation_params.args)
+        if session.outcomes.refusal:
+            raise Refused(session.outcomes.refusal)
+        if session.outcomes.measured:
+            _prepare(config)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    for item in filter(_measures, items):
-        item.config.stash[SESSION].reports.deselected.add(item.nodeid)
+    for item in filter(measures, items):
+        item.config.stash[SESSION].outcomes.deselected.add(item.nodeid)
 
 
 def _has_no_cases(item: pytest.Item) -> bool:
-    """Whether a test has nothing to measure with these options, such as an all_reduce on one device."""
+    """Return whether a test has nothing to measure with these options, such as an all_reduce on one device."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
     spec = item.callspec.params["spec"]
-    return spec is not None and not isinstance(spec, Spec)  # pytest then puts in a placeholder, and skips it
-
-
-def _measures(item: pytest.Item) -> bool:
-    return "measure" in getattr(item, "fixturenames", ())
+    return spec is not None and not isinstance(spec, Spec)  # a placeholder of pytest's, which it skips
 
 
 def _relative(argument: str, config: pytest.Config) -> str:
-    """A path on the command line as test ids begin: relative to the root, "" for the root itself."""
+    """Return a path of the command line as test ids begin: relative to the root, "" for the root itself."""
     path, *rest = argument.split("::", 1)
     relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
     return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])
@@ -165,15 +166,11 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
-    """Take the devices before the first test, where a second run on them is refused; after the last one judge two sides."""
-    ours = session.config.stash[SESSION]
-    measuring = (
-        ours.reports.outcomes
-        and not session.config.option.collectonly
-        and not _is_xdist_worker(session.config)
-    )
+    """Take the devices before the first test; compare, and measure suspects again, after the last one."""
+    ours, config = session.config.stash[SESSION], session.config
+    measuring = ours.outcomes.measured and not config.option.collectonly and not _is_xdist_worker(config)
     if measuring:
-        interrupt_once(session.config)
+        interrupt_once(config)
         with refusals_as_usage_errors():
             ours.start()
     result = yield
@@ -188,7 +185,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _device_clock(request: pytest.FixtureRequest) -> None:
-    """Give pytest-benchmark the virtual clock: markers do not merge, so the nearest one is repeated with it."""
+    """Give pytest-benchmark the virtual clock. Markers do not merge, so the nearest one is repeated with it."""
     if "measure" in request.fixturenames:
         marker = request.node.get_closest_marker("benchmark")
         keywords = dict(marker.kwargs) if marker else {}
@@ -197,18 +194,17 @@ def _device_clock(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Measure:
-    """Measures a spec on real process sets: `measure(spec)`; see `ddpperf.plugin.measure.Measure`."""
+    """Measure a spec on process sets: `measure(spec)`; see `ddpperf.plugin.measure.Measure`."""
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    fixture = Measure(benchmark, session.pool, session.warnings, machine=session.machine, sides=session.sides)
-    session.measures[request.node.nodeid] = fixture
-    return fixture
+    session.start()
+    return session.passes[-1].fixture(request.node.nodeid, benchmark, session.machine)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
-    """After the test itself: its metrics must reach their thresholds."""
+    """Fail a test whose metrics do not reach their thresholds."""
     session = pyfuncitem.config.stash[SESSION]
     try:
         result = yield
@@ -224,7 +220,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """End the processes first of all, and decide; `Ending` saves and tells it last."""
+    """End all processes and decide, before other plugins write; `Ending` saves and prints last."""
     session.config.stash[SESSION].finish()
     ending = session.config.pluginmanager.get_plugin("ddpperf-ending")
     if isinstance(ending, Ending):

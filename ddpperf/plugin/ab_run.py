@@ -1,194 +1,211 @@
-"""The decision between a run's two sides: after the tests two controls, then the suspects again on fresh process sets."""
+"""A run of two sides: every test is measured on the base and on the candidate, side by side, and the two are compared."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from statistics import mean
 from typing import Any
 
-from ddpperf.plugin.controls import SLOW_DOWN, copy_spec, shortest, slowed
-from ddpperf.plugin.measure import Measure
+from ddpperf.errors import first_line
+from ddpperf.plugin.controls import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
+from ddpperf.plugin.measuring import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.stored_runs import Baseline
 from ddpperf.verdict.ab import Decision
-from ddpperf.verdict.ab_answer import Confirmed, Judgement
+from ddpperf.verdict.ab_answer import Judgement
 from ddpperf.verdict.estimates import Control, Reading, readings_of
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run import Comparison
-from ddpperf.verdict.verdict import Answer
-from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 
 
-class Gate:
-    """What a run with two sides decides. confirms: only of the suspects of a comparison with a stored run, the base's."""
+class ABRun:
+    """Compares the base with the candidate: screening on a few process sets, then confirmation of suspects on fresh ones.
+
+    A plain run has one, too, where it can measure its suspects beside the stored run's code. That one only confirms.
+    """
+
+    baseline: Baseline | None = None  # the stored run: none is compared with
+    comparison: Comparison | None = None
 
     def __init__(
-        self, sides: Sides, settings: DecisionSettings, device: str, replicates: int | None, *, confirms: bool
+        self, sides: Sides, settings: DecisionSettings, device: str, *, replicates: int | None = None
     ) -> None:
+        """replicates: process sets per side; None for those that the settings name."""
         self.sides = sides
-        self.confirms = confirms
-        self.active = not confirms  # whether the sides measure, or have
-        self.device = device
-        self.settings = settings.with_sets(replicates) if replicates is not None else settings
-        self.confirmation: dict[str, Any] = {}
+        self._device = device
+        self._settings = settings.with_sets(replicates) if replicates is not None else settings
         self._decision: Decision | None = None
+        self._confirmed: dict[str, Any] = {}  # by test, what the confirmation stored
+        self._sets_option = "--replicates"
         self._torch: dict[str, str] = {}  # by side
         self._problems: list[str] = []
-        self._suspects: list[str] = []  # of the comparison with a stored run
-
-    @property
-    def name(self) -> str:
-        """Under which a run's JSON has it: a stored run's suspects alone were measured by two sides, all else by one."""
-        return "confirmed" if self.confirms else "against"
 
     @property
     def replicates(self) -> int:
-        """Process sets a side: of the first look, and when that is done of the second."""
-        settings = self.settings.default
-        first = self._decision is None and not self.confirms
-        return settings.screen_sets if first else settings.confirm_sets
+        """Process sets per side that screen a test."""
+        return self._settings.default.screen_sets
 
-    def sides_in_any_order(self) -> list[Side]:
-        """Which side begins is left to chance, for what comes first may meet colder caches in every round."""
-        return random.sample([self.sides.base, self.sides.candidate], 2)
+    @property
+    def confirmation_replicates(self) -> int:
+        """Process sets per side that confirm a suspect."""
+        return self._settings.default.confirm_sets
 
-    def screening(self, measures: Mapping[str, Measure], pool: Pool) -> list[str]:
-        """Judge what the tests measured, with two controls by the same sets; returns the suspects."""
-        readings = self._readings(measures)
-        readings += self._try_controls(measures, readings, pool)
-        measured = [each.measured for each in measures.values() if each.measured is not None]
-        if self.sides.spec_fields and not any(each.candidate_spec for each in measured):
+    @property
+    def confirmation(self) -> ABRun:
+        """What measures suspects again: this run itself."""
+        return self
+
+    @property
+    def decided(self) -> bool:
+        """Whether any test was compared."""
+        return self._decision is not None
+
+    def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
+        """Measure the controls and screen every test; return the suspects.
+
+        expected: of no use here, because every test has both sides.
+        """
+        del expected
+        readings = self._readings(measuring)
+        readings += self._controls(measuring, readings)
+        specs = measuring.measured().values()
+        if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self._problems.append(f"no test measures anything that --against-spec {fields} changes")
-        self._decision = Decision(readings, self.settings)
+        self._decision = Decision(readings, self._settings)
         return self._decision.suspects()
 
-    def suspects_of(self, comparison: Comparison | None) -> list[str]:
-        """The tests that a comparison with a stored run finds slower, or suspects; none where it could not be had."""
-        self._suspects = [*comparison.slower, *comparison.suspects] if comparison is not None else []
-        return self._suspects
+    def confirm(self, measuring: Measuring) -> None:
+        """Decide on the suspects by their measurements on fresh process sets."""
+        assert self._decision is not None
+        self._decision.confirm(self._readings(measuring))
+        self._keep(measuring)
 
-    def confirm(self, measures: Mapping[str, Measure], pool: Callable[[], Pool]) -> None:
-        """Decide by the suspects' second measurement, on fresh sets; and of a stored run's suspects the first of two sides."""
-        readings = self._readings(measures)
-        if self._decision is None:
-            readings = [*readings, *self._try_controls(measures, readings, pool())]
-            self._decision = Decision(readings, self.settings, suspects_only=True)
-            judged = {row.test for row in self._decision.rows if row.primary and row.gated}
-            for test in [test for test in self._suspects if test not in judged]:
+    def confirm_suspects(self, measuring: Measuring, suspects: Sequence[str]) -> None:
+        """Decide on the suspects of a comparison with a stored run, which no A/B measurement screened."""
+        readings = self._readings(measuring)
+        readings += self._controls(measuring, readings)
+        self._decision = Decision(readings, self._settings, suspects_only=True)
+        self._sets_option = "in perf/thresholds.toml confirm_sets ="
+        judged = {row.test for row in self._decision.rows if row.primary and row.gated}
+        for test in suspects:
+            if test not in judged:
                 self._decision.missing.setdefault(
                     test, "is a suspect, and two sides cannot judge what it stands for"
                 )
-        else:
-            self._decision.confirm(readings)
-        self.confirmation = {test: each.stored for test, each in measures.items() if each.stored}
+        self._keep(measuring)
 
-    def answer(self, comparison: Comparison | None, unmeasured: Sequence[str] = ()) -> Answer | None:
-        """What the run says: of a comparison with a stored run that, unless it had suspects, whom two sides then judged.
-        unmeasured: tests that the candidate cannot measure."""
-        if comparison is None:
-            return None if self.confirms else self.judgement(unmeasured)
-        if self._suspects and self._decision is None:
-            unseen = dict.fromkeys(
-                self._suspects, "was to be measured beside the stored run's code, and was not"
-            )
-            judgement = Judgement(rows=(), missing=unseen, problems=self._problems)
-            return Confirmed(comparison=comparison, judgement=judgement)
-        judged = self._decision is not None
-        return Confirmed(comparison=comparison, judgement=self.judgement()) if judged else comparison
+    def answer(
+        self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
+    ) -> Judgement:
+        """Return what was found. cannot: tests that only the candidate cannot measure."""
+        del measured, expected
+        return self.judgement(cannot)
 
-    def judgement(self, unmeasured: Sequence[str] = ()) -> Judgement:
+    def judgement(self, cannot: Sequence[str] = ()) -> Judgement:
+        """Return what was found; of a run in which nothing was compared, that as its problem."""
         if self._decision is None:
-            return Judgement(
-                rows=(),
-                missing={},
-                problems=["the two sides were not compared: no test measured both to its end"],
-            )
-        option = "in perf/thresholds.toml confirm_sets =" if self.confirms else "--replicates"
-        rows, missing = self._decision.rows, self._decision.missing
+            none = "the two sides were not compared: no test measured both to its end"
+            return Judgement(rows=(), missing={}, problems=[none])
         return Judgement(
-            rows=rows, missing=missing, problems=self._problems, unmeasured=unmeasured, sets_option=option
+            rows=self._decision.rows,
+            missing=self._decision.missing,
+            problems=self._problems,
+            unmeasured=cannot,
+            sets_option=self._sets_option,
         )
 
-    def _readings(self, measures: Mapping[str, Measure]) -> list[Reading]:
-        measured = [each.measured for each in measures.values() if each.measured is not None]
-        self._torch |= {sample.side: sample.torch for each in measured for sample in each.samples}
+    def _readings(self, measuring: Measuring) -> list[Reading]:
+        self._torch |= {
+            sample.side: sample.torch
+            for measured in measuring.measured().values()
+            for sample in measured.samples
+        }
         return [
             reading
-            for test, each in measures.items()
-            if each.measured is not None
-            for reading in readings_of(test, each.measured, each.metrics, self.device)
+            for test, measured in measuring.measured().items()
+            for reading in readings_of(test, measured, measuring.measures[test].metrics, self._device)
         ]
+
+    def _keep(self, measuring: Measuring) -> None:
+        self._confirmed = {test: each.stored for test, each in measuring.measures.items() if each.stored}
 
     # --- controls
 
-    def _try_controls(
-        self, measures: Mapping[str, Measure], readings: list[Reading], pool: Pool
-    ) -> list[Reading]:
-        """The controls' readings; one that cannot be measured is one of the run's problems."""
-        measured = {test: each.measured for test, each in measures.items() if each.measured is not None}
-        controls: list[Reading] = []
-        for control in (self._untouched, partial(self._slowed_down, measured, readings)):
+    def _controls(self, measuring: Measuring, readings: list[Reading]) -> list[Reading]:
+        """Return the controls' estimates. A control that cannot be measured is one of the run's problems."""
+        controls: list[Callable[[], list[Reading]]] = [
+            lambda: self._copy(measuring.pool()),
+            lambda: self._slow_down(measuring, readings),
+        ]
+        found: list[Reading] = []
+        for control in controls:
             try:
-                controls += control(pool)
-            except (SetFailure, ValueError, OSError) as error:
-                self._problems.append(f"a control could not be measured: {str(error).splitlines()[0]}")
-        return controls
+                found += control()
+            except CANNOT_MEASURE as error:
+                self._problems.append(f"a control could not be measured: {first_line(error)}")
+        return found
 
-    def _untouched(self, pool: Pool) -> list[Reading]:
-        """Of what no change can touch."""
-        copied = pool.measure(copy_spec(self.device)).median_step_seconds()
-        base, candidate = (
-            {name: t for name, t in copied.items() if name.startswith(side)} for side in (BASE, CANDIDATE)
-        )
+    def _copy(self, pool: Pool) -> list[Reading]:
+        """Measure a copy of memory on both sides: the negative control."""
+        copied = pool.measure(copy_spec(self._device)).median_step_seconds()
+        base, candidate = (_of_side(copied, side) for side in (BASE, CANDIDATE))
         return [_control("negative", base, candidate, "copy")]
 
-    def _slowed_down(
-        self, measured: Mapping[str, Measured], readings: list[Reading], pool: Pool
-    ) -> list[Reading]:
-        """Of the shortest step that can fail the run by its time: the candidate's sets, without a delay and with one.
+    def _slow_down(self, measuring: Measuring, readings: list[Reading]) -> list[Reading]:
+        """Measure the candidate's shortest gated step with a delay and without one: the positive control.
 
-        Whatever the candidate changed, its sets differ as they do, and so the delay is judged as a change would be.
+        Both are the candidate's, so that whatever it changed is in both, and the delay is judged as a change would be.
         """
         timed = {
-            each.test: each for each in readings if each.primary and each.gated and each.metric == "time"
+            reading.test: reading
+            for reading in readings
+            if reading.primary and reading.gated and reading.metric == "time"
         }
-        if (test := shortest({test: mean(each.base) for test, each in timed.items()}, measured)) is None:
+        measured = measuring.measured()
+        test = shortest({test: mean(reading.base) for test, reading in timed.items()}, measured)
+        if test is None:
             return []
-        spec = measured[test].spec_of(CANDIDATE)
-        before = {
-            name: t for name, t in measured[test].median_step_seconds().items() if name.startswith(CANDIDATE)
-        }
-        delayed = pool.measure(
-            measured[test].spec, slowed(spec, SLOW_DOWN[self.device] * mean(before.values()))
+        before = _of_side(measured[test].median_step_seconds(), CANDIDATE)
+        delay = SLOW_DOWN[self._device] * mean(before.values())
+        delayed = measuring.pool().measure(
+            measured[test].spec, slowed(measured[test].spec_of(CANDIDATE), delay)
         )
-        after = {name: t for name, t in delayed.median_step_seconds().items() if name in before}
-        return [_control("positive", before, after, timed[test].kind)]
+        after = _of_side(delayed.median_step_seconds(), CANDIDATE)
+        same_sets = {name: seconds for name, seconds in after.items() if name in before}
+        return [_control("positive", before, same_sets, timed[test].kind)]
 
-    # --- telling
+    # --- storing
 
     def to_json(self) -> dict[str, Any]:
-        """The run's own account of its sides: what they are, what was found of each metric, and the second look's samples."""
-        judgement = self.judgement()
+        """Return this run's part of the JSON."""
+        return {"copied": None, "against": self.sides_json()}
+
+    def sides_json(self) -> dict[str, Any]:
+        """Return what the sides are, what was found of each metric, and the confirmation's samples."""
         return {
-            "base": _side(self.sides.base) | {"torch": self._torch.get(BASE)},
-            "candidate": _side(self.sides.candidate)
+            "base": _side_json(self.sides.base) | {"torch": self._torch.get(BASE)},
+            "candidate": _side_json(self.sides.candidate)
             | {"torch": self._torch.get(CANDIDATE), "spec": dict(self.sides.spec_fields)},
-            "settings": asdict(self.settings),
-            "rows": [asdict(row) for row in judgement.rows],
-            "confirmation": self.confirmation,
+            "settings": asdict(self._settings),
+            "rows": [asdict(row) for row in self.judgement().rows],
+            "confirmation": self._confirmed,
         }
+
+
+def _of_side(seconds: Mapping[str, float], side: str) -> dict[str, float]:
+    """Return the values of one side's process sets; their names begin with the side's."""
+    return {name: value for name, value in seconds.items() if name.startswith(side)}
 
 
 def _control(
     control: Control, base: Mapping[str, float], candidate: Mapping[str, float], kind: Hashable
 ) -> Reading:
-    """Seconds by set."""
+    """Return a control's estimates. base, candidate: seconds by process set."""
     return Reading(
         test=f"{control} control",
         metric="time",
@@ -199,9 +216,6 @@ def _control(
     )
 
 
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "python": side.python,
-        "root": side.root and str(side.root),
-        "environment": dict(side.environment),
-    }
+def _side_json(side: Side) -> dict[str, Any]:
+    root = side.root and str(side.root)
+    return {"python": side.python, "root": root, "environment": dict(side.environment)}

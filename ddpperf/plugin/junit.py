@@ -13,7 +13,7 @@ from ddpperf.results.outcomes import Status, Verdict
 VERDICT = "ddpperf::verdict"  # the name of the case that stands for the whole run
 
 
-def tell_junit(config: pytest.Config, failures: Mapping[str, str], verdict: Verdict) -> None:
+def add_verdict(config: pytest.Config, failures: Mapping[str, str], verdict: Verdict) -> None:
     """Add a failed case for each test that got worse, and one of the verdict: passed, failed, or in error where there is none.
 
     failures: by test, how it got worse. Does nothing where no --junitxml was asked for; call before the file is written.

@@ -1,62 +1,84 @@
-"""What became of every test, as pytest reports it."""
+"""The tests of a run: which were collected, and how each ended."""
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Sequence
 
 import pytest
 
+from ddpperf.plugin.options.options import is_experiment
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
-class Reports:
-    """Outcomes by test id, of a run's own tests, of files that could not be read, and of other tests that failed.
+class Outcomes:
+    """How each test of a run ended, by test id, as pytest reports it.
 
-    deselected: own tests that the command line left out. seconds: by test, what its phases took.
+    measured: tests that measure. uncollected: files that could not be imported. other_failures: failed tests that
+    measure nothing. deselected: tests that measure, but were left out on the command line. gate: tests that `-m gate`
+    selects. candidate_cannot: tests skipped because only the candidate of an A/B run cannot measure them.
+    seconds: the duration of each test, with its setup and teardown. paths: what the command line names, as test ids
+    begin. refusal: why the collected cases cannot be measured; empty if they can. begun: when the run began.
     """
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, Outcome] = {}
-        self.deselected: set[str] = set()
+        self.measured: dict[str, Outcome] = {}
         self.uncollected: dict[str, Outcome] = {}
         self.other_failures: dict[str, Outcome] = {}
+        self.deselected: set[str] = set()
+        self.gate: list[str] = []
+        self.candidate_cannot: set[str] = set()
         self.seconds: dict[str, float] = {}
+        self.paths: list[str] = []
+        self.refusal = ""
+        self.begun = time.monotonic()
 
-    def collect(self, tests: Sequence[str]) -> None:
-        """Take these tests as the run's own; until they end they have not been run."""
-        self.outcomes = {test: Outcome(kind=OutcomeKind.NOT_RUN) for test in tests}
+    def collect(self, items: Sequence[pytest.Item]) -> None:
+        """Store which tests were collected; until a test ends it has not been run."""
+        not_run = Outcome(kind=OutcomeKind.NOT_RUN)
+        self.measured = {item.nodeid: not_run for item in items if measures(item)}
+        self.gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
+        self.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
+
+    @property
+    def found_experiments(self) -> bool:
+        """Whether anything was collected, or deselected, that measures."""
+        return bool(self.measured or self.deselected or any(map(is_experiment, self.uncollected)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep how a test ended: the first of its phases that did not pass decides."""
+        """Store how a test ended: the first of its phases that did not pass decides."""
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
-        known = self.outcomes.get(report.nodeid)
+        known = self.measured.get(report.nodeid)
+        outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
         if known is None:
-            if report.failed:  # a test that measures nothing counts only then
-                self.other_failures[report.nodeid] = Outcome(kind=OutcomeKind.FAILED, reason=_reason(report))
+            if report.failed:
+                self.other_failures[report.nodeid] = outcome
         elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and (
-            not report.passed or report.when == "call"
+            report.when == "call" or not report.passed
         ):
-            self.outcomes[report.nodeid] = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
+            self.measured[report.nodeid] = outcome
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep which files could not even be read."""
+        """Store which files could not be imported."""
         if report.failed:
             self.uncollected[report.nodeid] = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason(report))
 
     def all(self) -> dict[str, Outcome]:
-        """The run's own tests, then whatever else went wrong beside them."""
-        return self.outcomes | self.uncollected | self.other_failures
+        """Return the outcomes of tests that measure, then of what else failed."""
+        return self.measured | self.uncollected | self.other_failures
+
+
+def measures(item: pytest.Item) -> bool:
+    """Return whether a test has the `measure` fixture."""
+    return "measure" in getattr(item, "fixturenames", ())
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The first line of why a test did not pass."""
+    """Return the first line of why a test did not pass, without the word that pytest puts before it."""
     if report.passed:
         return ""
-    if isinstance(report.longrepr, tuple):
+    if isinstance(report.longrepr, tuple):  # a skip: file, line, message
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
-    with contextlib.suppress(IndexError):
-        text = str(crash.message if crash is not None else report.longreprtext).strip()
-        return text.splitlines()[0].removeprefix("Failed: ")
-    return report.outcome
+    text = str(crash.message if crash is not None else report.longreprtext).strip()
+    return text.partition("\n")[0].removeprefix("Failed: ") or report.outcome

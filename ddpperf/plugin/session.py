@@ -1,11 +1,10 @@
-"""One run of the suite: what was collected, measured and decided, from the first test to the exit status."""
+"""One run of the suite, from the options to the verdict."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,276 +12,203 @@ from typing import Any, Literal
 import pytest
 from _pytest.runner import runtestprotocol
 
-from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine import hardware
-from ddpperf.machine.cores import Pinning
-from ddpperf.machine.device_lock import DeviceLock
-from ddpperf.machine.gpu_watch import GpuWatch
-from ddpperf.plugin.ab_run import Gate
-from ddpperf.plugin.controls import StoredControls
+from ddpperf.plugin.ab_run import ABRun
+from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.options.options import Options, is_experiment
-from ddpperf.plugin.options.sides import Sides
-from ddpperf.plugin.outcomes import Reports
+from ddpperf.plugin.measuring import Measuring
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.prepare import prepare
+from ddpperf.plugin.outcomes import Outcomes
+from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.stored_code import require_stored_code
-from ddpperf.results.notes import Note, warning
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
-from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import Baseline, NoBaseline, PastRun, Storage
-from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
-from ddpperf.verdict.stored_run import Comparison, compare, copies
+from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.verdict.verdict import Answer, decide
-from ddpperf.workers.interpreter import Side
-from ddpperf.workers.pool import Pool
 
 
 class Session:
-    """The state of a run. It is one of the suite's as soon as a test that measures was collected, or deselected."""
+    """The state of a run.
+
+    run: how the tests are measured and judged, on one side or A/B. passes: the process sets and measurements of the
+    first pass over the tests, and of the second one, which measures suspects again. problems: why the run cannot
+    answer, a sentence each.
+    """
 
     def __init__(
         self,
         options: Options,
         gpus: Sequence[hardware.Gpu],
         root: Path,
-        compare_with: str | Literal[True] | None,
+        compare_with: str | Literal[True] | None = None,
     ) -> None:
+        """Read the thresholds and the stored run. compare_with: its name, or True for the newest one."""
         self.options = options
-        self.gpus = gpus
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
-        self.machine = hardware.machine(options.device, gpus, options.links, options.world_sizes)
-        self.environment = hardware.environment(options.device, gpus, root)
-        self.reports = Reports()
-        self.in_gate: list[str] = []
-        self.arguments: list[str] = []
-        self.measures: dict[str, Measure] = {}
+        self.outcomes = Outcomes()
         self.problems: list[str] = []
-        self.refusals: list[str] = []
-        self.baseline: Baseline | None = None
-        self.compare_with = compare_with
-        self.command_line = ""
-        self.lock = DeviceLock()
-        self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # before pytest captures what goes there
-        self.controls = StoredControls(options.device)
-        self.comparison: Comparison | None = None
-        self.gate: Gate | None = None
-        self.candidate_cannot: set[str] = set()  # tests skipped when they were collected
-        self.base_failed: set[str] = set()  # tests whose second look the base's ranks ended
-        self.begun = time.monotonic()
-        self.counted_seconds = 0.0  # spent in rounds that count, by all sets
-        self._pinning = Pinning()
-        self._watch: GpuWatch | None = None
-        self._warnings: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
-        self._pool: Pool | None = None
-        self._sets_made = 0  # by earlier pools: a set's name, and its files, are its own
+        self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # pytest captures the usual stream later
+        self.passes: list[Measuring] = []
+        self._gpus = gpus
+        self._prepared = False
+        thresholds, settings = read_threshold_file(root)
+        self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
+        decision = settings["gpu" if options.device == "cuda" else "cpu"]
+        baseline = self._stored_run(compare_with) if compare_with else None
+        self.run: PlainRun | ABRun
+        if options.sides is not None and not compare_with:
+            self.run = ABRun(options.sides, decision, options.device, replicates=options.replicates)
+        else:
+            beside = ABRun(options.sides, decision, options.device) if options.sides is not None else None
+            self.run = PlainRun(options, decision, self.storage, baseline, beside)
 
-    @property
-    def active(self) -> bool:
-        asked = self.compare_with or self.gate is not None  # for an answer, whatever was found to measure
-        return bool(
-            asked
-            or self.reports.outcomes
-            or self.reports.deselected
-            or any(map(is_experiment, self.reports.uncollected))
-        )
-
-    def find_baseline(self) -> None:
-        """Load what is to be compared with; one that cannot be had is one of the run's problems, not its end. Raises
-        pytest.UsageError for a base that is not its code."""
-        if not self.compare_with:
-            return
+    def _stored_run(self, name: str | Literal[True]) -> Baseline | None:
+        """Return the stored run to compare with. Without one the run goes on, but cannot answer."""
         try:
-            self.baseline = self.storage.load(self.storage.find(self.compare_with))
+            return self.storage.load(self.storage.find(name))
         except NoBaseline as problem:
             self.problems.append(str(problem))
-        else:
-            require_stored_code(self.baseline, self.options.sides, self.storage.root)
+            return None
 
-    def read_thresholds(self) -> None:
-        """Load perf/thresholds.toml, where there is one; raises Refused if it is broken."""
-        thresholds, settings = read_threshold_file(self.storage.root)
-        self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
-        self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
-        if self.options.sides is not None:
-            replicates = None if (confirms := bool(self.compare_with)) else self.options.replicates
-            self.gate = Gate(
-                self.options.sides, self.settings, self.options.device, replicates, confirms=confirms
-            )
+    @cached_property
+    def machine(self) -> hardware.Machine:
+        """What is known of this machine."""
+        return hardware.machine(self.options.device, self._gpus, self.options.links, self.options.world_sizes)
+
+    @cached_property
+    def _devices(self) -> Devices:
+        gpus = self._gpus if self.options.device == "cuda" else ()
+        return Devices(gpus, max(self.options.world_sizes))
 
     @property
-    def sides(self) -> Sides | None:
-        """Those that measure now: of a comparison with a stored run only in the second look."""
-        return self.gate.sides if self.gate is not None and self.gate.active else None
+    def is_suite(self) -> bool:
+        """Whether this is a run of the suite: experiments were collected, or a comparison was requested."""
+        requested = isinstance(self.run, ABRun) or self.run.baseline is not None or bool(self.problems)
+        return requested or self.outcomes.found_experiments
 
-    def violations(self, test: str, function: str) -> list[str]:
-        """The thresholds for this hardware that the test's metrics do not reach, a sentence each."""
-        measure = self.measures.get(test)
-        if measure is None or measure.measured is None:
-            return []
-        return self.thresholds.violations(
-            function, measure.measured.spec_of(measure.judged), measure.values()
-        )
+    def prepare(self) -> None:
+        """Check, once, what takes time: images, interpreters, models. Raises Refused for what cannot be measured."""
+        if self._prepared:
+            return
+        self._prepared = True
+        assert self.host, "the commit is the one at the beginning"
+        self.options = prepare(self.options, self.storage.root)
+        if self.run.baseline is not None:
+            require_stored_code(self.run.baseline, self.options.sides, self.storage.root)
+
+    @cached_property
+    def host(self) -> dict[str, Any]:
+        """The machine and the commit at the run's beginning, as they are stored."""
+        return hardware.environment(self.options.device, self._gpus, self.storage.root)
+
+    # --- measuring
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """The `measure` fixtures of the first pass, by test id."""
+        return self.passes[0].measures if self.passes else {}
 
     def start(self) -> None:
-        """Take the devices, and see who else uses them; raises pytest.UsageError if another run has one."""
-        used = [gpu.uuid for gpu in self.gpus[: max(self.options.world_sizes)]]
-        self.lock.acquire(used if self.options.device == "cuda" else ["cpu"])
-        if self.options.device == "cuda":
-            self._watch = GpuWatch(used)
+        """Lock the devices and begin the first pass, once. Raises Refused if another run uses one of the devices."""
+        if not self.passes:
+            self.prepare()
+            self._devices.acquire()
+            self._begin_pass(self.run, self.run.replicates)
 
-    def pool(self) -> Pool:
-        """The process sets, made at the first measurement."""
-        if self._pool is None:
-            self._pinning.plan(
-                max(self.options.world_sizes), self.gpus if self.options.device == "cuda" else ()
-            )
-            sides, replicates = [Side()], self.options.replicates or 1
-            if self.gate is not None and self.gate.active:
-                sides, replicates = self.gate.sides_in_any_order(), self.gate.replicates
-            self._pool = Pool(
-                size=max(self.options.world_sizes),
-                device=self.options.device,
-                rounds=self.options.rounds,
+    def _begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
+        after = self.passes[-1] if self.passes else None
+        if after is not None:
+            after.close()
+        self.passes.append(
+            Measuring(
+                self.options,
+                self._devices,
+                self.progress,
+                sides=run.sides,
                 replicates=replicates,
-                sets_made=self._sets_made,
-                deadline_seconds=self.options.deadline_seconds,
-                log_folder=self.options.worker_logs,
-                sides=[
-                    replace(side, environment=self._variables() | dict(side.environment)) for side in sides
-                ],
-                cores=self._pinning.ranks,
-                progress=self.progress,
-                check_round=self._look,
+                after=after,
             )
-        return self._pool
+        )
+
+    def violations(self, test: str, function: str) -> list[str]:
+        """Return the thresholds that the metrics of a test that just ended do not reach, a sentence each."""
+        measure = self.passes[-1].measures.get(test) if self.passes else None
+        if measure is None or measure.measured is None:
+            return []
+        spec = measure.measured.spec_of(measure.judged_side)
+        return self.thresholds.violations(function, spec, measure.values())
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """After the tests: controls, then what two sides measured, the suspects' tests once more on fresh process sets."""
-        measured = self._measured()
-        if not measured:
+        """Measure the controls and compare after the tests; then measure the suspects again on fresh process sets."""
+        (first,) = self.passes
+        if not first.measured():
             return
-        if self.gate is not None and self.gate.active:
-            suspects = self.gate.screening(self.measures, self.pool())
-        else:
-            self.controls.copy(self.pool())
-            comparison = self._comparison()
-            if comparison is not None:
-                self.controls.slow_down(comparison, measured, self.pool())
-            suspects = self.gate.suspects_of(comparison) if self.gate is not None else []
-        if self.gate is None or not suspects:
+        suspects = self.run.judge(first, self._expected())
+        again = self.run.confirmation
+        if not suspects or again is None:
             return
-        first, self.measures = self.measures, {}
-        self._end_pool()
-        self.gate.active = True
-        try:
-            for item in items:
-                if item.nodeid in suspects:
-                    for report in runtestprotocol(item, log=False):
-                        if report.failed:  # what passed again was told before
-                            item.ihook.pytest_runtest_logreport(report=report)
-            self.gate.confirm(self.measures, self.pool)
-        finally:
-            self.base_failed |= {test for test, each in self.measures.items() if each.base_failed}
-            self.measures = first
+        self._begin_pass(again, again.confirmation_replicates)
+        for item in items:
+            if item.nodeid in suspects:
+                for report in runtestprotocol(item, log=False):
+                    if report.failed:  # the first pass reported everything else
+                        item.ihook.pytest_runtest_logreport(report=report)
+        self.run.confirm(self.passes[-1])
 
-    def _look(self, processes: list[int], done: int) -> str:
-        """Keep off the ranks' cores; see what disturbs the GPUs, and what of that spoiled the round that has just ended."""
-        self._pinning.hold()
-        return self._watch.look(processes, done) if self._watch is not None else ""
-
-    def _variables(self) -> dict[str, str]:
-        """For the ranks' environment: what the names of data set and model mean here, and where traces stay."""
-        options = self.options
-        paths = {
-            DATA_VARIABLE: options.data.path,
-            TRACES_VARIABLE: options.traces,
-            CHECKPOINTS_VARIABLE: options.checkpoints,
-        }
-        return {MODEL_VARIABLE: options.model} | {
-            name: str(path) for name, path in paths.items() if path is not None
-        }
-
-    def warnings(self, measured: Measured, fresh: bool) -> list[Note]:
-        """What made a measurement doubtful, seen from outside, and what is told of it besides; of one that was not taken now,
-        what did then."""
-        key = measured.spec, tuple(sample.set for sample in measured.samples)
-        if fresh:
-            self._warnings[key] = [
-                *map(warning, self._pinning.warnings(measured.spec)),
-                *(self._watch.warnings() if self._watch is not None else []),
-            ]
-        return [*self._warnings.get(key, []), *map(warning, other_kernels(measured))]
+    def _expected(self) -> set[str]:
+        """Return the tests to be compared: those collected, and those of the stored run that were asked for by path."""
+        stored = self.run.baseline.measured if self.run.baseline is not None else {}
+        asked = {test for test in stored if any(_is_below(test, path) for path in self.outcomes.paths)}
+        return set(self.outcomes.measured) | asked - self.outcomes.deselected
 
     def finish(self) -> None:
-        """End every process and let go of the devices, whatever else goes wrong."""
+        """End every process and release the devices, whatever else goes wrong."""
         ignore_interrupts()
         self.progress.close()
         try:
-            self._end_pool()
+            for measuring in self.passes:
+                measuring.close()
         finally:
-            self._pinning.release()
-            self.lock.release()
+            self._devices.release()
 
-    def _end_pool(self) -> None:
-        if self._pool is not None:
-            ending, self._pool = self._pool, None
-            self.environment |= ending.environment() | self._pinning.environment()
-            self.counted_seconds += ending.counted_seconds
-            self._sets_made = ending.sets_made
-            ending.close()
+    # --- the answer
 
-    def _comparison(self) -> Comparison | None:
-        """With the stored run, if there is one."""
-        if (baseline := self.baseline) is None:
-            return None
-        common: dict[str, Any] = {"baseline": baseline.path.name, "limit": self.options.slower_ratio}
-        common |= {"settings": self.settings, "history": self._history}
-        compared = compare(self._measured(), baseline.measured, expected=self._expected(baseline), **common)
-        negative = copies(self.controls.copied, baseline.copied, compared=len(compared.changes), **common)
-        return replace(compared, controls=self.controls.beside(negative))
+    def answer(self) -> tuple[Answer | None, Verdict]:
+        """Return what the comparison says, None without one, and the verdict on the whole run."""
+        outcomes = self.outcomes_by_side()
+        cannot = [test for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.CANDIDATE_CANNOT]
+        measured = self.passes[0].measured() if self.passes else {}
+        answer = self.run.answer(measured, self._expected(), cannot)
+        problems = list(self.problems)
+        if self.outcomes.deselected and not self.outcomes.measured:
+            count = len(self.outcomes.deselected)
+            problems.append(f"all {count} tests were deselected on the command line")
+        return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
 
-    @cached_property
-    def _history(self) -> list[PastRun]:
-        return self.storage.history(self.baseline) if self.baseline is not None else []
-
-    def _measured(self) -> dict[str, Measured]:
-        return {test: each.measured for test, each in self.measures.items() if each.measured is not None}
-
-    def outcomes(self) -> dict[str, Outcome]:
-        """Return how each test ended, with the failures and skips that only one side of an A/B run caused told apart."""
-        failed = self.base_failed | {test for test, each in self.measures.items() if each.base_failed}
-        cannot = self.candidate_cannot | {
-            test for test, each in self.measures.items() if each.candidate_cannot
-        }
-        outcomes = self.reports.all()
+    def outcomes_by_side(self) -> dict[str, Outcome]:
+        """Return how each test ended, with failures of the base, and skips for the candidate alone, as such."""
+        outcomes = self.outcomes.all()
+        measures = [(test, each) for measuring in self.passes for test, each in measuring.measures.items()]
+        base_failed = {test for test, measure in measures if measure.base_failed}
+        cannot = {test for test, measure in measures if measure.candidate_cannot}
         for test, outcome in outcomes.items():
-            if test in failed:
-                outcomes[test] = replace(outcome, kind=OutcomeKind.BASE_FAILED)
-            elif outcome.kind is OutcomeKind.SKIPPED and test in cannot:
-                outcomes[test] = replace(outcome, kind=OutcomeKind.CANDIDATE_CANNOT)
+            if test in base_failed:
+                outcomes[test] = dataclasses.replace(outcome, kind=OutcomeKind.BASE_FAILED)
+            elif outcome.kind is OutcomeKind.SKIPPED and test in cannot | self.outcomes.candidate_cannot:
+                outcomes[test] = dataclasses.replace(outcome, kind=OutcomeKind.CANDIDATE_CANNOT)
         return outcomes
 
-    def decide(self) -> tuple[Answer | None, Verdict]:
-        """What the comparison says, if there is one, and the verdict, when all tests have ended."""
-        self.comparison = comparison = self._comparison()
-        outcomes = self.outcomes()
-        unmeasured = [test for test, each in outcomes.items() if each.kind is OutcomeKind.CANDIDATE_CANNOT]
-        answer: Answer | None = (
-            self.gate.answer(comparison, unmeasured) if self.gate is not None else comparison
-        )
-        problems = list(self.problems)
-        if self.reports.deselected and not self.reports.outcomes:
-            problems.append(f"all {len(self.reports.deselected)} tests were deselected on the command line")
-        return answer, decide(outcomes, measured=self._measured(), answer=answer, problems=problems)
+    def environment(self) -> dict[str, Any]:
+        """Return the machine and the software of the ranks, as they are stored."""
+        environment = dict(self.host)
+        for measuring in self.passes:
+            environment |= measuring.environment()
+        return environment
 
-    def _expected(self, baseline: Baseline) -> set[str]:
-        """The tests to be compared: all collected ones, and the baseline's that the command line asks for by their paths."""
-        asked = {
-            test
-            for test in baseline.measured
-            if any(argument == "" or test == argument or test.startswith((f"{argument}/", f"{argument}::", f"{argument}["))
-                   for argument in self.arguments)
-        }  # fmt: skip
-        return set(self.reports.outcomes) | asked - self.reports.deselected
+
+def _is_below(test: str, path: str) -> bool:
+    """Return whether a test id is this path, or lies below it: a folder, a file, a function."""
+    return path == "" or test == path or test.startswith((f"{path}/", f"{path}::", f"{path}["))

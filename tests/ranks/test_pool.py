@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +27,6 @@ from ddpperf.workers.pool import Pool
 from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
 from tests.generated import BOUNDED
 from tests.project import Marked
-from tests.unit.test_session import session
 
 LISTING = SamplerSpec(world_size=1, epoch_images=64)
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -197,13 +194,6 @@ def test_what_the_watch_saw_is_a_doubt_in_rounds_that_count_and_else_a_note(
     looks.answer = watch.look
     pool.measure(LISTING)
     assert [note.text for note in watch.warnings()] == told
-
-
-def test_a_run_looks_by_its_watch_if_it_has_one(tmp_path: Path) -> None:
-    run: Any = session(tmp_path)
-    assert run._look([1], 1) == ""
-    run._watch = SimpleNamespace(look=lambda own, done: f"{own} and {done}")
-    assert run._look([7], 2) == "[7] and 2"
 
 
 # --- kernels

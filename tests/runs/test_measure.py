@@ -120,7 +120,7 @@ def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(p
         1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second"
     )
     run.assert_one_sentence(
-        1, "test_legs_of_two_sets failed: a process set was replaced between the leg other and the test"
+        1, "test_legs_of_two_sets failed: a process set was replaced between the reference other and the test"
     )
     run.assert_one_sentence(1, "warning: the moon is full: test_doubted")
     header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 
 from ddpperf.instruments import timing
 from ddpperf.instruments.kernels import digest, digest_of_ranks, kernel_names, other_kernels
-from ddpperf.results.notes import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec
 from tests.generated import BOUNDED
-from tests.unit.test_session import session
 
 CPU = torch.device("cpu")
 STEP = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -211,11 +209,3 @@ def measured(**kernels: str) -> Measured:
 )
 def test_the_sets_that_ran_other_kernels_are_named(kernels: dict[str, str], warnings: list[str]) -> None:
     assert other_kernels(measured(**kernels)) == warnings
-
-
-def test_a_run_doubts_what_sets_with_different_kernels_measured(tmp_path: Path) -> None:
-    different = measured(A1="x", A2="x", A3="y")
-    for fresh in (True, False):
-        assert session(tmp_path).warnings(different, fresh) == [
-            warning("set A3 ran other kernels than the rest")
-        ]

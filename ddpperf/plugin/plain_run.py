@@ -1,0 +1,117 @@
+"""A run of one side: this environment alone, compared with a stored run if the command line names one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from ddpperf.plugin.ab_run import ABRun
+from ddpperf.plugin.controls import StoredControls
+from ddpperf.plugin.measuring import Measuring
+from ddpperf.plugin.options.options import Options
+from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import Baseline, Storage
+from ddpperf.verdict.ab_answer import Confirmed, Judgement
+from ddpperf.verdict.settings import DecisionSettings
+from ddpperf.verdict.stored_run import Comparison, compare, copies
+from ddpperf.verdict.verdict import Answer
+
+
+class PlainRun:
+    """Compares what the tests measured with a stored run, and controls the comparison.
+
+    baseline: the stored run; None without --benchmark-compare, or if there is none. confirmation: measures suspects
+    beside the stored run's code; None without --baseline-root and --baseline-python.
+    """
+
+    sides = None
+
+    def __init__(
+        self,
+        options: Options,
+        settings: DecisionSettings,
+        storage: Storage,
+        baseline: Baseline | None,
+        confirmation: ABRun | None,
+    ) -> None:
+        self.replicates = options.replicates or 1
+        self.baseline = baseline
+        self.confirmation = confirmation
+        self.comparison: Comparison | None = None
+        self.controls = StoredControls(options.device)
+        self._limit = options.slower_ratio
+        self._settings = settings
+        self._storage = storage
+
+    @cached_property
+    def _common(self) -> dict[str, Any]:
+        """The arguments that every comparison with the stored run has."""
+        assert self.baseline is not None
+        return {
+            "baseline": self.baseline.path.name,
+            "limit": self._limit,
+            "settings": self._settings,
+            "history": self._storage.history(self.baseline),
+        }
+
+    def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
+        """Measure the controls and compare; return the tests to be measured again, beside the stored run's code.
+
+        expected: ids of the tests that have to be compared.
+        """
+        self.controls.copy(measuring.pool())
+        compared = self._compare(measuring.measured(), expected)
+        if compared is not None:
+            self.controls.slow_down(compared, measuring.measured(), measuring.pool())
+            self.comparison = self._controlled(compared)
+        return self._suspects() if self.confirmation is not None else []
+
+    def confirm(self, measuring: Measuring) -> None:
+        """Decide on the suspects by what was measured of them beside the stored run's code."""
+        if self.confirmation is not None:
+            self.confirmation.confirm_suspects(measuring, self._suspects())
+
+    def answer(
+        self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
+    ) -> Answer | None:
+        """Return what the comparison says, or what was found of its suspects; None without a comparison.
+
+        cannot: tests that the candidate of an A/B run cannot measure; of no use here.
+        """
+        del cannot
+        if self.comparison is None and (compared := self._compare(measured, expected)) is not None:
+            self.comparison = self._controlled(compared)  # of a run that was interrupted, or measured nothing
+        if self.comparison is None or self.confirmation is None or not self._suspects():
+            return self.comparison
+        judgement = self.confirmation.judgement()
+        if not self.confirmation.decided:
+            missing = dict.fromkeys(
+                self._suspects(), "was to be measured beside the stored run's code, and was not"
+            )
+            judgement = Judgement(rows=(), missing=missing)
+        return Confirmed(comparison=self.comparison, judgement=judgement)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this run's part of the JSON: the copy of memory, and the confirmation of suspects, if any."""
+        copied = {"copied": self.controls.copied and self.controls.copied.to_json()}
+        if self.confirmation is None or not self.confirmation.decided:
+            return copied
+        return copied | {"confirmed": self.confirmation.sides_json()}
+
+    def _suspects(self) -> list[str]:
+        """Return the tests that are slower than in the stored run, or may be."""
+        return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
+
+    def _compare(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Comparison | None:
+        if self.baseline is None:
+            return None
+        return compare(measured, self.baseline.measured, expected=expected, **self._common)
+
+    def _controlled(self, compared: Comparison) -> Comparison:
+        assert self.baseline is not None
+        negative = copies(
+            self.controls.copied, self.baseline.copied, compared=len(compared.changes), **self._common
+        )
+        return replace(compared, controls=self.controls.beside(negative))
