@@ -36,7 +36,7 @@ class Devices:
         self._pinning.plan(self._world_size, self._gpus)
         return self._pinning.ranks
 
-    def look(self, processes: list[int], done: int) -> str:
+    def check_round(self, processes: list[int], done: int) -> str:
         """Check after a round what disturbed the GPUs, and keep this process off the ranks' cores.
 
         processes: ids of the run's own processes. done: how many rounds were measured before.

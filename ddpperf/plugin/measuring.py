@@ -81,7 +81,7 @@ class Measuring:
                 sides=self._with_variables(sides),
                 cores=self._devices.cores(),
                 progress=self._progress,
-                check_round=self._devices.look,
+                check_round=self._devices.check_round,
             )
         return self._pool
 

@@ -68,6 +68,6 @@ def test_sets_that_ran_other_kernels_are_warned_about() -> None:
 
 def test_devices_ask_their_watch_after_a_round() -> None:
     devices: Any = Devices([], 1)
-    assert devices.look([1], 1) == ""
+    assert devices.check_round([1], 1) == ""
     devices._watch = SimpleNamespace(look=lambda own, done: f"{own} and {done}")
-    assert devices.look([7], 2) == "[7] and 2"
+    assert devices.check_round([7], 2) == "[7] and 2"
