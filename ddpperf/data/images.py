@@ -1,4 +1,4 @@
-"""Images to train on, and how an epoch splits them between ranks: the one rule that every input follows."""
+"""Images to train on, and the batches of one rank in an epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN_SEED, TEST_SEED = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """pixels: uint8 [N, 3, H, W]; labels: int64 [N]."""
+    """Images and their labels. pixels: uint8 [N, 3, H, W]; labels: int64 [N]."""
 
     pixels: Tensor
     labels: Tensor
@@ -29,40 +29,42 @@ class Images:
 
 @lru_cache(maxsize=1)
 def synthetic_images(count: int) -> Images:
-    """Seeded images in the shape of CIFAR-10 that can be learned: a pattern for each class, half hidden under noise."""
+    """Return seeded images in CIFAR-10's shape that can be learned: a pattern for each class, with noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
-    return _hidden(patterns, count, generator)
+    return _with_noise(patterns, count, generator)
 
 
 @lru_cache(maxsize=2)
 def coarse_images(count: int, seed: int) -> Images:
-    """The same with patterns so coarse that crops and flips still show them, from which a few epochs learn; another seed gives
-    other images of these patterns."""
+    """Return images with coarse patterns, which crops and flips keep, so that a few epochs learn them.
+
+    Another seed gives other images with the same patterns.
+    """
     generator = torch.Generator().manual_seed(0)
     points = torch.randint(128, (NUM_CLASSES, IMAGE_SHAPE[0], 4, 4), generator=generator).float()
     patterns = F.interpolate(points, IMAGE_SHAPE[1:], mode="bilinear").to(torch.uint8)
-    return _hidden(patterns, count, torch.Generator().manual_seed(seed))
+    return _with_noise(patterns, count, torch.Generator().manual_seed(seed))
 
 
-def _hidden(patterns: Tensor, count: int, generator: torch.Generator) -> Images:
+def _with_noise(patterns: Tensor, count: int, generator: torch.Generator) -> Images:
     labels = torch.randint(NUM_CLASSES, (count,), generator=generator)
     pixels = torch.randint(128, (count, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
     return Images(pixels=pixels.add_(patterns[labels]), labels=labels)
 
 
 def load_images(path: str | None, count: int) -> Images:
-    """The first `count` training images, of the cached tensor file at `path`, or synthetic ones; less if it has less."""
+    """Return the first training images of the file at `path`, or synthetic ones; at most `count`."""
     return synthetic_images(count) if path is None else _stored(path, "train", count)
 
 
 def load_run_images(path: str | None, count: int) -> Images:
-    """The same for a run, whose synthetic ones are coarse."""
+    """Return the training images of a whole run, whose synthetic images are coarse."""
     return coarse_images(count, TRAIN_SEED) if path is None else _stored(path, "train", count)
 
 
 def load_test_images(path: str | None, count: int) -> Images:
-    """Others to test a run on."""
+    """Return the test images of a whole run."""
     return coarse_images(count, TEST_SEED) if path is None else _stored(path, "test", count)
 
 
@@ -72,10 +74,9 @@ def _stored(path: str, part: str, count: int) -> Images:
 
 
 class EpochBatches:
-    """The indices of each batch of one rank's shard of an epoch: DistributedSampler's shard, cut into batches.
+    """The image indices of each batch of one rank, for the epoch that `set_epoch` named last.
 
-    A batch larger than the shard wraps around: it repeats the shard's images, as often as it takes. Iterating gives the
-    batches of the epoch that `set_epoch` named last, a list of indices each.
+    The rank's shard is DistributedSampler's. A batch larger than the shard is filled by repeating its images.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class EpochBatches:
         )
         places = range(images)
         self.sampler: DistributedSampler[int] = DistributedSampler(
-            places,  # type: ignore[arg-type]  # only its length is read
+            places,  # type: ignore[arg-type]  # it reads the length only
             num_replicas=world_size,
             rank=rank,
             drop_last=drop_last,
@@ -103,7 +104,7 @@ class EpochBatches:
         self._own_orders = set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle anew for this epoch, unless each is to have the first one's order."""
+        """Choose the epoch, which decides the order unless all epochs have the first one's."""
         self.sampler.set_epoch(epoch if self._own_orders else 0)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""How an epoch's images are split between ranks: the indices that every input trains on, counted over all ranks."""
+"""A measurement of the sampler, which checks how ranks split the images of an epoch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ddpperf.specs import SamplerSpec
 
 
 class Sampling:
-    """`step` lists this rank's shard of the next epoch; `finish` counts what the shards of two epochs hold."""
+    """The sampler's time for one rank's shard of an epoch, and counts over all ranks at the end."""
 
-    max_iterations = 64  # the check at the end is what counts here
+    max_iterations = 64  # the counts matter more than the time
 
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images
@@ -34,19 +34,22 @@ class Sampling:
             self.step()
 
     def start_round(self) -> None:
-        """Nothing to prepare: each round samples on."""
+        """Do nothing: the next round samples the next epochs."""
 
     def step(self) -> None:
+        """List this rank's shard of the next epoch."""
         self.batches.set_epoch(self.epoch)
         self.shard = list(self.batches)
         self.epoch += 1
 
     def end_round(self, steps: int) -> None:
-        """Nothing to check until the end, when all ranks' shards are put together."""
+        """Do nothing: `finish` checks the shards of all ranks."""
 
     def finish(self) -> dict[str, float]:
-        """Over all ranks: images that an epoch leaves out, and trains on more than once; the share of places in the
-        rank's own shard at which the next epoch has the same image."""
+        """Count the images that an epoch misses or repeats over all ranks.
+
+        repeated_places: the fraction of places in this rank's shard with the same image in the next epoch.
+        """
         self.step()
         first = self._indices()
         self.step()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.data.images import EpochBatches, Images, load_images, load_run_images
-from ddpperf.data.inputs import DeviceInput, FixedInput, Input, LoaderInput, normalized
+from ddpperf.data.inputs import DeviceImages, DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_custom_model
 from ddpperf.training.custom_model import custom_model
@@ -88,7 +88,7 @@ def _image_input(
             raise CannotTrain(
                 f"cutout={cutout} hides all of images of {height} x {width} pixels, wherever it is; use less"
             )
-        return DeviceInput(images, batches, device, memory_format, cutout=cutout)
+        return DeviceInput(DeviceImages(images, device, memory_format, cutout=cutout), batches)
     indices = next(iter(batches))
     pixels = normalized(images.pixels[indices].to(device), memory_format)
     return FixedInput((pixels, images.labels[indices].to(device)))

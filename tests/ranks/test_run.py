@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddpperf.data.images import coarse_images, load_images
-from ddpperf.data.inputs import DeviceInput
+from ddpperf.data.inputs import DeviceImages, DeviceInput
 from ddpperf.execution import forget_compiled
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import RunSpec
@@ -307,7 +307,9 @@ def test_each_seed_has_orders_and_crops_of_its_own() -> None:
     orders, crops = set(), set()
     for seed in (0, 1, 2, 2**10):
         batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
-        images = DeviceInput(coarse_images(SMALL.epoch_images, 1), batches, CPU, torch.contiguous_format)
+        images = DeviceInput(
+            DeviceImages(coarse_images(SMALL.epoch_images, 1), CPU, torch.contiguous_format), batches
+        )
         for epoch in range(3):
             images.begin(epoch)
             orders.add(tuple(images.plan[0].tolist()))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ddpperf.data.images import Images
-from ddpperf.data.inputs import DeviceInput
+from ddpperf.data.inputs import DeviceImages, DeviceInput
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import RunSpec
 from ddpperf.training.task import epoch_batches, make_task
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 def epoch(cutout: int, number: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
     batches = epoch_batches(dataclasses.replace(SPEC, seed=seed), 0)
-    source = DeviceInput(IMAGES, batches, CPU, torch.channels_last, cutout=cutout)
+    source = DeviceInput(DeviceImages(IMAGES, CPU, torch.channels_last, cutout=cutout), batches)
     source.begin(number)
     taken = []
     for _ in batches:

@@ -19,6 +19,7 @@ from ddpperf.data.inputs import (
     MEAN,
     STD,
     Batch,
+    DeviceImages,
     DeviceInput,
     FixedInput,
     Input,
@@ -49,7 +50,7 @@ def epoch_batches(
 def device_input(
     rank: int = 0, world_size: int = 1, memory_format: torch.memory_format = torch.contiguous_format
 ) -> DeviceInput:
-    return DeviceInput(IMAGES, epoch_batches(rank, world_size), CPU, memory_format)
+    return DeviceInput(DeviceImages(IMAGES, CPU, memory_format), epoch_batches(rank, world_size))
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,8 @@ def test_an_epoch_prepared_ahead_leaves_the_one_under_way_as_it_is() -> None:
 def test_taking_alone_goes_on_to_the_next_batch_of_the_same_addresses() -> None:
     """A graph repeats what it takes, and nothing of what this process does between; the epoch's plan is read where it was."""
     images, beside = (
-        DeviceInput(IMAGES, epoch_batches(batch_size=4), CPU, torch.contiguous_format) for _ in range(2)
+        DeviceInput(DeviceImages(IMAGES, CPU, torch.contiguous_format), epoch_batches(batch_size=4))
+        for _ in range(2)
     )
     places: list[int] = []
     for number in (0, 1):
@@ -217,9 +219,7 @@ def test_a_dataloader_gives_each_batch_the_same_images_and_ends_its_processes(
     pytest.importorskip("torchvision")
     batches = epoch_batches(rank=1, world_size=2, batch_size=4)
     loader = LoaderInput(load, batches, workers=workers, device=CPU, memory_format=torch.channels_last)
-    expected = DeviceInput(
-        IMAGES, epoch_batches(rank=1, world_size=2, batch_size=4), CPU, torch.contiguous_format
-    )
+    expected = DeviceInput(DeviceImages(IMAGES, CPU, torch.contiguous_format), batches)
     taken: dict[int, list[int]] = {}
     processes: list[int] = []
     for epoch in (0, 1, 5):
@@ -281,6 +281,6 @@ def test_a_dataloaders_image_is_cropped_to_its_own_size(ways: Tensor) -> None:
 def test_without_torchvision_a_dataloader_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(
-        ImportError, match=r"^input dataloader needs torchvision, which this interpreter has not; install it$"
+        ImportError, match=r"^input dataloader needs torchvision, which is not installed; install it$"
     ):
         transform((6, 7))
