@@ -68,7 +68,9 @@ def long_runs(options: Options) -> Iterator[Case]:
     for recipe in read_recipes(options.device, "long"):
         for devices in sorted({1, max(options.world_sizes)}):
             spec = partial(
-                dataclasses.replace(recipe, devices=devices).spec, options, execution=options.fastest_form
+                dataclasses.replace(recipe, devices=devices).spec,
+                options,
+                execution=options.fastest_execution,
             )
             identity = size_id(options.device, devices)
             yield named(identity, if_valid(identity, spec))

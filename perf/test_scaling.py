@@ -94,7 +94,7 @@ def epochs(options: Options) -> Iterator[Case]:
     """Yield epochs of the largest batch in the fastest execution, the largest world size first."""
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
-            fields = training(options, world_size, max(options.batch_sizes), options.fastest_form) | {
+            fields = training(options, world_size, max(options.batch_sizes), options.fastest_execution) | {
                 "input": "device"
             }
             yield options.epoch(**fields)

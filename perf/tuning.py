@@ -23,7 +23,7 @@ FIRST_SEED = 1000  # other seeds than the experiments', because the best of seve
 
 def grid(options: Options) -> Iterator[Case]:
     """Yield every recipe with every rate of its grid."""
-    for kind, execution in (("recipe", options.executions[0]), ("long", options.fastest_form)):
+    for kind, execution in (("recipe", options.executions[0]), ("long", options.fastest_execution)):
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
                 spec = partial(recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)

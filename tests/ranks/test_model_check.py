@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
-from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import MODEL_VARIABLE
 from ddpperf.training.check_model import check
 from tests.canned import CannedSuite
-
-pytest_plugins = ["pytester"]
+from tests.command_line import Read, reader
 
 MODELS = """
 import os
@@ -96,15 +94,11 @@ def with_a_child():
     return good()
 """
 
-Read = Callable[[str], Options]
-
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
-    """Return the options with this model, and batches of 2 rows."""
-    return lambda model: read_options(
-        pytester.parseconfig("-p", "ddpperf.plugin", "--model", model, "--batch-sizes", "2"), 0
-    )
+def read(pytestconfig: pytest.Config) -> Read:
+    """Return the options with a model, and batches of 2 rows."""
+    return partial(reader(pytestconfig), "--batch-sizes", "2", "--model")
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,11 @@ import pytest
 import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.prepare import check_sides
-from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side
+from tests.command_line import reader
 from tests.project import Marked
-
-pytest_plugins = ["pytester"]
 
 TORCH = "__version__ = {!r}\nclass version: cuda = {!r}\n"  # imported in no time
 MAKE = "def make(): pass\n"
@@ -72,15 +70,14 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def read(
-    pytester: pytest.Pytester, marked: Marked, at: Path, monkeypatch: pytest.MonkeyPatch
+    pytestconfig: pytest.Config, marked: Marked, at: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Read]:
     """Check the sides of a command line in that folder; nothing may be left of the checks."""
     monkeypatch.chdir(at)
 
     def read(line: str, device: str = "cpu", model: str = "resnet18") -> Sides | None:
         arguments = ["--rootdir", str(at), "--device", device, "--model", model, *shlex.split(line)]
-        config = pytester.parseconfig("-p", "ddpperf.plugin", *arguments)
-        return check_sides(read_options(config, gpu_count=2)).sides
+        return check_sides(reader(pytestconfig)(*arguments, gpus=2)).sides
 
     yield read
     marked.assert_nothing_left()

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from ddpperf.plugin.cases import Case
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
 from perf import test_all_reduce, test_projection
 from perf.common.calls import GPU_SIZES, RING_SIZE
-
-pytest_plugins = ["pytester"]
+from tests.command_line import Read, reader
 
 KiB, MiB = 2**10, 2**20
-Read = Callable[..., Options]
 
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
-    return lambda *arguments, gpus=0: read_options(
-        pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus
-    )
+def read(pytestconfig: pytest.Config) -> Read:
+    return reader(pytestconfig)
 
 
 def sizes(cases: Iterable[Case]) -> list[int]:
@@ -69,7 +63,7 @@ def test_by_default_gpus_have_every_fourfold_size_and_large_buffers_are_the_ring
 
 def test_a_model_needs_four_sizes(read: Read) -> None:
     options = read("--buffer-sizes", "1MiB", "--world-sizes", "1,2,4")
-    reason = "a model is chosen by 4 sizes or more, got 1; name more in --buffer-sizes"
+    reason = "a model needs 4 buffer sizes or more, got 1; name more in --buffer-sizes"
     assert (
         reasons(test_all_reduce.largest(options))
         == reasons(test_all_reduce.algorithms(options))
@@ -93,9 +87,9 @@ def test_what_is_too_small_to_be_shared_is_skipped(read: Read) -> None:
     assert [case.id for case in skipped] == [
         f"2rank-4B-{kind}" for kind in test_all_reduce.KINDS if kind != "broadcast"
     ]
-    assert set(reasons(skipped)) == {"4B is less than a float32 for each of 2 ranks; name a larger size"}
+    assert set(reasons(skipped)) == {"4B is less than a float32 for each of 2 ranks; use a larger size"}
 
 
 def test_one_rank_has_no_all_reduce(read: Read) -> None:
     cases = list(test_all_reduce.calls(read("--world-sizes", "1")))
-    assert reasons(cases) == ["an all_reduce needs two ranks or more; pass --world-sizes 1,2"]
+    assert reasons(cases) == ["an all-reduce needs two ranks or more; pass --world-sizes 1,2"]

@@ -14,8 +14,9 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.read import read_options
-from ddpperf.plugin.options.sides import Sides, is_elsewhere
+from ddpperf.plugin.options.sides import is_elsewhere
 from ddpperf.workers.interpreter import Side
+from tests.command_line import reader
 
 pytest_plugins = ["pytester"]
 
@@ -24,7 +25,7 @@ Read = Callable[[str], Any]
 
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
+def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
     """Return the sides of a command line, in a folder with checkouts, interpreters and other files."""
     for name in ("good", "plain", "bare/bin", "other/bin"):
         (pytester.path / name).mkdir(parents=True)
@@ -33,13 +34,8 @@ def read(pytester: pytest.Pytester) -> Read:
     (pytester.path / "bare/bin/python").chmod(0o755)
     (pytester.path / "other/bin/python").symlink_to(sys.executable)
 
-    def read(line: str) -> Sides | None:
-        config = pytester.parseconfig(
-            "-p", "ddpperf.plugin", "--rootdir", str(pytester.path), *shlex.split(line)
-        )
-        return read_options(config, 0).sides
-
-    return read
+    read = reader(pytestconfig)
+    return lambda line: read("--rootdir", str(pytester.path), *shlex.split(line)).sides
 
 
 def test_without_an_option_there_are_no_sides(read: Read) -> None:

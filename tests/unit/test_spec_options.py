@@ -16,15 +16,11 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters, possible
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options
 from ddpperf.plugin.options.prepare import check_compiler
-from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.specs import Spec, TrainingSpec, from_json, to_json
-from perf import test_batch_size, test_precision, test_scaling, test_strategies
-from perf import test_execution as test_execution
+from perf import test_batch_size, test_execution, test_precision, test_scaling, test_strategies
+from tests.command_line import Read, reader
 
-pytest_plugins = ["pytester"]
-
-Read = Callable[..., Options]
 EXPERIMENTS: tuple[Callable[[Options], Iterator[Case]], ...] = (
     test_batch_size.epochs,
     test_batch_size.one_epoch_with_most_workers,
@@ -38,11 +34,8 @@ EXPERIMENTS: tuple[Callable[[Options], Iterator[Case]], ...] = (
 
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
-    """The options that a command line gives on a machine with so many GPUs."""
-    return lambda *arguments, gpus=0: read_options(
-        pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus
-    )
+def read(pytestconfig: pytest.Config) -> Read:
+    return reader(pytestconfig)
 
 
 def spec(*fields: str) -> list[str]:
@@ -57,9 +50,9 @@ def step(options: Options, world_size: int, **fields: Any) -> TrainingSpec:
 
 
 def test_the_cpu_is_eager_by_default_and_gpus_replay_graphs(read: Read) -> None:
-    assert (read().executions, read().fastest_form, read().input) == (("eager",), "eager", "fixed")
+    assert (read().executions, read().fastest_execution, read().input) == (("eager",), "eager", "fixed")
     options = read(gpus=2)
-    assert (options.executions, options.fastest_form) == (
+    assert (options.executions, options.fastest_execution) == (
         ("graph", "compile+graph", "eager"),
         "compile+graph",
     )
@@ -79,7 +72,7 @@ def test_the_first_form_is_every_steps(
     read: Read, given: str, executions: tuple[str, ...], fastest: str
 ) -> None:
     options = read("--executions", given, gpus=2)
-    assert (options.executions, options.fastest_form) == (executions, fastest)
+    assert (options.executions, options.fastest_execution) == (executions, fastest)
     assert [step(options, size).execution for size in (1, 2)] == [executions[0]] * 2
     assert step(options, 2, execution="eager").execution == "eager", "unless a cell has its own"
 
@@ -306,8 +299,8 @@ def test_requested_compilation_needs_a_compiler(
 
 @pytest.mark.parametrize("option", ["--spec", "--against-spec"])
 def test_unknown_compiler_option_is_refused(read: Read, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = SimpleNamespace(stdout="combo_kernels epilogue_fusion")
-    monkeypatch.setattr("ddpperf.machine.compiler.subprocess.run", lambda *_, **__: listed)
+    listed = SimpleNamespace(output="combo_kernels epilogue_fusion")
+    monkeypatch.setattr("ddpperf.machine.compiler.run_child", lambda *_: listed)
     options = read("--executions", "compile", option, "inductor=combo_kernel", gpus=2)
     monkeypatch.setattr("ddpperf.plugin.options.prepare.compiler_reason", lambda _: "")
     sentence = (

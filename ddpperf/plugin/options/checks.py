@@ -1,4 +1,4 @@
-"""Checks of options against each other and against this machine. Each one refuses with one sentence."""
+"""Checks of options against each other and against this machine; a refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -25,51 +25,38 @@ CIFAR_CLASSES = 10
 
 
 def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
-    """Check all options against each other. compares: whether the run is compared with a stored one."""
+    """Check all options against each other. compares: whether there is a baseline to compare with."""
     _check_world_sizes(options, gpu_count)
-    for global_batch_size, world_size in product(options.global_batch_sizes, options.world_sizes):
-        if "--global-batch-sizes" in options.given and global_batch_size % world_size:
-            raise Refused(
-                f"--global-batch-sizes {global_batch_size} does not divide over {world_size} ranks; "
-                f"pass a multiple of {world_size}, or other --world-sizes"
-            )
+    ab_run, sets = options.sides is not None, options.replicates or 1
     if options.precision in GPU_PRECISIONS and options.device != "cuda":
         raise Refused(f"--precision {options.precision} needs a GPU, this runs on the CPU; pass fp32 or bf16")
     if is_custom_model(options.model) and options.data_source != "synthetic":
-        raise Refused(
-            f"--model {options.model} makes its own batches, got --data, too; leave one of them out"
-        )
-    if options.replicates == 1 and options.sides is not None and not compares:
+        raise Refused(f"--model {options.model} makes its own batches, got --data, too; leave one out")
+    if options.replicates == 1 and ab_run and not compares:
         raise Refused("--replicates 1 cannot tell a difference from chance in an A/B run; pass 2 or more")
-    if options.checkpoints is not None and (options.sides is not None or (options.replicates or 1) > 1):
-        raise Refused(
-            "--checkpoints needs a single process set, got an A/B run or --replicates; leave one of them out"
-        )
+    if options.checkpoints is not None and (ab_run or sets > 1):
+        raise Refused("--checkpoints needs one process set, got an A/B run or --replicates; leave one out")
     _check_links(options)
     _check_variables(options)
     _check_trainings(options, "--spec", options.spec_fields, options.executions)
     if options.sides is not None and options.sides.spec_fields:
         fields = {**options.spec_fields, **options.sides.spec_fields}
         execution: Any = fields.pop("execution", None)
-        _check_trainings(options, "--against-spec", fields, (execution,) if execution else options.executions)
+        executions = (execution,) if execution else options.executions
+        _check_trainings(options, "--against-spec", fields, executions)
     if options.images is not None:
         check_images(options)
 
 
 def check_images(options: Options) -> None:
     """Check the model and the images of an epoch against the data set."""
-    data, ranks = options.data, max(options.world_sizes)
+    data, ranks, count = options.data, max(options.world_sizes), options.requested_epoch_images
     if options.model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
-        raise Refused(
-            f"--model {options.model} has {CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes; "
-            "pass --model resnet18"
-        )
-    count = options.requested_epoch_images
+        found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
+        raise Refused(f"--model {options.model} has {found}; pass --model resnet18")
     if count is not None and not ranks <= count <= data.train_images:
-        raise Refused(
-            f"--epoch-images takes {ranks} to {data.train_images} images: at least one per rank, at most all of "
-            f"{data.name}, got {count}; pass another number"
-        )
+        limits = f"{ranks} to {data.train_images} images: one per rank or more, {data.name} has no more"
+        raise Refused(f"--epoch-images takes {limits}, got {count}; pass another number")
 
 
 def _check_world_sizes(options: Options, gpu_count: int) -> None:
@@ -79,37 +66,39 @@ def _check_world_sizes(options: Options, gpu_count: int) -> None:
         instead = f"--world-sizes {fitting} or --device cpu" if gpu_count else "--device cpu"
         gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
         raise Refused(f"world_size={largest} needs {gpus}, found {gpu_count}; pass {instead}")
+    for images, ranks in product(options.global_batch_sizes, options.world_sizes):
+        if "--global-batch-sizes" in options.given and images % ranks:
+            instead = f"a multiple of {ranks}, or other --world-sizes"
+            raise Refused(f"--global-batch-sizes {images} does not divide over {ranks} ranks; pass {instead}")
 
 
 def _check_links(options: Options) -> None:
-    links, devices = options.links, max(options.world_sizes)
-    if links.node < devices:
+    links, devices, node = options.links, max(options.world_sizes), options.links.node
+    if node < devices:
         raise Refused(
-            f"--node-size {links.node} is less than the {devices} devices of this run; pass the size of a whole node"
+            f"--node-size {node} is less than the {devices} devices of this run; pass {devices} or more"
         )
     if 1 in links.project_to:
         raise Refused("--project-to 1 is a single device, which needs no prediction; pass 2 or more")
-    beyond = [devices for devices in links.project_to if devices > links.node]
+    beyond = [devices for devices in links.project_to if devices > node]
     if beyond and links.network is None:
+        needed = "--node-latency and --node-bandwidth"
+        raise Refused(f"--project-to {beyond[0]} is more than one node of {node} devices; pass {needed}")
+    if parts := [devices for devices in beyond if devices % node]:
         raise Refused(
-            f"--project-to {beyond[0]} is more than one node of {links.node} devices; "
-            "pass --node-latency and --node-bandwidth"
-        )
-    if parts := [devices for devices in beyond if devices % links.node]:
-        raise Refused(
-            f"--project-to {parts[0]} does not fill whole nodes of {links.node} devices; pass a multiple of {links.node}"
+            f"--project-to {parts[0]} fills no whole nodes of {node} devices; pass a multiple of {node}"
         )
 
 
 def _check_variables(options: Options) -> None:
-    """Refuse an A/B run whose only difference is variables that the base has, too."""
+    """Refuse an A/B run that differs only by variables that the base has, too."""
     if options.sides is None or options.given & {option.name for option in AB_OPTIONS} != {"--against-env"}:
         return
     variables = options.sides.candidate.environment
     if variables.items() <= rank_environment(options.device).items():
-        name, value = next(iter(variables.items()))
+        variable = "=".join(next(iter(variables.items())))[:60]
         raise Refused(
-            f"--against-env {name}={value[:40]} changes nothing, because the base inherits it from this environment; "
+            f"--against-env {variable} changes nothing, because the base inherits it from this environment; "
             "unset it, or pass another value"
         )
 
@@ -117,21 +106,18 @@ def _check_variables(options: Options) -> None:
 def _check_trainings(
     options: Options, option: str, given: Mapping[str, Value], executions: tuple[str, ...]
 ) -> None:
-    """Check that trainings with the given fields are possible here, in each execution and batch size.
+    """Check that trainings with the given fields are possible in each execution and batch size.
 
     option: the option that set the fields.
     """
-    world_size = max(options.world_sizes)
-    if given.get("inductor") and not set(COMPILED_EXECUTIONS).intersection(executions):
-        raise Refused(
-            f"{option} inductor={given['inductor']} needs a compiled execution, got {', '.join(executions)}; "
-            "pass --executions compile"
-        )
+    world_size, inductor = max(options.world_sizes), given.get("inductor")
+    if inductor and not set(COMPILED_EXECUTIONS).intersection(executions):
+        found = f"got {', '.join(executions)}; pass --executions compile"
+        raise Refused(f"{option} inductor={inductor} needs a compiled execution, {found}")
     for name in ("strategy", "sync_batch_norm", *DDP_OPTIONS):
         if name in given and world_size == 1:
-            raise Refused(
-                f"{option} {name}={given[name]} needs several ranks, got --world-sizes 1; pass --world-sizes 1,2"
-            )
+            instead = "got --world-sizes 1; pass --world-sizes 1,2"
+            raise Refused(f"{option} {name}={given[name]} needs several ranks, {instead}")
     for execution, batch_size in product(executions, options.batch_sizes):
         fields: dict[str, Any] = {
             "model": options.model,
@@ -159,27 +145,24 @@ def _check_trainings(
 
 def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
     """Refuse options of pytest-benchmark that would store runs elsewhere, or fail late."""
+    compare = config.getoption("benchmark_compare")
+    candidate = any(name.startswith("--against") for name in given)
+    ab_run = any(option.name in given for option in AB_OPTIONS)
     if config.getoption("benchmark_storage") != "file://./.benchmarks":
-        raise Refused(
-            "--benchmark-storage is not used: runs are kept in .ddpperf/runs and baselines in perf/baselines; leave it out"
-        )
+        raise Refused("--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out")
     if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
         raise Refused(
             "--benchmark-histogram needs pygal, which is not installed; install it, or leave it out"
         )
-    compare = config.getoption("benchmark_compare")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+        raise Refused(f"--benchmark-compare takes the word after it, got {compare!r}, no run; put it last")
+    if compare and ab_run and "--slow-down" in given:
         raise Refused(
-            f"--benchmark-compare takes the word after it, got {compare!r}, which is no run; put it last"
+            "--slow-down is in no stored run, got --benchmark-compare and an A/B run; leave one out"
         )
-    ab_options = [option.name for option in AB_OPTIONS if option.name in given]
-    if compare and ab_options and "--slow-down" in given:
+    if compare and candidate:
         raise Refused(
-            "--slow-down is in no stored run, got --benchmark-compare and an A/B run; leave one of them out"
-        )
-    if compare and any(name.startswith("--against") for name in ab_options):
-        raise Refused(
-            "--benchmark-compare compares this environment with a stored run, got --against; leave one out"
+            "--benchmark-compare takes this environment as candidate, got --against, too; leave one out"
         )
 
 
@@ -199,18 +182,16 @@ def slower_ratio(config: pytest.Config) -> float | None:
     times = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
     (check, *more) = checks
     if more or times > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
-        raise Refused(
-            "--benchmark-compare-fail takes one median:N%, got another or several; pass one median:N%"
-        )
+        raise Refused("--benchmark-compare-fail takes one median:N%, got another or several; pass one")
     if not config.getoption("benchmark_compare"):
         raise Refused("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
     return 1 + float(check.threshold) / 100
 
 
 def check_root(config: pytest.Config) -> None:
-    """Refuse a run whose root pytest took from a folder among the values of our options.
+    """Refuse a run if pytest took a folder among the values of the options for its root.
 
-    pytest looks for its root before it knows these options, unless --rootdir or -c names it.
+    pytest looks for its root before it knows the options, unless --rootdir or -c names it.
     """
     if config.option.rootdir or config.option.inifilename:
         return
@@ -218,6 +199,6 @@ def check_root(config: pytest.Config) -> None:
         path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
         if not path.is_relative_to(config.rootpath):
             raise Refused(
-                f"pytest took {config.rootpath} for the root of this project, but {path} is outside; name the tests "
-                "first, and write options with =, as --against-root=DIR"
+                f"pytest took {config.rootpath} for the root of this project, but {path} is outside; "
+                "name the tests first, and write options with =, as --against-root=DIR"
             )

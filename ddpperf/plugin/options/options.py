@@ -79,7 +79,7 @@ class Options:
         return "device" if self.device == "cuda" and not is_custom_model(self.model) else "fixed"
 
     @property
-    def fastest_form(self) -> Execution:
+    def fastest_execution(self) -> Execution:
         """The execution that is expected to be the fastest."""
         return "compile+graph" if "compile+graph" in self.executions else self.executions[0]
 
