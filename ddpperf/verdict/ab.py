@@ -1,42 +1,49 @@
-"""The two sides of one run, base and candidate, judged: what is found of each metric of each test, and of the whole."""
+"""The decision of an A/B run: a row for each metric of each test, and what all rows mean for the run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
 
 import numpy as np
 
-from ddpperf.verdict.estimates import EXACT, Control, Reading
+from ddpperf.verdict.estimates import Control, MetricEstimates
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.two_stage_test import (
     MOST_SETS,
+    UNCHANGED_P,
     Finding,
-    Look,
+    LogEstimates,
     Noise,
-    class_variances,
+    class_noise,
     confirm,
-    critical,
     minimum_detectable_effect,
-    noise,
-    prior_freedom,
+    moderated_noise,
+    negative_control_findings,
     screen,
     sets_needed,
-    untouched_findings,
 )
+from ddpperf.verdict.verdict import Answer
 
-LEAST_SPREAD = 0.0005  # between sets: what the median of ten quiet rounds leaves uncertain
+LEAST_SPREAD = 0.0005  # between sets: the standard error of the median of ten quiet rounds
+MOST_UNDECIDED = 0.05  # the largest fraction of undecided tests in a PASS
+CONTROLS: tuple[tuple[Control, tuple[Finding, ...], str], ...] = (
+    ("negative", (Finding.UNCHANGED, Finding.UNDECIDED), "a copy of memory"),
+    ("positive", (Finding.SUSPECT, Finding.WORSE), "a deliberately slowed step"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is found of a reading.
+    """What was found for one metric of one test.
 
-    base, candidate: geometric means over sets. ratio: candidate over base, with its 95 % interval. detectable: the least change
-    for the worse that is found with a probability of 95 %, as a fraction. tolerance: what counts as unchanged, as a fraction.
-    sets: how many a side would detect a change of the tolerance, more than it had where they did not decide; None where more
-    than `MOST_SETS` would. look: 2 if fresh sets decided.
+    base, candidate: geometric means over sets. ratio: candidate over base, with its 95% interval.
+    detectable: the least change for the worse that is found with 95% probability, as a fraction.
+    tolerance: the largest change that counts as unchanged, as a fraction. sets: how many sets per side
+    would detect a change of the tolerance, and decide this row; None if more than `MOST_SETS`. primary:
+    whether this metric represents its test. confirmed: whether fresh sets decided.
     """
 
     test: str
@@ -53,163 +60,162 @@ class Row:
     gated: bool
     primary: bool
     control: Control | None = None
-    look: int = 1
+    confirmed: bool = False
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing is known, or what is tolerated could not have been detected."""
+        """Whether nothing was found, or a change of the tolerance could have gone unseen."""
         return self.finding is Finding.UNDECIDED or (
             self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
         )
 
 
 class Decision:
-    """A run's readings, judged: `rows` after the first look; `confirm` with the suspects' readings from fresh sets.
+    """The rows of an A/B run: screened when it is made, decided by `confirm`.
 
-    holes: by test, why one of its gated metrics cannot be judged. suspects_only: of suspects that something else found, which
-    have had no first look of this kind, and whose second one cannot count on its level.
+    missing: by test, why one of its gated metrics cannot be judged. suspects_only: the tests are the
+    suspects of a comparison with a stored run. They had no screening on process sets, so that the
+    confirmation alone must keep the suite's level.
     """
 
     def __init__(
-        self, readings: Iterable[Reading], settings: DecisionSettings, *, suspects_only: bool = False
+        self, estimates: Iterable[MetricEstimates], settings: DecisionSettings, *, suspects_only: bool = False
     ) -> None:
-        readings = list(readings)
+        estimates = list(estimates)
         self.settings = settings
         self.screened = not suspects_only
-        self.missing = {each.test: each.missing for each in readings if each.missing and each.gated}
-        whole = [each for each in readings if not each.missing]
-        self._metrics = max(1, sum(each.gated and each.metric not in EXACT for each in whole))
-        self.gated = (
-            math.ceil(self._metrics / settings.default.screen_alpha) if suspects_only else self._metrics
-        )
-        self._usual: dict[
-            tuple[str, str], tuple[float, float]
-        ] = {}  # variance and freedom, by test and metric
-        self._slower: dict[str, bool] = {}  # by test, whether its time surely is, by however little
+        self.missing = {each.test: each.missing for each in estimates if each.missing and each.gated}
+        complete = [each for each in estimates if not each.missing]
+        self._tests = max(1, sum(each.gated and not each.definition.exact for each in complete))
+        # With H / screen_alpha in place of H, the level of the confirmation becomes suite_alpha / H.
+        self.gated = self._tests if self.screened else math.ceil(self._tests / settings.default.screen_alpha)
+        self._class_noise: dict[tuple[str, str], tuple[float, float]] = {}  # by test and metric
+        self._slower: dict[str, bool] = {}  # by test, whether its time is longer, by however little
         self.rows: list[Row] = []
-        for metric in dict.fromkeys(each.metric for each in whole):
-            self.rows += self._judged(
-                [each for each in whole if each.metric == metric], look=2 if suspects_only else 1
-            )
+        for metric in dict.fromkeys(each.metric for each in complete):
+            group = [each for each in complete if each.metric == metric]
+            self.rows += self._judge(group, confirmed=suspects_only)
         self._excuse_speedups()
 
     def suspects(self) -> list[str]:
-        """The tests to be measured again, on fresh sets."""
-        return list(
-            dict.fromkeys(row.test for row in self.rows if row.gated and row.finding is Finding.SUSPECT)
-        )
+        """Return the tests to measure again on fresh sets."""
+        suspects = (row.test for row in self.rows if row.gated and row.finding is Finding.SUSPECT)
+        return list(dict.fromkeys(suspects))
 
-    def confirm(self, again: Iterable[Reading]) -> None:
-        """Decide the suspects by their new readings; what has none stays a suspect, and its test becomes a hole."""
-        found = {(each.test, each.metric): each for each in again if not each.missing}
+    def confirm(self, again: Iterable[MetricEstimates]) -> None:
+        """Decide the suspects by their estimates from fresh sets; a suspect without any becomes missing."""
+        fresh = {(each.test, each.metric): each for each in again if not each.missing}
         for place, row in enumerate(self.rows):
-            if row.gated and row.finding is Finding.SUSPECT:
-                if reading := found.get((row.test, row.metric)):  # gated as it was: else it would be let off
-                    (self.rows[place],) = self._judged(
-                        [replace(reading, gated=True, primary=row.primary)], look=2
-                    )
-                else:
-                    self.missing[row.test] = (
-                        f"could not be measured again, with {row.metric} {row.ratio:.3f} times the base's"
-                    )
-        self._excuse_speedups([each for (_, metric), each in found.items() if metric == "time"])
+            if not (row.gated and row.finding is Finding.SUSPECT):
+                continue
+            if estimates := fresh.get((row.test, row.metric)):
+                # A suspect stays gated, even if the fresh sets put it into another noise class.
+                estimates = replace(estimates, gated=True, primary=row.primary)
+                (self.rows[place],) = self._judge([estimates], confirmed=True)
+            else:
+                self.missing[row.test] = (
+                    f"could not be measured again, with {row.metric} {row.ratio:.3f} times the base's"
+                )
+        for (_, metric), estimates in fresh.items():
+            if metric == "time":
+                self._judge([estimates], confirmed=True)  # for `_slower`
+        self._excuse_speedups()
 
-    def _excuse_speedups(self, times: Sequence[Reading] = ()) -> None:
-        """A speedup that is less because the one device got faster is no failure: the step must have got slower, by however
-        little, beyond what chance makes of one among all gated metrics.
+    def _excuse_speedups(self) -> None:
+        """Take back a worse speedup unless the step itself got slower: one device may have got faster.
 
-        times: measured again, where they were.
+        Slower means by any amount, at the suite's level over all gated metrics.
         """
-        for each in times:
-            self._judged([each], look=2)
         for place, row in enumerate(self.rows):
             if row.metric == "speedup" and row.finding is Finding.WORSE and not self._slower.get(row.test):
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
-    def _judged(self, readings: Sequence[Reading], *, look: int) -> list[Row]:
-        """A row for each reading, all of one metric and one number of sets."""
-        if readings[0].metric in EXACT:
-            return [_exact(reading) for reading in readings]
-        settings = self.settings.of(readings[0].metric)
-        signs = np.array([[each.sign] for each in readings])
-        seen = Look(
-            signs * np.log([each.base for each in readings]),
-            signs * np.log([each.candidate for each in readings]),
+    def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
+        """Return a row for each of these estimates, which share one metric and number of sets."""
+        if group[0].definition.exact:
+            return [_exact_row(each) for each in group]
+        settings = self.settings.of(group[0].metric)
+        signs = np.array([[each.sign] for each in group])
+        logs = LogEstimates(
+            signs * np.log([each.base for each in group]), signs * np.log([each.candidate for each in group])
         )
-        spread = self._noise(readings, seen)
-        judge = screen if look == 1 else confirm
-        findings = judge(seen, spread, settings, self.gated)
-        untouched = untouched_findings(seen, spread, settings)
-        if readings[0].metric == "time":
-            slower = seen.effect > critical(
-                settings.suite_alpha / self._metrics, spread.freedom
-            ) * spread.error(seen.sets)
-            self._slower |= {reading.test: bool(slower[place]) for place, reading in enumerate(readings)}
-        reach = critical(0.025, spread.freedom) * spread.error(seen.sets)
-        detectable = np.expm1(minimum_detectable_effect(spread, settings, self.gated, screened=self.screened))
-        needed = sets_needed(spread, settings, self.gated, screened=self.screened)
-        needed = np.where(
-            [each is Finding.UNDECIDED for each in findings], np.maximum(needed, seen.sets + 1), needed
+        noise, effect = self._noise(group, logs), logs.effect
+        error = noise.standard_error(logs.sets)
+        findings = (confirm if confirmed else screen)(logs, noise, settings, self.gated)
+        control_findings = negative_control_findings(logs, noise, settings)
+        if group[0].metric == "time":
+            slower = effect > noise.quantile(settings.suite_alpha / self._tests) * error
+            self._slower |= {each.test: bool(slower[place]) for place, each in enumerate(group)}
+        half_width = noise.quantile(UNCHANGED_P) * error
+        detectable = np.expm1(
+            minimum_detectable_effect(noise, settings, self.gated, screened=self.screened)
         )
+        needed = sets_needed(noise, settings, self.gated, screened=self.screened)
+        undecided = [finding is Finding.UNDECIDED for finding in findings]
+        needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
         return [
             Row(
-                test=reading.test,
-                metric=reading.metric,
-                base=_mean(reading.base),
-                candidate=_mean(reading.candidate),
-                ratio=math.exp(reading.sign * seen.effect[place]),
-                low=math.exp(reading.sign * seen.effect[place] - reach[place]),
-                high=math.exp(reading.sign * seen.effect[place] + reach[place]),
+                test=each.test,
+                metric=each.metric,
+                base=geometric_mean(each.base),
+                candidate=geometric_mean(each.candidate),
+                ratio=math.exp(each.sign * effect[place]),
+                low=math.exp(each.sign * effect[place] - half_width[place]),
+                high=math.exp(each.sign * effect[place] + half_width[place]),
                 detectable=float(detectable[place]),
                 tolerance=math.expm1(settings.tolerance),
                 sets=int(needed[place]) if needed[place] <= MOST_SETS else None,
-                finding=untouched[place] if reading.control == "negative" else findings[place],
-                gated=reading.gated,
-                primary=reading.primary,
-                control=reading.control,
-                look=look,
+                finding=(control_findings if each.control == "negative" else findings)[place],
+                gated=each.gated,
+                primary=each.primary,
+                control=each.control,
+                confirmed=confirmed,
             )
-            for place, reading in enumerate(readings)
+            for place, each in enumerate(group)
         ]
 
-    def _noise(self, readings: Sequence[Reading], seen: Look) -> Noise:
-        """With what is usual among the readings of one kind, which the first look says for the second, too."""
-        keys = [(each.test, each.metric) for each in readings]
-        if not all(key in self._usual for key in keys):
-            usual = _usual_noise(readings, seen)
-            self._usual |= {key: usual[each.kind] for key, each in zip(keys, readings, strict=True)}
-        variances, freedoms = zip(*(self._usual[key] for key in keys), strict=True)
-        return noise(seen, np.array(variances), np.array(freedoms), LEAST_SPREAD**2)
+    def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
+        """Return the moderated noise; the confirmation uses the screening's class noise."""
+        keys = [(each.test, each.metric) for each in group]
+        if not all(key in self._class_noise for key in keys):
+            by_class = _noise_by_class(group, logs)
+            self._class_noise |= {
+                key: by_class[each.noise_class] for key, each in zip(keys, group, strict=True)
+            }
+        variances, freedoms = zip(*(self._class_noise[key] for key in keys), strict=True)
+        return moderated_noise(logs, Noise(np.array(variances), np.array(freedoms)), LEAST_SPREAD**2)
 
 
-def _usual_noise(readings: Sequence[Reading], seen: Look) -> dict[Hashable, tuple[float, float]]:
-    """By kind, what is usual among its members: the variance, and its degrees of freedom. What several tests share was measured
-    once, and counts so; a control only of a kind that no test has."""
-    tests = {each.kind for each in readings if each.control is None}
-    once = {
-        (each.kind, each.base, each.candidate): place
-        for place, each in enumerate(readings)
-        if each.control is None or each.kind not in tests
+def _noise_by_class(
+    group: Sequence[MetricEstimates], logs: LogEstimates
+) -> dict[Hashable, tuple[float, float]]:
+    """Return each noise class's variance and degrees of freedom.
+
+    A measurement that several tests share counts once. A control counts only in a class without tests.
+    """
+    with_tests = {each.noise_class for each in group if each.control is None}
+    unique = {
+        (each.noise_class, each.base, each.candidate): place
+        for place, each in enumerate(group)
+        if each.control is None or each.noise_class not in with_tests
     }
-    places = list(once.values())
-    kinds = [readings[place].kind for place in places]
-    members = Look(seen.base[places], seen.candidate[places])
-    variances, freedoms = class_variances(members, kinds, LEAST_SPREAD**2), prior_freedom(members, kinds)
-    return {kind: (float(variances[place]), float(freedoms[place])) for place, kind in enumerate(kinds)}
+    places = list(unique.values())
+    classes = [group[place].noise_class for place in places]
+    usual = class_noise(LogEstimates(logs.base[places], logs.candidate[places]), classes, LEAST_SPREAD**2)
+    return {
+        name: (float(usual.variance[place]), float(usual.degrees_of_freedom[place]))
+        for place, name in enumerate(classes)
+    }
 
 
-def _mean(values: Collection[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def _exact(reading: Reading) -> Row:
-    """Of a metric that has no noise: any set of the candidate's that has more is worse."""
-    base, candidate = max(reading.base), max(reading.candidate)
-    ratio = candidate / base if base else max(1.0, candidate)  # of what was not sent at all, over one byte
+def _exact_row(estimates: MetricEstimates) -> Row:
+    """Return the row of a metric without noise: the candidate is worse if its largest value is larger."""
+    base, candidate = max(estimates.base), max(estimates.candidate)
+    ratio = candidate / base if base else max(1.0, candidate)  # with a base of 0 bytes, over one byte
     finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED
     return Row(
-        test=reading.test,
-        metric=reading.metric,
+        test=estimates.test,
+        metric=estimates.metric,
         base=base,
         candidate=candidate,
         ratio=ratio,
@@ -217,8 +223,112 @@ def _exact(reading: Reading) -> Row:
         high=ratio,
         detectable=0.0,
         tolerance=0.0,
-        sets=len(reading.base),
+        sets=len(estimates.base),
         finding=finding,
-        gated=reading.gated,
+        gated=estimates.gated,
         primary=False,
     )
+
+
+# --- what all rows mean
+
+
+def ab_answer(
+    rows: Sequence[Row],
+    missing: Mapping[str, str],
+    *,
+    problems: Sequence[str] = (),
+    unmeasured: Sequence[str] = (),
+    sets_option: str = "--replicates",
+) -> Answer:
+    """Return the result of an A/B run.
+
+    missing: by test, why it cannot be judged. problems: why the whole run cannot be. unmeasured: the tests
+    that the candidate cannot measure. sets_option: the option that sets the number of sets per side.
+    """
+    worse: dict[str, list[str]] = {}
+    for row in rows:
+        if row.gated and row.finding is Finding.WORSE:
+            where = ", on fresh process sets" if row.confirmed else ""
+            worse.setdefault(row.test, []).append(
+                f"its {row.metric} is {row.ratio:.3f} times the base's "
+                f"({row.low:.3f} to {row.high:.3f}{where})"
+            )
+    primaries = [row for row in rows if row.primary and row.gated]
+    reach = [row.detectable for row in primaries]
+    answer = Answer(
+        worse={test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()},
+        untrusted=_failed_controls(rows),
+        undecided=[
+            *problems,
+            *(f"{test} {why}" for test, why in missing.items()),
+            *_missing_controls(rows),
+            *_undecided(primaries, unmeasured, sets_option),
+        ],
+        summary=f"nothing worse than the base: half of the tests would show {median(reach):.1%}, "
+        f"all of them {max(reach):.1%}"
+        if reach
+        else "",
+    )
+    return replace(answer, unfit=[*answer.regressions, *answer.untrusted, *answer.undecided])
+
+
+def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspects: Collection[str]) -> Answer:
+    """Return the result of a comparison with a stored run whose suspects were then measured A/B.
+
+    The A/B measurement alone decides about the suspects.
+    """
+    count = "1 suspect was" if len(suspects) == 1 else f"{len(suspects)} suspects were"
+    return Answer(
+        worse=judged.worse,
+        untrusted=[*compared.untrusted, *judged.untrusted],
+        undecided=[*compared.undecided, *judged.undecided],
+        unfit=[*compared.untrusted, *judged.unfit],
+        summary=f"compared with {baseline}: {count} measured beside its code, and none is worse",
+    )
+
+
+def _failed_controls(rows: Sequence[Row]) -> list[str]:
+    by_control: dict[str | None, Row] = {row.control: row for row in rows}
+    return [
+        f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
+        f"({row.low:.3f} to {row.high:.3f})"
+        for control, expected, what in CONTROLS
+        if (row := by_control.get(control)) is not None and row.finding not in expected
+    ]
+
+
+def _missing_controls(rows: Sequence[Row]) -> list[str]:
+    measured = {row.control for row in rows}
+    missing = [
+        f"the {control} control was not measured" for control, _, _ in CONTROLS if control not in measured
+    ]
+    return missing + [
+        f"the negative control is too noisy: {row.low:.3f} to {row.high:.3f} times"
+        for row in rows
+        if row.control == "negative" and math.log(row.high / row.ratio) > row.tolerance
+    ]
+
+
+def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option: str) -> list[str]:
+    """Return why too many tests are undecided; nothing if at most `MOST_UNDECIDED` of them are."""
+    undecided = [row for row in primaries if row.undecided]
+    total = len(primaries) + len(unmeasured)
+    if primaries and len(undecided) + len(unmeasured) <= MOST_UNDECIDED * total:
+        return []
+    sentences = [] if primaries else ["no test has a metric that can be judged"]
+    if undecided:
+        needed = [row.sets for row in undecided]
+        enough = max(sets or 0 for sets in needed)
+        advice = (
+            f"{sets_option} {enough} would do" if all(needed) else f"{MOST_SETS} sets would not be enough"
+        )
+        sentences.append(
+            f"{len(undecided)} of {total} tests are undecided, such as {undecided[0].test}; {advice}"
+        )
+    if unmeasured:
+        sentences.append(
+            f"{len(unmeasured)} of {total} tests cannot be measured by the candidate, such as "
+            f"{unmeasured[0]}; deselect them"
+        )
+    return sentences

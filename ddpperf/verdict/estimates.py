@@ -1,4 +1,4 @@
-"""From a test's measurement of two sides to readings: each metric's values by side, and how it varies."""
+"""From the samples of an A/B run to estimates: one value per process set, for each metric of a test."""
 
 from __future__ import annotations
 
@@ -8,91 +8,95 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any, Literal
 
+from ddpperf.results import metrics as registry
+from ddpperf.results.metrics import Better, Gate, Metric
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
-from ddpperf.verdict.settings import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from ddpperf.verdict.stored_run import is_launch_bound
 
-MESSAGES = ("gradients", "buffers", "parameters", "metrics", "control")
-EXACT = (
-    "communicated_bytes_per_epoch",
-    *(f"{kind}_bytes" for kind in MESSAGES),
-)  # which code alone decides: any more is worse
-GATED = ("time", "tail_seconds", "speedup", "peak_memory_bytes")
-GATED_BY_CPU = (
-    "cpu_seconds",
-    "peak_memory_bytes",
-)  # where launches bind the step, whose time then says little
-SMALL_BYTES = 2**24  # an all_reduce of fewer bytes, called eagerly, is bound by launches on a GPU
-TAIL = 9  # tenths of a set's rounds that are faster than its tail
+SMALL_BYTES = 2**24  # on a GPU, launches bound an eager all_reduce of fewer bytes
+TAIL_DECILE = 9
 
 Control = Literal["negative", "positive"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """One metric of one test: each set's value, by side, of equally many sets.
+class MetricEstimates:
+    """One metric of one test: an estimate from each process set of the base and of the candidate.
 
-    kind: of noise, shared by what varies alike. gated: whether it can fail the run. primary: the one that a test stands for.
-    control: of the decision itself, which it must call unchanged, or must suspect.
+    noise_class: shared by metrics that vary alike. gated: whether a worse value fails the run. primary:
+    whether this metric represents its test. control: for a control of the decision, which must be found
+    unchanged (negative) or slower (positive).
     """
 
     test: str
     metric: str
     base: tuple[float, ...]
     candidate: tuple[float, ...]
-    kind: Hashable
+    noise_class: Hashable
     gated: bool = False
     primary: bool = False
     control: Control | None = None
 
     @property
+    def definition(self) -> Metric:
+        """The metric's entry in the registry."""
+        return registry.find(self.metric)
+
+    @property
     def sign(self) -> int:
-        """Of a change for the worse."""
-        return -1 if self.metric in HIGHER_IS_BETTER or self.metric.startswith("speedup_over_") else 1
+        """1 if a greater value is worse, else -1."""
+        return -1 if self.definition.better is Better.HIGHER else 1
 
     @property
     def missing(self) -> str:
-        """Why nothing can be said of it; empty if something can."""
+        """Why this metric cannot be judged; empty if it can."""
         if len(self.base) != len(self.candidate) or len(self.base) < 2:
-            return f"has {self.metric} of {len(self.base)} and {len(self.candidate)} sets; equally many are needed, 2 or more"
-        if self.metric in EXACT and all(0 <= value < math.inf for value in self.base + self.candidate):
-            return ""
-        if not all(0 < value < math.inf for value in self.base + self.candidate):
+            return (
+                f"has {self.metric} of {len(self.base)} and {len(self.candidate)} sets; "
+                "equally many are needed, 2 or more"
+            )
+        values = self.base + self.candidate
+        if not all(0 <= value < math.inf for value in values):
+            return f"has a {self.metric} that is no positive number"
+        if not self.definition.exact and not all(values):
             return f"has a {self.metric} that is no positive number"
         return ""
 
 
-def readings_of(
+def estimates_of(
     test: str, measured: Measured, metrics: Mapping[str, Mapping[str, Any]], device: str
-) -> list[Reading]:
-    """All metrics of a test that are better when they are greater, or when they are less; empty of a run with one side."""
+) -> list[MetricEstimates]:
+    """Return the estimates of each metric that has a better direction; empty unless both sides were measured.
+
+    metrics: by name, as a stored run holds them.
+    """
     sets = {
         side: [sample.set for sample in measured.samples if sample.side == side] for side in (BASE, CANDIDATE)
     }
     if not all(sets.values()):
         return []
     sides = [measured.of(side) for side in (BASE, CANDIDATE)]
-    by_cpu = all(is_launch_bound(side) and not side.spec.captured for side in sides)
+    launch_bound = all(is_launch_bound(side) and not side.spec.captured for side in sides)
     small = device == "cuda" and isinstance(measured.spec, AllReduceSpec) and _launches_bind(measured.spec)
-    primary = "cpu_seconds" if by_cpu else "time"
-    gated = GATED_BY_CPU if by_cpu else () if small else GATED
+    primary = "cpu_seconds" if launch_bound else "time"
+    gates = {Gate.ALWAYS, Gate.LAUNCH_BOUND if launch_bound else Gate.UNLESS_LAUNCH_BOUND}
     values: dict[str, Mapping[str, float]] = {
         "time": measured.median_step_seconds(),
         "tail_seconds": {sample.set: _tail(measured.step_seconds(sample)) for sample in measured.samples},
     }
-    values |= {name: metric["by_set"] for name, metric in metrics.items() if _is_directed(name)}
-    if by_cpu:
-        values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))  # none is a hole
-    kind = (measured.spec.measurement, *(side.spec.captured for side in sides), by_cpu, small)
+    values |= {name: metric["by_set"] for name, metric in metrics.items() if registry.find(name).better}
+    if launch_bound:
+        values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))  # if empty, it is missing
+    noise_class = (measured.spec.measurement, *(side.spec.captured for side in sides), launch_bound, small)
     return [
-        Reading(
+        MetricEstimates(
             test=test,
             metric=name,
             base=tuple(by_set[each] for each in sets[BASE] if each in by_set),
             candidate=tuple(by_set[each] for each in sets[CANDIDATE] if each in by_set),
-            kind=kind,
-            gated=name in gated or name in EXACT,
+            noise_class=noise_class,
+            gated=registry.find(name).exact or (registry.find(name).gate in gates and not small),
             primary=name == primary,
         )
         for name, by_set in values.items()
@@ -103,10 +107,6 @@ def _launches_bind(call: AllReduceSpec) -> bool:
     return not call.captured and (call.nbytes < SMALL_BYTES or call.algorithm in OWN_ALGORITHMS)
 
 
-def _is_directed(metric: str) -> bool:
-    return metric in HIGHER_IS_BETTER + LOWER_IS_BETTER + EXACT or metric.startswith("speedup_over_")
-
-
 def _tail(seconds: Sequence[float]) -> float:
-    """The ninth decile of a set's rounds: a median does not see a stall that comes now and then."""
-    return quantiles(seconds, n=10, method="inclusive")[TAIL - 1] if len(seconds) > 1 else seconds[0]
+    """Return the ninth decile of a set's rounds, which shows the occasional stalls that a median hides."""
+    return quantiles(seconds, n=10, method="inclusive")[TAIL_DECILE - 1] if len(seconds) > 1 else seconds[0]

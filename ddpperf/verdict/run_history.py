@@ -1,7 +1,7 @@
-"""How far runs of the same code differ, learned from a test's stored runs, and what follows: two bounds, and the slow drift.
+"""How far runs of the same code differ, estimated from a test's stored runs: its limits, and its slow drift.
 
-All values are natural logs of seconds of a step, a run's median each, so a difference of 0.01 is 1 %; greater is worse. The
-unit is the run: its rounds and process sets share a machine and a day.
+All values are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater
+is worse. The unit of replication is the run: its rounds and process sets share a machine and a day.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import mean, median, variance
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
 
-PRIOR_FREEDOM = 10  # how many degrees of freedom the usual spread counts beside a test's own
+PRIOR_DEGREES_OF_FREEDOM = 10  # the weight of the usual spread beside a test's own
 SCREEN_ALPHA = 0.01  # one-sided, for each test
 DRIFT_RUNS = FIRST_RUNS  # as many at the beginning as at the end
 DRIFT_MARGIN = 0.01
@@ -24,66 +24,71 @@ DRIFT_MARGIN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """deviation: standard, between runs. freedom: its degrees of freedom."""
+    """A standard deviation between runs, with its degrees of freedom."""
 
     deviation: float
-    freedom: float
+    degrees_of_freedom: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Differences from one run to another above which the later is a suspect, or slower."""
+    """The differences between two runs above which the later one is a suspect, or slower."""
 
     suspect: float
     slower: float
 
 
 def step_log(measured: Measured) -> float:
-    """The log of a run's median seconds of a step."""
+    """Return the log of a run's median step seconds."""
     return log(median(measured.all_step_seconds()))
 
 
 def series(history: Sequence[PastRun], test: str, like: Measured) -> list[float]:
-    """The logs of the runs that measured the test by the same spec, in the order of `history`."""
-    return [step_log(run.measured[test]) for run in _of(history, test, like)]
+    """Return the logs of the runs that measured the test with the same spec, in the order of `history`."""
+    return [step_log(run.measured[test]) for run in _comparable(history, test, like)]
 
 
-def _of(history: Sequence[PastRun], test: str, like: Measured) -> list[PastRun]:
+def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[PastRun]:
     return [run for run in history if test in run.measured and run.measured[test].spec == like.spec]
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
-    """tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom: Smyth's moderated variance (2004).
+    """Return the spread between runs, shrunk towards the usual one (Smyth's moderated variance, 2004).
 
-    logs[run], oldest first. usual: the standard deviation of such tests. s^2 is half the mean square of successive
-    differences (von Neumann, 1941), which for k runs has f = 2 (k-1)^2 / (3k-4) degrees of freedom, by its own variance.
+    tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. logs[run], oldest first.
+    usual: the standard deviation of similar tests. s^2 is half the mean square of successive differences
+    (von Neumann 1941). For k runs its own variance gives it f = 2 (k-1)^2 / (3k-4) degrees of freedom.
 
-    Not the variance about the mean, with f = k - 1: that takes each accepted change of the code for noise. Simulated with runs
-    that differ by 0.5 %, a usual 1 %, and a gain of 10 % that the last 5 of 10 runs have: when it is lost again, that one makes
-    0 % of tests suspects, this one 100 %. Where runs differ by 2 %, this one fails 4 % of unchanged suites, that one 1.4 %.
+    The variance about the mean, with f = k - 1, would take each accepted change of the code for noise.
+    Simulated with runs that differ by 0.5%, a usual 1%, and a gain of 10% that the last 5 of 10 runs have:
+    when the gain is lost again, the variance about the mean makes 0% of the tests suspects, this one 100%.
+    Where runs differ by 2%, this one fails 4% of unchanged suites, the variance about the mean 1.4%.
     """
     runs = len(logs)
     if runs < 2:
-        return Spread(deviation=usual, freedom=PRIOR_FREEDOM)
+        return Spread(deviation=usual, degrees_of_freedom=PRIOR_DEGREES_OF_FREEDOM)
     own = fsum((after - before) ** 2 for before, after in pairwise(logs)) / (2 * (runs - 1))
     return _moderated(own, 2 * (runs - 1) ** 2 / (3 * runs - 4), usual)
 
 
-def _moderated(own: float, freedom: float, usual: float) -> Spread:
-    together = (PRIOR_FREEDOM * usual**2 + freedom * own) / (PRIOR_FREEDOM + freedom)
-    return Spread(deviation=sqrt(together), freedom=PRIOR_FREEDOM + freedom)
+def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> Spread:
+    together = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
+    weighted = PRIOR_DEGREES_OF_FREEDOM * usual**2 + degrees_of_freedom * own_variance
+    return Spread(deviation=sqrt(weighted / together), degrees_of_freedom=together)
 
 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
-    """Bounds of a difference between two runs: margin + t tau sqrt(2), since each of the two has an error of tau.
+    """Return the bounds of a difference between two runs: margin + t tau sqrt(2), as both have an error of tau.
 
-    Where nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`, and any of `compared`
-    tests is slower with at most `suite_alpha` (by the union bound): if runs differ as is usual. If they differ by twice that,
-    12 % of suites of 60 tests fail by chance without a history, 5 % with 5 runs, 3 % with 20.
+    If nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`. Any of
+    `compared` tests is slower with a probability of at most `suite_alpha`, by the union bound, if runs
+    differ as is usual. If they differ by twice that, 12% of suites of 60 tests fail by chance without a
+    history, 5% with 5 runs, 3% with 20.
     """
     alphas = SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared)
     suspect, slower = (
-        margin + _critical(alpha, spread.freedom) * spread.deviation * sqrt(2) for alpha in alphas
+        margin + _t_quantile(alpha, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
+        for alpha in alphas
     )
     return Bounds(suspect=suspect, slower=slower)
 
@@ -91,11 +96,11 @@ def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) 
 def first_and_last(
     history: Sequence[PastRun], test: str, now: Measured
 ) -> tuple[list[float], list[float]] | None:
-    """The logs of the first five promoted runs of the test's spec, and of the last five runs, this one among them.
+    """Return the logs of a test's first five baselines, and of its last five runs with this one.
 
-    None where fewer than five were promoted, or fewer than five followed those.
+    None if there are fewer than five baselines, or fewer than five runs after them.
     """
-    runs = _of(history, test, now)
+    runs = _comparable(history, test, now)
     promoted = [number for number, run in enumerate(runs) if run.promoted][:DRIFT_RUNS]
     if len(promoted) < DRIFT_RUNS or len(runs) - promoted[-1] < DRIFT_RUNS:
         return None
@@ -104,19 +109,22 @@ def first_and_last(
 
 
 def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
-    """How much slower the last runs are than the first, by their means; 0 unless that is beyond `DRIFT_MARGIN` and chance.
+    """Return by how much the mean of the last runs is above that of the first; 0 if not significant.
 
-    The error is tau sqrt(1/5 + 1/5) for five each, tau by the variance inside of the two fives: what drifts is no noise.
-    alpha: one-sided. What each of many nights makes slower by 0.1 % is not seen from one to the next.
+    Significant is a difference beyond `DRIFT_MARGIN` and chance, one-sided at alpha. Its standard error is
+    tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the two groups. Comparing one
+    night with the next cannot see a slow-down of 0.1% per night; this does.
     """
-    within = _moderated((variance(first) + variance(last)) / 2, len(first) + len(last) - 2, usual)
+    own_variance = (variance(first) + variance(last)) / 2
+    within = _moderated(own_variance, len(first) + len(last) - 2, usual)
     error = within.deviation * sqrt(1 / len(first) + 1 / len(last))
     change = mean(last) - mean(first)
-    return change if change - _critical(alpha, within.freedom) * error > DRIFT_MARGIN else 0.0
+    significant = change - _t_quantile(alpha, within.degrees_of_freedom) * error > DRIFT_MARGIN
+    return change if significant else 0.0
 
 
 @cache
-def _critical(alpha: float, freedom: float) -> float:
-    from scipy.stats import t  # here: it takes most of a second, and few commands need it
+def _t_quantile(alpha: float, degrees_of_freedom: float) -> float:
+    from scipy.stats import t  # imported here because it takes 0.5 s
 
-    return float(t.isf(alpha, freedom))
+    return float(t.isf(alpha, degrees_of_freedom))

@@ -1,4 +1,4 @@
-"""This run's measurements beside a baseline's: a change where they are comparable, a hole where they are not."""
+"""The comparison of this run with a stored one: a change for each test, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -6,28 +6,93 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
+from typing import Literal
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, PastRun
-from ddpperf.verdict.change import Change, Controls
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
+from ddpperf.verdict.verdict import Answer
 
-# Above this, the step's time over the GPU's own for it, a step waits for the CPU's launches; unless it is captured, its time
-# then moves from run to run, and is for information.
+# A step is launch bound if its time over its device time is above this: the GPU waits for the CPU. Its
+# time then moves from run to run. Its CPU seconds are compared instead, unless it is captured.
 LAUNCH_BOUND = 1.05
-CPU_LIMIT = 1.25  # instead, how many times the CPU seconds of a step are too many
-
+CPU_LIMIT = 1.25  # the largest ratio of a step's CPU seconds that is not slower
 LARGEST_LOG = 700.0  # of a ratio that a float can hold
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """changes: by test id, what could be compared. holes: by test id, why the others could not.
+class Change:
+    """The seconds of a step in the stored run and now. A ratio above `limit` is slower.
 
-    drifts: by test id, where there are runs enough, the log of how much slower the last five are than the first five promoted;
-    0 where that is no more than chance. controls: of the comparison itself; None of one whose run had none.
+    quantity: the step's median time, or its CPU seconds. suspect_limit: a ratio between it and `limit` is
+    too large for chance in one test, but not in a suite of many; None if `limit` alone decides.
+    """
+
+    then_seconds: float
+    now_seconds: float
+    limit: float
+    suspect_limit: float | None = None
+    quantity: Literal["step", "CPU seconds"] = "step"
+
+    @property
+    def ratio(self) -> float:
+        """The seconds now over those then: above 1 is slower."""
+        return self.now_seconds / self.then_seconds
+
+    @property
+    def slower(self) -> bool:
+        """Whether the ratio is above the limit."""
+        return self.ratio > self.limit
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the ratio is above the limit for suspects only."""
+        return self.suspect_limit is not None and self.suspect_limit < self.ratio <= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """The controls of a comparison with a stored run.
+
+    negative: a copy of memory, which must take as long as it did then. positive: a step of this run as it
+    is and deliberately slowed beyond its limit, which must be called slower. missing: why a control is
+    missing, one sentence each.
+    """
+
+    negative: Change | None = None
+    positive: Change | None = None
+    missing: Sequence[str] = ()
+
+    def failed(self) -> list[str]:
+        """Return one sentence for each control that failed."""
+        failed = []
+        if (copy := self.negative) is not None and (copy.slower or 1 / copy.ratio > copy.limit):
+            failed.append(
+                f"the negative control failed: a copy of memory, which no change can affect, takes "
+                f"{copy.ratio:.3f} times as long, limit {copy.limit:.4g} either way; this machine has changed"
+            )
+        if (delayed := self.positive) is not None and not delayed.slower:
+            failed.append(
+                f"the positive control failed: a deliberately slowed step was found at {delayed.ratio:.3f} "
+                f"times its time, limit {delayed.limit:.4g}"
+            )
+        return failed
+
+    def measured(self) -> Mapping[str, Change]:
+        """Return the controls that were measured, by what they measure."""
+        named = {"a copy of memory": self.negative, "a slowed step": self.positive}
+        return {what: change for what, change in named.items() if change is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The comparison of a run with a stored one.
+
+    baseline: the stored run's name. changes: by test id. missing: by test id, why it could not be
+    compared. drifts: by test id, the log of how much slower the last five runs are than the first five
+    baselines, 0 if chance explains it; only tests with enough runs. controls: None if there were none.
     """
 
     baseline: str
@@ -38,44 +103,50 @@ class Comparison:
 
     @property
     def slower(self) -> dict[str, Change]:
+        """The tests that are slower than their limits."""
         return {test: change for test, change in self.changes.items() if change.slower}
 
     @property
     def suspects(self) -> dict[str, Change]:
-        """Slower by more than chance makes one test, but not one of this many: A/B against the baseline's code can tell."""
+        """The tests that only an A/B run against the baseline's code can decide."""
         return {test: change for test, change in self.changes.items() if change.suspect}
 
     def median_shift(self) -> float | None:
-        """The median, over compared times, of log(now) - log(then): positive if the suite got slower; None without any."""
+        """Return the median log ratio of all compared times, positive if the suite got slower; None without any."""
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
-    def failures(self) -> dict[str, str]:
-        """By test that is slower, how much."""
-        return {
-            test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, limit {change.limit:.4g}"
-            for test, change in self.slower.items()
-        }
+    def answer(self) -> Answer:
+        """Return what the comparison means for the run.
 
-    def untrusted(self) -> list[str]:
-        """What says that the machine, or the measuring, is not what it was."""
-        return self.controls.failed() if self.controls is not None else []
+        A run that is slower, or whose controls failed, is unfit as a baseline. One with new tests is not.
+        """
+        controls = self.controls or Controls()
+        answer = Answer(
+            worse={
+                test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, "
+                f"limit {change.limit:.4g}"
+                for test, change in self.slower.items()
+            },
+            untrusted=controls.failed(),
+            undecided=[*controls.missing, *(f"{test} {why}" for test, why in self.missing.items())],
+            summary=self._summary(),
+        )
+        return replace(answer, unfit=[*answer.regressions, *answer.untrusted])
 
-    def unseen(self) -> list[str]:
-        """What could not be compared, a sentence each."""
-        missing = [f"{test} {why}" for test, why in self.missing.items()]
-        return [*(self.controls.missing if self.controls is not None else ()), *missing]
-
-    def unfit(self) -> list[str]:
-        """Why no later run should be compared with this one: what is new in it is fit, what is slower, or doubtful, is not."""
-        return [*(f"{test} {how}" for test, how in self.failures().items()), *self.untrusted()]
-
-    def passed(self) -> str:
-        """What a pass means, and how much it would let through."""
-        limits = [change.limit for change in self.changes.values()]
+    def _summary(self) -> str:
         suspects = len(self.suspects)
         but = f", but {suspects} {'is a suspect' if suspects == 1 else 'are suspects'}" if suspects else ""
-        return f"none slower than in {self.baseline} by more than its limit{_widths(limits)}{but}"
+        limits = [change.limit for change in self.changes.values()]
+        return f"none slower than in {self.baseline} by more than its limit{_limits(limits)}{but}"
+
+
+def _limits(limits: Sequence[float]) -> str:
+    if not limits:
+        return ""
+    most = f"{max(limits):.4g}"
+    same = min(limits) == max(limits)
+    return f" ({most})" if same else f" ({median(limits):.4g} for half of the tests, at most {most})"
 
 
 def compare(
@@ -88,37 +159,42 @@ def compare(
     settings: DecisionSettings,
     history: Sequence[PastRun] = (),
 ) -> Comparison:
-    """Compare test by test, times or, of what launches bound then and now, CPU seconds; comparable means equal id and spec.
+    """Compare two runs test by test: tests with equal ids and equal specs are comparable.
 
-    expected: the ids of the tests that this run had to compare. baseline: what to call the other run. limit: the ratio of times
-    above which a step is slower; None for each test's own, by how far its runs in `history`, oldest first, differ. CPU seconds
-    have `CPU_LIMIT`.
+    Times are compared, or CPU seconds where launches bound both runs. expected: the ids of the tests that
+    this run had to compare. baseline: the stored run's name. limit: the ratio of times above which a step
+    is slower; None for each test's own limit, from how far its runs in `history`, oldest first, differ.
 
-    The reference is the run that is named, with the error of one run against one, also where the history has more: their mean
-    is another code's time as soon as a change was accepted. Simulated with 20 runs that differ by 0.5 %: of tests that got 5 %
-    slower the mean calls 98 % so, the named run 43 %, and 99 % suspects. But once a loss of 10 % was accepted, which the last 5
-    runs have, the mean calls 87 % of unchanged tests slower, the named run none; and once a gain of 10 % was, of the tests that
-    lose it again the mean makes none a suspect, the named run all.
+    The stored run alone is the reference, although the mean of the history is more precise: a mean holds
+    the times of other code as soon as a change was accepted. Simulated with 20 runs that differ by 0.5%:
+    of tests that got 5% slower the mean finds 98%, the stored run 43% and 99% suspects. But after an
+    accepted loss of 10%, which the last 5 runs have, the mean calls 87% of unchanged tests slower and the
+    stored run none. After an accepted gain of 10%, of the tests that lose it again the mean makes none a
+    suspect and the stored run all.
     """
     present = sorted(test for test in expected if test in now or test in then)
-    missing = {
-        test: why for test in present if (why := _missing_reason(now.get(test), then.get(test), baseline))
-    }
-    compared = [test for test in present if test not in missing]
-    timed = [test for test in compared if not _by_cpu_seconds(then[test], now[test])]
+    reasons = {test: _missing_reason(now.get(test), then.get(test), baseline) for test in present}
+    compared = [test for test in present if not reasons[test]]
+    timed = [test for test in compared if not _compares_cpu_seconds(then[test], now[test])]
     changes, drifts = {}, {}
     for test in compared:
         if test not in timed:
-            changes[test] = _of_cpu_seconds(then[test], now[test])
+            changes[test] = Change(
+                then_seconds=_cpu_seconds(then[test]),
+                now_seconds=_cpu_seconds(now[test]),
+                limit=CPU_LIMIT,
+                quantity="CPU seconds",
+            )
             continue
-        changes[test] = _of_times(test, now[test], then[test], history, settings, len(timed), limit)
+        changes[test] = _time_change(test, now[test], then[test], history, settings, len(timed), limit)
         if ends := first_and_last(history, test, now[test]):
             usual = _usual_spread(then[test], now[test], settings)
             drifts[test] = drift(*ends, usual, settings.default.suite_alpha / len(timed))
+    missing = {test: reason for test, reason in reasons.items() if reason}
     return Comparison(baseline=baseline, changes=changes, missing=missing, drifts=drifts)
 
 
-def copies(
+def negative_control(
     now: Measured | None,
     then: Measured | None,
     *,
@@ -128,29 +204,18 @@ def copies(
     history: Sequence[PastRun] = (),
     compared: int,
 ) -> Controls:
-    """The negative control: a run's copy of memory beside the baseline's, by the limit of a test among `compared` others.
+    """Compare a copy of memory in both runs, with the limit of one more test beside the `compared` ones.
 
-    limit: of the tests, if one was given; that of a copy is not less.
+    limit: the tests' common limit, if there is one; the copy's limit is at least that.
     """
     if (why := _missing_reason(now, then, baseline)) or now is None or then is None:
         return Controls(missing=[f"the negative control, {COPY}, {why}"])
-    change = _of_times(COPY, now, then, history, settings, compared + 1, None)
+    change = _time_change(COPY, now, then, history, settings, compared + 1, None)
     return Controls(negative=replace(change, limit=max(change.limit, limit or 0.0)))
 
 
-def _widths(limits: Sequence[float]) -> str:
-    if not limits:
-        return ""
-    most = f"{max(limits):.4g}"
-    return (
-        f" ({most})"
-        if min(limits) == max(limits)
-        else f" ({median(limits):.4g} for half of the tests, at most {most})"
-    )
-
-
 def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) -> str:
-    """Why these two cannot be compared, of which one was measured; empty if they can."""
+    """Return why a test that at least one of the runs measured cannot be compared; empty if it can."""
     if then is None:
         return f"is not in {baseline}"
     if now is None:
@@ -159,23 +224,14 @@ def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) 
         return f"measures another spec than in {baseline}"
     for run, where in ((now, "this run"), (then, baseline)):
         if any(run.counter("resumed_epochs").values()):
-            return f"went on from a checkpoint in {where}, so that its seconds are not all of it"
-    if _by_cpu_seconds(then, now) and not (_cpu_seconds(then) and _cpu_seconds(now)):
-        side = "this run" if _cpu_seconds(then) else baseline
-        return f"is bound by launches, and {side} has no CPU seconds of it to compare"
+            return f"resumed from a checkpoint in {where}, so that its time is not that of the whole training"
+    if _compares_cpu_seconds(then, now) and not (_cpu_seconds(then) and _cpu_seconds(now)):
+        run_without = "this run" if _cpu_seconds(then) else baseline
+        return f"is launch bound, and {run_without} has no CPU seconds of it to compare"
     return ""
 
 
-def _of_cpu_seconds(then: Measured, now: Measured) -> Change:
-    return Change(
-        then_seconds=_cpu_seconds(then),
-        now_seconds=_cpu_seconds(now),
-        limit=CPU_LIMIT,
-        quantity="CPU seconds",
-    )
-
-
-def _of_times(
+def _time_change(
     test: str,
     now: Measured,
     then: Measured,
@@ -184,10 +240,13 @@ def _of_times(
     compared: int,
     limit: float | None,
 ) -> Change:
-    """limit: None for the test's own, as one of the `compared`."""
-    between = spread(series(history, test, now), _usual_spread(then, now, settings))
-    margin, suite_alpha = settings.of("time").margin, settings.default.suite_alpha
-    own = bounds(between, margin=margin, suite_alpha=suite_alpha, compared=compared)
+    between_runs = spread(series(history, test, now), _usual_spread(then, now, settings))
+    own = bounds(
+        between_runs,
+        margin=settings.of("time").margin,
+        suite_alpha=settings.default.suite_alpha,
+        compared=compared,
+    )
     suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in (own.suspect, own.slower))
     return Change(
         then_seconds=median(then.all_step_seconds()),
@@ -198,30 +257,29 @@ def _of_times(
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    """The standard deviation between runs of such a test: it is quiet if its rounds are in both runs."""
-    quiet = all(_is_quiet(side.all_step_seconds(), settings.quiet_iqr) for side in (then, now))
+    """Return the usual standard deviation between runs, which is smaller where the rounds of both are quiet."""
+    quiet = all(_is_quiet(run.all_step_seconds(), settings.quiet_iqr) for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread
 
 
-def _by_cpu_seconds(then: Measured, now: Measured) -> bool:
-    """Whether launches bound both, or what is known of it, and no graph replays them: else the times say more."""
+def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
+    return len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < quiet_iqr
+
+
+def is_launch_bound(measured: Measured) -> bool:
+    """Return whether the GPU waited for launches in the median set; False without device times, as on a CPU."""
+    by_set = measured.launch_bound()
+    return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
+
+
+def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:
+    """Return whether CPU seconds say more than times: launches bound both runs, and nothing is captured."""
     return (
         is_launch_bound(then) and not then.spec.captured and (is_launch_bound(now) or not now.launch_bound())
     )
 
 
-def is_launch_bound(measured: Measured) -> bool:
-    """Whether a step waited for launches in the median set; not so where nothing was counted, as on a CPU."""
-    by_set = measured.launch_bound()
-    return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
-
-
 def _cpu_seconds(measured: Measured) -> float:
-    """What a step took of the CPU in the median set, of the rank that needed most; 0 unless that is a positive number."""
+    """Return the CPU seconds of a step in the median set, on the rank with the most; 0 if unknown."""
     by_set = measured.counter("cpu_seconds")
     return max(0.0, median(by_set.values())) if by_set else 0.0
-
-
-def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
-    """Whether enough rounds agree well enough for runs to differ by little."""
-    return len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < quiet_iqr

@@ -1,12 +1,12 @@
-"""Whether metrics got worse between two sides: screened on a few process sets a side, decided on fresh ones.
+"""The statistics of an A/B run: metrics are screened on a few process sets, and suspects confirmed on fresh ones.
 
-The unit of replication is the process set. All values are natural logs of a set's estimate, turned so that greater is worse:
-the log of seconds, minus the log of a bandwidth. A difference of 0.01 is 1 % worse.
+The unit of replication is the process set. All values are natural logs of one set's estimate, with the
+sign chosen so that greater is worse: log seconds, minus log bandwidth. A difference of 0.01 is 1% worse.
 
-Looks are two, and only two. The first screens each metric at `screen_alpha`; a suspect is measured again on fresh sets, and
-they alone decide, at `suite_alpha` / (H `screen_alpha`) for H gated metrics. A metric whose true change is below the margin
-is called worse only if both looks say so by chance, and by the union bound over H that happens in at most `suite_alpha` of all
-suites, whatever else truly changed.
+Screening tests each metric at `screen_alpha`. A suspect is measured again on fresh sets, and only these
+decide, at `suite_alpha` / (H `screen_alpha`) for H gated metrics. A metric whose true change is below the
+margin is called worse only if both tests say so by chance. By the union bound over H that happens in at
+most `suite_alpha` of all suites, whatever else truly changed.
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
-PRIOR_FREEDOM = 8  # how many degrees of freedom a noise class' variance counts beside a metric's own
-POWER = 0.95  # with which a detectable change is found
-OUTLIER_P = 0.01  # a metric that is so much noisier than its class stands alone
-UNCHANGED_P = 0.025  # of each of the two one-sided tests
-MOST_SETS = 64  # a side that are measured side by side
+PRIOR_DEGREES_OF_FREEDOM = 8  # the weight of a noise class's variance beside a metric's own
+POWER = 0.95  # the probability with which a detectable change is found
+OUTLIER_P = 0.01  # a metric far noisier than its class, by this test, uses its own variance alone
+UNCHANGED_P = 0.025  # the level of each of the two one-sided tests for "unchanged"
+MOST_SETS = 64  # per side, the most that can be measured in one run
 
 
 class Finding(enum.StrEnum):
+    """What a test of one metric found."""
+
     WORSE = "worse"
     UNCHANGED = "unchanged"
     BETTER = "better"
     UNDECIDED = "undecided"
-    SUSPECT = "suspect"  # until it was measured again
+    SUSPECT = "suspect"  # worse in the screening, not yet confirmed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """margin: a change, as a log ratio, below which nobody cares. tolerance: within it a metric counts as unchanged.
-    screen_sets, confirm_sets: process sets a side in the two looks."""
+    """The values that decide about one metric.
+
+    margin: changes below this log ratio do not matter. tolerance: a change within this log ratio counts
+    as unchanged. screen_sets, confirm_sets: process sets per side.
+    """
 
     margin: float
     tolerance: float
@@ -56,11 +62,11 @@ class Settings:
             )
         if min(self.screen_sets, self.confirm_sets) < 2:
             raise ValueError(
-                f"two process sets a side are the least, got {self.screen_sets} and {self.confirm_sets}"
+                f"two process sets per side are the least, got {self.screen_sets} and {self.confirm_sets}"
             )
 
     def confirm_alpha(self, gated: int) -> float:
-        """Of the second look, with `gated` metrics in the suite."""
+        """Return the level of the confirmation in a suite with `gated` metrics."""
         return min(self.screen_alpha, self.suite_alpha / (gated * self.screen_alpha))
 
 
@@ -69,8 +75,8 @@ CPU = Settings(margin=0.01, tolerance=0.15, screen_alpha=0.05, screen_sets=3, co
 
 
 @dataclass(frozen=True)
-class Look:
-    """base[metric, set] and candidate[metric, set], logs in which greater is worse, of equally many sets a side."""
+class LogEstimates:
+    """The estimates of several metrics: base[metric, set] and candidate[metric, set], logs in which greater is worse."""
 
     base: Array
     candidate: Array
@@ -78,151 +84,157 @@ class Look:
     def __post_init__(self) -> None:
         if self.base.ndim != 2 or self.base.shape != self.candidate.shape or self.base.shape[1] < 2:
             raise ValueError(
-                f"both sides need the same two sets or more, got {self.base.shape} and {self.candidate.shape}"
+                f"base and candidate need the same two sets or more, got {self.base.shape} and "
+                f"{self.candidate.shape}"
             )
         if not (np.isfinite(self.base).all() and np.isfinite(self.candidate).all()):
-            raise ValueError(
-                "a look holds a value that is no finite number; a metric without one is a hole, not a look"
-            )
+            raise ValueError("an estimate is NaN or infinite; leave out a metric that has no finite value")
 
     @property
     def sets(self) -> int:
+        """Process sets per side."""
         return int(self.base.shape[1])
 
     @property
     def effect(self) -> Array:
-        """By metric, how much worse the candidate is."""
+        """The log ratio of candidate to base for each metric; positive is worse."""
         difference: Array = self.candidate.mean(axis=1) - self.base.mean(axis=1)
         return difference
 
     @property
     def variance(self) -> Array:
-        """By metric, between the sets of one side, of both sides together."""
+        """The variance between sets for each metric, pooled over both sides."""
         pooled: Array = (self.base.var(axis=1, ddof=1) + self.candidate.var(axis=1, ddof=1)) / 2
         return pooled
 
     @property
-    def freedom(self) -> int:
+    def degrees_of_freedom(self) -> int:
+        """The degrees of freedom of `variance`."""
         return 2 * (self.sets - 1)
-
-
-def class_variances(look: Look, classes: Sequence[Hashable], floor: float) -> Array:
-    """By metric, the variance that is usual in its noise class: the median, raised to the mean that a chi-square of that median
-    has; at least `floor`, what a quiet metric was seen to have."""
-    from scipy.stats import chi2  # here: it takes most of a second, and few commands need it
-
-    median_over_mean = chi2.median(look.freedom) / look.freedom
-    usual = np.empty(len(classes))
-    for name in set(classes):
-        members = np.array([each == name for each in classes])
-        usual[members] = max(float(np.median(look.variance[members])) / median_over_mean, floor)
-    return usual
 
 
 @dataclass(frozen=True)
 class Noise:
-    """variance[metric] between sets of a side, and its degrees of freedom."""
+    """The variance between sets for each metric, with its degrees of freedom."""
 
     variance: Array
-    freedom: Array
+    degrees_of_freedom: Array
 
-    def error(self, sets: int) -> Array:
-        """Standard error of an effect, of `sets` sets a side."""
+    def standard_error(self, sets: int) -> Array:
+        """Return the standard error of an effect from `sets` sets per side."""
         error: Array = np.sqrt(self.variance * 2 / sets)
         return error
 
+    def quantile(self, alpha: float) -> Array:
+        """Return the value that Student's t exceeds with probability alpha."""
+        from scipy.stats import t  # imported here because it takes 0.5 s
 
-def prior_freedom(look: Look, classes: Sequence[Hashable]) -> Array:
-    """By metric, the degrees of freedom that its class' variance is worth: at most those that the other members have."""
-    others = np.array([classes.count(name) - 1 for name in classes], dtype=float)
-    freedom: Array = np.minimum(PRIOR_FREEDOM, others * look.freedom)
-    return freedom
+        quantile: Array = t.isf(alpha, self.degrees_of_freedom)
+        return quantile
 
 
-def noise(look: Look, usual: Array, prior: Array | float, floor: float) -> Noise:
-    """What a look's own variances say together with those that are usual: Smyth's moderated variance, with a guard.
+def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: float) -> Noise:
+    """Return the noise that is usual in each metric's noise class.
 
-    A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, has its own variance alone, and fewer degrees of
-    freedom. prior: those of the usual variances. floor: the least variance.
+    Its variance is the class's median variance, divided by the median of chi-square over its mean, and at
+    least `floor`. It weighs as many degrees of freedom as the other members have, at most
+    `PRIOR_DEGREES_OF_FREEDOM`.
     """
     from scipy.stats import chi2
 
-    own = np.maximum(look.variance, floor)
-    together = (prior * usual + look.freedom * own) / (prior + look.freedom)
-    alone = own > usual * chi2.isf(OUTLIER_P, look.freedom) / look.freedom
-    return Noise(
-        np.where(alone, own, together), np.where(alone, look.freedom, prior + look.freedom).astype(float)
+    freedom = estimates.degrees_of_freedom
+    variance = np.empty(len(classes))
+    for name in set(classes):
+        members = np.array([other == name for other in classes])
+        unbiased = float(np.median(estimates.variance[members])) * freedom / chi2.median(freedom)
+        variance[members] = max(unbiased, floor)
+    others = np.array([classes.count(name) - 1 for name in classes], dtype=float)
+    return Noise(variance, np.minimum(PRIOR_DEGREES_OF_FREEDOM, others * freedom))
+
+
+def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Noise:
+    """Return each metric's own variance shrunk towards the prior one (Smyth 2004).
+
+    A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, uses its own variance alone,
+    with fewer degrees of freedom. floor: the least variance.
+    """
+    from scipy.stats import chi2
+
+    freedom = estimates.degrees_of_freedom
+    own = np.maximum(estimates.variance, floor)
+    together = prior.degrees_of_freedom + freedom
+    shrunk = (prior.degrees_of_freedom * prior.variance + freedom * own) / together
+    outlier = own > prior.variance * chi2.isf(OUTLIER_P, freedom) / freedom
+    return Noise(np.where(outlier, own, shrunk), np.where(outlier, freedom, together).astype(float))
+
+
+def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
+    """Return each metric's finding from the screening, in a suite with `gated` metrics."""
+    error = noise.standard_error(estimates.sets)
+    suspect = estimates.effect - noise.quantile(settings.screen_alpha) * error > settings.margin
+    better = estimates.effect + noise.quantile(settings.suite_alpha / gated) * error < -settings.margin
+    unchanged = _unchanged(estimates, noise, settings)
+    return _first_true((suspect, Finding.SUSPECT), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
+
+
+def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
+    """Return each suspect's finding from fresh sets, in a suite with `gated` metrics."""
+    error = noise.standard_error(estimates.sets)
+    worse = estimates.effect - noise.quantile(settings.confirm_alpha(gated)) * error > settings.margin
+    return _first_true(
+        (worse, Finding.WORSE), (_unchanged(estimates, noise, settings), Finding.UNCHANGED)
     )
 
 
-def critical(alpha: float, freedom: Array) -> Array:
-    """Student's t that chance exceeds with probability alpha."""
-    from scipy.stats import t
-
-    quantile: Array = t.isf(alpha, freedom)
-    return quantile
-
-
-def screen(look: Look, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
-    """The first look: what it can say for good, and which metrics are suspects."""
-    error = noise.error(look.sets)
-    suspect = look.effect - critical(settings.screen_alpha, noise.freedom) * error > settings.margin
-    better = look.effect + critical(settings.suite_alpha / gated, noise.freedom) * error < -settings.margin
-    unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
-    return _named((suspect, Finding.SUSPECT), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
+def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:
+    """Return the findings for metrics that no change can affect, by a two-sided test at `suite_alpha`."""
+    beyond = noise.quantile(settings.suite_alpha / 2) * noise.standard_error(estimates.sets) + settings.margin
+    worse, better = estimates.effect > beyond, estimates.effect < -beyond
+    unchanged = _unchanged(estimates, noise, settings)
+    return _first_true((worse, Finding.WORSE), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
 
 
-def confirm(look: Look, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
-    """The second look at suspects, on fresh sets, which alone decide; `gated` counts all metrics of the suite."""
-    error = noise.error(look.sets)
-    worse = look.effect - critical(settings.confirm_alpha(gated), noise.freedom) * error > settings.margin
-    unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
-    return _named((worse, Finding.WORSE), (unchanged, Finding.UNCHANGED))
+def _unchanged(estimates: LogEstimates, noise: Noise, settings: Settings) -> Mask:
+    """Return where two one-sided tests put the effect within the tolerance."""
+    half_width = noise.quantile(UNCHANGED_P) * noise.standard_error(estimates.sets)
+    within: Mask = np.abs(estimates.effect) + half_width < settings.tolerance
+    return within
 
 
-def untouched_findings(look: Look, noise: Noise, settings: Settings) -> list[Finding]:
-    """Of what no change can touch: whether it seems to have changed all the same, with probability `suite_alpha` by chance."""
-    error = noise.error(look.sets)
-    beyond = critical(settings.suite_alpha / 2, noise.freedom) * error + settings.margin
-    unchanged = np.abs(look.effect) + critical(UNCHANGED_P, noise.freedom) * error < settings.tolerance
-    worse, better = look.effect > beyond, look.effect < -beyond
-    return _named((worse, Finding.WORSE), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
-
-
-def _named(*answers: tuple[npt.NDArray[np.bool_], Finding]) -> list[Finding]:
-    """By metric the first answer that holds, else undecided."""
-    conditions, names = zip(*answers, strict=True)
-    return [
-        next((name for held, name in zip(each, names, strict=True) if held), Finding.UNDECIDED)
-        for each in zip(*conditions, strict=True)
-    ]
+def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
+    """Return the first finding that holds for each metric, else undecided."""
+    masks, names = zip(*findings, strict=True)
+    return list(map(Finding, np.select(masks, names, default=Finding.UNDECIDED)))
 
 
 def minimum_detectable_effect(
     noise: Noise, settings: Settings, gated: int, *, screened: bool = True
 ) -> Array:
-    """By metric, the least change, as a log ratio, that both looks together call worse with probability of about POWER.
-    screened: whether there is a first look at all."""
-    first, second = _reach(noise, settings, gated)
-    confirmed = second * noise.error(settings.confirm_sets)
-    effect: Array = (
-        np.maximum(first * noise.error(settings.screen_sets), confirmed) if screened else confirmed
-    )
+    """Return the least log ratio that both tests call worse with a probability of about `POWER`.
+
+    screened: False if there was no screening and the confirmation alone decides.
+    """
+    screening, confirmation = _standard_errors_needed(noise, settings, gated)
+    effect: Array = confirmation * noise.standard_error(settings.confirm_sets)
+    if screened:
+        effect = np.maximum(effect, screening * noise.standard_error(settings.screen_sets))
     return settings.margin + effect
 
 
 def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
-    """By metric, the fewest sets a side in both looks with which a change of the tolerance would be called worse, 2 or more."""
-    first, second = _reach(noise, settings, gated)
-    reach = np.maximum(first, second) if screened else second
-    sets: Array = np.ceil(2 * noise.variance * (reach / (settings.tolerance - settings.margin)) ** 2)
+    """Return how many sets per side, at least 2, would detect a change as large as the tolerance."""
+    screening, confirmation = _standard_errors_needed(noise, settings, gated)
+    needed = np.maximum(screening, confirmation) if screened else confirmation
+    sets: Array = np.ceil(2 * noise.variance * (needed / (settings.tolerance - settings.margin)) ** 2)
     return np.maximum(sets, 2)
 
 
-def _reach(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
-    """By look and metric, how many standard errors above the margin an effect must be."""
+def _standard_errors_needed(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
+    """Return how many standard errors above the margin a detectable effect lies, for both tests."""
     from scipy.stats import norm
 
-    alphas = settings.screen_alpha, settings.confirm_alpha(gated)
-    first, second = (critical(alpha, noise.freedom) + norm.isf(1 - POWER) for alpha in alphas)
-    return first, second
+    power = norm.ppf(POWER)
+    return (
+        noise.quantile(settings.screen_alpha) + power,
+        noise.quantile(settings.confirm_alpha(gated)) + power,
+    )

@@ -1,30 +1,38 @@
-"""One answer for a whole run: PASS, FAIL or NO VERDICT, with the reasons. What was not looked at is never a PASS."""
+"""The verdict of a run: PASS, FAIL or NO VERDICT, with the reasons and the exit status.
+
+What was not measured, or not compared, is never a PASS.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status, Verdict
 
+_EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips 125
+_USAGE_ERROR = 4
 
-class Answer(Protocol):
-    """What a comparison, with a stored run or between two sides, says."""
 
-    def failures(self) -> Mapping[str, str]:
-        """By test that got worse, how."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The result of a comparison, with a stored run or between base and candidate.
 
-    def untrusted(self) -> list[str]:
-        """Why nothing that it says can be trusted, a sentence each: a control that failed."""
+    worse: how each test that got worse did. untrusted: the failed controls, after which nothing else can
+    be trusted. undecided: what could not be compared. unfit: why no later run should be compared with
+    this one. summary: what a PASS means. All are sentences, or the ends of sentences.
+    """
 
-    def unseen(self) -> list[str]:
-        """What it cannot say, a sentence each."""
+    worse: Mapping[str, str] = field(default_factory=dict)
+    untrusted: Sequence[str] = ()
+    undecided: Sequence[str] = ()
+    unfit: Sequence[str] = ()
+    summary: str = ""
 
-    def unfit(self) -> list[str]:
-        """Why no later run should be compared with this one, a sentence each."""
-
-    def passed(self) -> str:
-        """What it says if there is neither, a sentence's end."""
+    @property
+    def regressions(self) -> list[str]:
+        """One sentence for each test that got worse."""
+        return [f"{test} {how}" for test, how in self.worse.items()]
 
 
 def decide(
@@ -34,54 +42,59 @@ def decide(
     answer: Answer | None,
     problems: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict over all tests of a run.
+    """Return the verdict on all tests of a run.
 
-    measured: ids of the tests that stored a sample. answer: None where no comparison was asked for, or none was possible, which
-    is then one of the problems: reasons why this run cannot answer. A test that failed outranks all else, then a control that
-    did, then what got worse, then what was not seen.
+    The order of precedence: a failed test, a failed control, a test that got worse, anything missing.
+    measured: ids of the tests that stored a sample. answer: None if nothing was compared. problems: other
+    reasons why this run cannot answer.
     """
-    failed = [
-        f"{test} failed: {outcome.reason}"
-        for test, outcome in outcomes.items()
-        if outcome.kind is OutcomeKind.FAILED
-    ]
-    worse = [f"{test} {how}" for test, how in answer.failures().items()] if answer is not None else []
-    untrusted = answer.untrusted() if answer is not None else []
+    failed = _sentences(outcomes, OutcomeKind.FAILED, "failed")
+    worse = answer.regressions if answer is not None else []
+    untrusted = list(answer.untrusted) if answer is not None else []
     if failed or (worse and not untrusted):
         return Verdict(status=Status.FAIL, reasons=(*failed, *untrusted, *worse))
 
-    unseen = [*untrusted, *worse, *problems]
-    unseen += [
-        f"{test} was not measured: {outcome.reason}"
-        for test, outcome in outcomes.items()
-        if outcome.kind is OutcomeKind.BASE_FAILED
-    ]
-    unseen += [
-        f"{test} could not be collected: {outcome.reason}"
-        for test, outcome in outcomes.items()
-        if outcome.kind is OutcomeKind.NOT_COLLECTED
-    ]
-    unseen += [
-        f"{test} was not run" for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.NOT_RUN
-    ]
-    unseen += [
+    unmeasured = [
         f"{test} passed without a measurement"
         for test, outcome in outcomes.items()
         if outcome.kind is OutcomeKind.PASSED and test not in measured
     ]
-    if not measured:
-        unseen.append("no test was measured")
-    if answer is not None:
-        unseen += answer.unseen()
-    if unseen:
-        return Verdict(status=Status.NO_VERDICT, reasons=tuple(unseen))
+    missing = [
+        *untrusted,
+        *worse,
+        *problems,
+        *_sentences(outcomes, OutcomeKind.BASE_FAILED, "was not measured"),
+        *_sentences(outcomes, OutcomeKind.NOT_COLLECTED, "could not be collected"),
+        *(f"{test} was not run" for test, each in outcomes.items() if each.kind is OutcomeKind.NOT_RUN),
+        *unmeasured,
+        *([] if measured else ["no test was measured"]),
+        *(answer.undecided if answer is not None else ()),
+    ]
+    if missing:
+        return Verdict(status=Status.NO_VERDICT, reasons=tuple(missing))
 
-    compared = (
-        "not compared with a baseline: no --benchmark-compare was given"
-        if answer is None
-        else answer.passed()
-    )
     count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
     skipped = sum(outcome.kind.skipped for outcome in outcomes.values())
-    parts = [count, *([f"{skipped} skipped"] if skipped else []), compared]
+    compared = "not compared with a baseline: no --benchmark-compare was given"
+    parts = [
+        count,
+        *([f"{skipped} skipped"] if skipped else []),
+        compared if answer is None else answer.summary,
+    ]
     return Verdict(status=Status.PASS, reasons=(", ".join(parts),))
+
+
+def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -> list[str]:
+    return [
+        f"{test} {words}: {outcome.reason}" for test, outcome in outcomes.items() if outcome.kind is kind
+    ]
+
+
+def exit_status(status: Status, *, saved: bool) -> int:
+    """Return the exit status of a run: that of its verdict, or a usage error if a file was not written.
+
+    A FAIL stays a FAIL, so that a full disk hides no regression.
+    """
+    if not saved and status is not Status.FAIL:
+        return _USAGE_ERROR
+    return _EXIT_STATUS[status]
