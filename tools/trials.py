@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import TrainingSpec
 from ddpperf.verdict.ab import Decision, Row
-from ddpperf.verdict.estimates import Reading, readings_of
+from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.settings import DecisionSettings, read_decision
 from ddpperf.verdict.two_stage_test import Finding
 from ddpperf.workers.interpreter import Side
@@ -43,9 +43,9 @@ GPU_STEPS = [
 CPU_STEPS = [TrainingSpec(world_size=1, per_rank_batch_size=size, strategy="single") for size in (8, 16, 32)]
 
 
-def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> Reading:
+def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> MetricEstimates:
     """Both sides' times of a step."""
-    readings = readings_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
+    readings = estimates_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
     return next(each for each in readings if each.metric == "time")
 
 
@@ -98,7 +98,7 @@ def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
         for slow, answers in slowed.items():
             found[slow] += answers
             for row in answers:
-                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), look {row.look}"
+                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), {'confirmed' if row.confirmed else 'screened'}"
                 print(f"  +{slow * 100:g}% {what}", flush=True)
     interval = binomtest(suspected, measured).proportion_ci(method="exact")
     share, level = suspected / measured, settings.default.screen_alpha

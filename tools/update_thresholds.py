@@ -19,12 +19,14 @@ from statistics import median
 from typing import Any, get_args
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
+from ddpperf.results.metrics import Better
 from ddpperf.results.stored_runs import Storage
 from ddpperf.results.units import counted
 from ddpperf.specs import Spec
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
-from ddpperf.verdict.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, Value
+from ddpperf.verdict.thresholds import NEVER_NAMED, Threshold, Value, bounded_metrics
 
+FLOORS, CEILINGS = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
 ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
 CPU_MARGIN = Decimal("0.25")
@@ -100,7 +102,7 @@ def read(path: Path, storage: Storage) -> Run | None:
         steady = spread(measured[benchmark["fullname"]].all_step_seconds()) <= (
             MOST_IQR if environment["gpus"] else MOST_IQR_ON_CPU
         )
-        usable = ("launch_bound", *GREATEST, *(METRICS if steady else ()))
+        usable = ("launch_bound", *CEILINGS, *(FLOORS if steady else ()))
         metrics[case] = {name: ours[name]["value"] for name in usable if name in ours}
     machine = frozenset(gpu["uuid"] for gpu in environment["gpus"]) or frozenset([environment["hostname"]])
     return Run(machine=machine, metrics=metrics)
@@ -153,10 +155,10 @@ def bounds(
     if not captured and any("launch_bound" in metrics for metrics in by_run):
         return {}, {
             name: float(raised(max(values)))
-            for name, values in agreed(by_run, GREATEST, MOST_CPU_SPREAD).items()
+            for name, values in agreed(by_run, CEILINGS, MOST_CPU_SPREAD).items()
         }
     return {
-        name: float(lowered(min(values))) for name, values in agreed(by_run, METRICS, MOST_SPREAD).items()
+        name: float(lowered(min(values))) for name, values in agreed(by_run, FLOORS, MOST_SPREAD).items()
     }, {}
 
 

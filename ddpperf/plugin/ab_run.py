@@ -13,11 +13,11 @@ from ddpperf.plugin.measuring import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline
-from ddpperf.verdict.ab import Decision
-from ddpperf.verdict.ab_answer import Judgement
-from ddpperf.verdict.estimates import Control, Reading, readings_of
+from ddpperf.verdict.ab import Decision, Row, ab_answer
+from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run import Comparison
+from ddpperf.verdict.verdict import Answer
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 
@@ -70,26 +70,26 @@ class ABRun:
         expected: of no use here, because every test has both sides.
         """
         del expected
-        readings = self._readings(measuring)
-        readings += self._controls(measuring, readings)
+        estimates = self._estimates(measuring)
+        estimates += self._controls(measuring, estimates)
         specs = measuring.measured().values()
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self._problems.append(f"no test measures anything that --against-spec {fields} changes")
-        self._decision = Decision(readings, self._settings)
+        self._decision = Decision(estimates, self._settings)
         return self._decision.suspects()
 
     def confirm(self, measuring: Measuring) -> None:
         """Decide on the suspects by their measurements on fresh process sets."""
         assert self._decision is not None
-        self._decision.confirm(self._readings(measuring))
+        self._decision.confirm(self._estimates(measuring))
         self._keep(measuring)
 
     def confirm_suspects(self, measuring: Measuring, suspects: Sequence[str]) -> None:
         """Decide on the suspects of a comparison with a stored run, which no A/B measurement screened."""
-        readings = self._readings(measuring)
-        readings += self._controls(measuring, readings)
-        self._decision = Decision(readings, self._settings, suspects_only=True)
+        estimates = self._estimates(measuring)
+        estimates += self._controls(measuring, estimates)
+        self._decision = Decision(estimates, self._settings, suspects_only=True)
         self._sets_option = "in perf/thresholds.toml confirm_sets ="
         judged = {row.test for row in self._decision.rows if row.primary and row.gated}
         for test in suspects:
@@ -101,34 +101,34 @@ class ABRun:
 
     def answer(
         self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
-    ) -> Judgement:
+    ) -> Answer:
         """Return what was found. cannot: tests that only the candidate cannot measure."""
         del measured, expected
-        return self.judgement(cannot)
-
-    def judgement(self, cannot: Sequence[str] = ()) -> Judgement:
-        """Return what was found; of a run in which nothing was compared, that as its problem."""
         if self._decision is None:
-            none = "the two sides were not compared: no test measured both to its end"
-            return Judgement(rows=(), missing={}, problems=[none])
-        return Judgement(
-            rows=self._decision.rows,
-            missing=self._decision.missing,
+            return ab_answer((), {}, problems=["base and candidate were not compared: no test measured both"])
+        return ab_answer(
+            self.rows,
+            self._decision.missing,
             problems=self._problems,
             unmeasured=cannot,
             sets_option=self._sets_option,
         )
 
-    def _readings(self, measuring: Measuring) -> list[Reading]:
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What was found for each metric of each test."""
+        return self._decision.rows if self._decision is not None else ()
+
+    def _estimates(self, measuring: Measuring) -> list[MetricEstimates]:
         self._torch |= {
             sample.side: sample.torch
             for measured in measuring.measured().values()
             for sample in measured.samples
         }
         return [
-            reading
+            metric
             for test, measured in measuring.measured().items()
-            for reading in readings_of(test, measured, measuring.measures[test].metrics, self._device)
+            for metric in estimates_of(test, measured, measuring.measures[test].metrics, self._device)
         ]
 
     def _keep(self, measuring: Measuring) -> None:
@@ -136,13 +136,13 @@ class ABRun:
 
     # --- controls
 
-    def _controls(self, measuring: Measuring, readings: list[Reading]) -> list[Reading]:
+    def _controls(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
         """Return the controls' estimates. A control that cannot be measured is one of the run's problems."""
-        controls: list[Callable[[], list[Reading]]] = [
+        controls: list[Callable[[], list[MetricEstimates]]] = [
             lambda: self._copy(measuring.pool()),
-            lambda: self._slow_down(measuring, readings),
+            lambda: self._slow_down(measuring, estimates),
         ]
-        found: list[Reading] = []
+        found: list[MetricEstimates] = []
         for control in controls:
             try:
                 found += control()
@@ -150,24 +150,24 @@ class ABRun:
                 self._problems.append(f"a control could not be measured: {first_line(error)}")
         return found
 
-    def _copy(self, pool: Pool) -> list[Reading]:
+    def _copy(self, pool: Pool) -> list[MetricEstimates]:
         """Measure a copy of memory on both sides: the negative control."""
         copied = pool.measure(copy_spec(self._device)).median_step_seconds()
         base, candidate = (_of_side(copied, side) for side in (BASE, CANDIDATE))
         return [_control("negative", base, candidate, "copy")]
 
-    def _slow_down(self, measuring: Measuring, readings: list[Reading]) -> list[Reading]:
+    def _slow_down(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
         """Measure the candidate's shortest gated step with a delay and without one: the positive control.
 
         Both are the candidate's, so that whatever it changed is in both, and the delay is judged as a change would be.
         """
         timed = {
-            reading.test: reading
-            for reading in readings
-            if reading.primary and reading.gated and reading.metric == "time"
+            metric.test: metric
+            for metric in estimates
+            if metric.primary and metric.gated and metric.metric == "time"
         }
         measured = measuring.measured()
-        test = shortest({test: mean(reading.base) for test, reading in timed.items()}, measured)
+        test = shortest({test: mean(metric.base) for test, metric in timed.items()}, measured)
         if test is None:
             return []
         before = _of_side(measured[test].median_step_seconds(), CANDIDATE)
@@ -177,7 +177,7 @@ class ABRun:
         )
         after = _of_side(delayed.median_step_seconds(), CANDIDATE)
         same_sets = {name: seconds for name, seconds in after.items() if name in before}
-        return [_control("positive", before, same_sets, timed[test].kind)]
+        return [_control("positive", before, same_sets, timed[test].noise_class)]
 
     # --- storing
 
@@ -192,7 +192,7 @@ class ABRun:
             "candidate": _side_json(self.sides.candidate)
             | {"torch": self._torch.get(CANDIDATE), "spec": dict(self.sides.spec_fields)},
             "settings": asdict(self._settings),
-            "rows": [asdict(row) for row in self.judgement().rows],
+            "rows": [asdict(row) for row in self.rows],
             "confirmation": self._confirmed,
         }
 
@@ -203,15 +203,15 @@ def _of_side(seconds: Mapping[str, float], side: str) -> dict[str, float]:
 
 
 def _control(
-    control: Control, base: Mapping[str, float], candidate: Mapping[str, float], kind: Hashable
-) -> Reading:
+    control: Control, base: Mapping[str, float], candidate: Mapping[str, float], noise_class: Hashable
+) -> MetricEstimates:
     """Return a control's estimates. base, candidate: seconds by process set."""
-    return Reading(
+    return MetricEstimates(
         test=f"{control} control",
         metric="time",
         base=tuple(base.values()),
         candidate=tuple(candidate.values()),
-        kind=kind,
+        noise_class=noise_class,
         control=control,
     )
 

@@ -22,20 +22,13 @@ from ddpperf.plugin.session import Session
 from ddpperf.report.summary import markdown, summary_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
-from ddpperf.verdict.verdict import Answer
+from ddpperf.verdict.verdict import Answer, exit_status
 
-EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips a 125
-NOT_SAVED = 4
 NOT_STORED = (
     "given",
     "images",
     "sides",
 )  # fields of Options; the images' digest and the sides stand elsewhere
-
-
-def exit_status(verdict: Verdict, *, saved: bool) -> int:
-    """Return the exit status of a run. saved: whether everything was written that was to be written."""
-    return EXIT_STATUS[verdict.status] if saved or verdict.status is Status.FAIL else NOT_SAVED
 
 
 class Ending:
@@ -75,7 +68,7 @@ class Ending:
             session.problems.append("benchmarks were disabled on the command line")
         self.answer, self.verdict = session.answer()
         failed = self.answer is not None and self.verdict.status is Status.FAIL
-        add_verdict(self._config, self.answer.failures() if self.answer and failed else {}, self.verdict)
+        add_verdict(self._config, self.answer.worse if self.answer and failed else {}, self.verdict)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -87,7 +80,7 @@ class Ending:
         outcomes = self._session.outcomes
         saved = [self._save(document)] if outcomes.measured or outcomes.uncollected else []
         saved.append(self._publish(page))
-        session.exitstatus = exit_status(self.verdict, saved=all(saved))
+        session.exitstatus = exit_status(self.verdict.status, saved=all(saved))
 
     def _save(self, document: dict[str, Any]) -> bool:
         """Write the run, and the copy and the baseline if they were requested; return whether all were written."""
@@ -184,7 +177,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "outcomes": {test: asdict(outcome) for test, outcome in session.outcomes_by_side().items()},
         "verdict": asdict(verdict),
         "compared_with": comparison and comparison.baseline,
-        "unfit": answer.unfit() if answer is not None else [],
+        "unfit": list(answer.unfit) if answer is not None else [],
     }
 
 

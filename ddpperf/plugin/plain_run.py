@@ -13,9 +13,9 @@ from ddpperf.plugin.measuring import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, Storage
-from ddpperf.verdict.ab_answer import Confirmed, Judgement
+from ddpperf.verdict.ab import ab_answer, confirmed_answer
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.stored_run import Comparison, compare, copies
+from ddpperf.verdict.stored_run import Comparison, compare, negative_control
 from ddpperf.verdict.verdict import Answer
 
 
@@ -83,15 +83,14 @@ class PlainRun:
         del cannot
         if self.comparison is None and (compared := self._compare(measured, expected)) is not None:
             self.comparison = self._controlled(compared)  # of a run that was interrupted, or measured nothing
-        if self.comparison is None or self.confirmation is None or not self._suspects():
-            return self.comparison
-        judgement = self.confirmation.judgement()
-        if not self.confirmation.decided:
-            missing = dict.fromkeys(
-                self._suspects(), "was to be measured beside the stored run's code, and was not"
-            )
-            judgement = Judgement(rows=(), missing=missing)
-        return Confirmed(comparison=self.comparison, judgement=judgement)
+        if self.comparison is None:
+            return None
+        answer, suspects = self.comparison.answer(), self._suspects()
+        if self.confirmation is None or not suspects:
+            return answer
+        missing = dict.fromkeys(suspects, "was to be measured beside the stored run's code, and was not")
+        judged = self.confirmation.answer({}, (), ()) if self.confirmation.decided else ab_answer((), missing)
+        return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
 
     def to_json(self) -> dict[str, Any]:
         """Return this run's part of the JSON: the copy of memory, and the confirmation of suspects, if any."""
@@ -111,7 +110,7 @@ class PlainRun:
 
     def _controlled(self, compared: Comparison) -> Comparison:
         assert self.baseline is not None
-        negative = copies(
+        negative = negative_control(
             self.controls.copied, self.baseline.copied, compared=len(compared.changes), **self._common
         )
         return replace(compared, controls=self.controls.beside(negative))

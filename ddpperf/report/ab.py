@@ -81,7 +81,7 @@ def _finding(row: Mapping[str, Any]) -> str:
         return str(row["finding"])
     if not row["gated"]:
         return "for information"
-    return f"{row['finding']}, second look" if row["look"] > 1 else str(row["finding"])
+    return f"{row['finding']}, second look" if row["confirmed"] else str(row["finding"])
 
 
 def _value(metric: str, value: float) -> str:

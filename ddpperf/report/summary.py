@@ -15,9 +15,8 @@ from ddpperf.results import units
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import Measured
-from ddpperf.verdict.change import Change
 from ddpperf.verdict.run_history import DRIFT_RUNS
-from ddpperf.verdict.stored_run import Comparison
+from ddpperf.verdict.stored_run import Change, Comparison
 
 PAGE_BEGINS = "## ddpperf: "
 WARNING = "warning: "
@@ -122,7 +121,7 @@ def _compared(comparison: Comparison) -> list[str]:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines.append(f"median shift of {units.counted(timed, 'time')}: {by} than in {comparison.baseline}")
-    if comparison.controls is not None and (controls := comparison.controls.found()):
+    if comparison.controls is not None and (controls := comparison.controls.measured()):
         ratios = ", ".join(
             f"{what} {change.ratio:.3f} (limit {change.limit:.4g})" for what, change in controls.items()
         )

@@ -147,9 +147,7 @@ class Decision:
             slower = effect > noise.quantile(settings.suite_alpha / self._tests) * error
             self._slower |= {each.test: bool(slower[place]) for place, each in enumerate(group)}
         half_width = noise.quantile(UNCHANGED_P) * error
-        detectable = np.expm1(
-            minimum_detectable_effect(noise, settings, self.gated, screened=self.screened)
-        )
+        detectable = np.expm1(minimum_detectable_effect(noise, settings, self.gated, screened=self.screened))
         needed = sets_needed(noise, settings, self.gated, screened=self.screened)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)

@@ -1,6 +1,7 @@
-"""What a test's metrics must reach, or must not exceed, on a hardware: perf/thresholds.toml read, checked and applied.
+"""The thresholds of perf/thresholds.toml: what a test's metrics must reach, or must not exceed, on a hardware.
 
-What could never fail is refused: a misspelt name, a field that no spec has, a value that no spec can hold.
+An entry that could never fail is refused: a misspelt name, a field that no spec has, a value that no spec
+can hold.
 """
 
 from __future__ import annotations
@@ -17,26 +18,15 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ddpperf.errors import Refused
+from ddpperf.results import metrics
+from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec
 from ddpperf.verdict.settings import DecisionSettings, advice, read_decision
 
 NAME = "perf/thresholds.toml"
-
-METRICS = (
-    "speedup",
-    "efficiency",
-    "images_per_second",
-    "busbw_bytes_per_second",
-    "test_accuracy",
-)  # with a least value
-GREATEST = ("cpu_seconds",)  # with a greatest value
-NEVER_NAMED = (
-    "delay_seconds",
-    "fault",
-)  # a slowed step must fall below the threshold of the same step without that
+NEVER_NAMED = ("delay_seconds", "fault")  # a slowed step must violate the thresholds of the step itself
 
 Value = str | int | float | bool
-_KEYS = ("hardware", "test", "where", *METRICS, *GREATEST)
 _ABSENT = object()
 
 
@@ -44,8 +34,9 @@ _ABSENT = object()
 class Threshold:
     """One entry of the file.
 
-    test: the name of the test's function. where: fields of the spec, each equal in value and type; empty for every spec.
-    minimum, maximum: by metric, in the metric's own unit; no metric has both. number: the entry's place in the file, from 1.
+    test: the name of the test's function. where: fields of the spec, each equal in value and type; empty
+    for every spec. minimum, maximum: by metric, in the metric's unit. number: the entry's place in the
+    file, from 1.
     """
 
     hardware: str
@@ -56,48 +47,93 @@ class Threshold:
     number: int
 
     def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
-        """Whether this holds for `spec` as the function `test` measured it, slowed or not."""
-        named = ((getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
-        return (hardware, test) == (self.hardware, self.test) and all(
-            _same(found, wanted) for found, wanted in named
-        )
+        """Return whether this threshold holds for a spec that the function `test` measured, slowed or not."""
+        if (hardware, test) != (self.hardware, self.test):
+            return False
+        return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """A sentence for each bound that is not kept; a metric that is absent, or no finite number, keeps none."""
+        """Return one sentence for each bound that the metrics violate, by a missing or infinite value too."""
         sentences = []
         for name, bound in {**self.minimum, **self.maximum}.items():
             value = metrics.get(name)
-            asked = f"{self} asks for {'at most ' if name in self.maximum else ''}{bound:.6g}"
+            required = f"{self} requires {'at most' if name in self.maximum else 'at least'} {bound:.6g}"
             if value is None:
-                sentences.append(f"{name} was not given, {asked}")
+                sentences.append(f"{name} was not measured, {required}")
             elif not math.isfinite(value):
-                sentences.append(f"{name} is {value}, which is no finite number, {asked}")
+                sentences.append(f"{name} is {value}, which is no finite number, {required}")
             elif name in self.minimum and value < bound:
-                sentences.append(f"{name} {value:.6g} is below {bound:.6g}, the least that {self} allows")
+                sentences.append(f"{name} {value:.6g} is below {bound:.6g}, the minimum of {self}")
             elif name in self.maximum and value > bound:
-                sentences.append(f"{name} {value:.6g} is above {bound:.6g}, the greatest that {self} allows")
+                sentences.append(f"{name} {value:.6g} is above {bound:.6g}, the maximum of {self}")
         return sentences
 
     def __str__(self) -> str:
-        case = ", ".join(f"{name}={value}" for name, value in self.where.items())
-        return f"threshold {self.number} ({self.test} on {self.hardware}{', ' if case else ''}{case})"
+        case = "".join(f", {name}={value}" for name, value in self.where.items())
+        return f"threshold {self.number} ({self.test} on {self.hardware}{case})"
+
+
+class HardwareThresholds:
+    """The thresholds for one hardware key; counts those that were applied to a test."""
+
+    def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
+        self._thresholds = [each for each in thresholds if each.hardware == hardware_key]
+        self._hardware_key = hardware_key
+        self._applied: set[int] = set()
+
+    def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
+        """Return one sentence for each threshold that a test's metrics violate."""
+        applying = [
+            threshold
+            for threshold in self._thresholds
+            if threshold.applies(hardware=self._hardware_key, test=function, spec=spec)
+        ]
+        self._applied |= {threshold.number for threshold in applying}
+        return [sentence for threshold in applying for sentence in threshold.violations(values)]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many thresholds there are for this hardware, and how many were applied."""
+        return {"applied": len(self._applied), "known": len(self._thresholds)}
+
+
+# --- reading the file
+
+
+def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
+    """Return the thresholds and the settings of perf/thresholds.toml below `root`; none and defaults without it.
+
+    Raises Refused for a file that is broken.
+    """
+    try:
+        text = (root / NAME).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        text = ""
+    except UnicodeDecodeError as error:
+        raise Refused(f"{NAME} is not in UTF-8 ({error.reason}); save it in UTF-8") from error
+    except OSError as error:
+        raise Refused(f"{NAME} cannot be read ({error.strerror}); make it a readable file") from error
+    try:
+        document = read_document(text, name=NAME)
+        return thresholds_in(document, name=NAME), read_decision(document, name=NAME)
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 def read_document(text: str, *, name: str) -> dict[str, Any]:
-    """A file's `text` as the tables it holds; raises ValueError with one sentence if it is no TOML. name: the file's."""
+    """Return the tables of a TOML text; raises ValueError with one sentence. name: the file's name."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is no TOML that can be read ({error}); mend that place") from error
+        raise ValueError(f"{name} is not valid TOML ({error}); correct that place") from error
 
 
 def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
-    """The entries of a file's `text`; raises ValueError with one sentence for the first that is wrong. name: the file's."""
+    """Return the thresholds of a TOML text; raises ValueError with one sentence for the first wrong entry."""
     return thresholds_in(read_document(text, name=name), name=name)
 
 
 def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold, ...]:
-    """What `read_thresholds`, of a file that was read; its key decision is for settings.py to judge."""
+    """Return the thresholds of a document; `settings.read_decision` reads its key decision."""
     for key in document:
         if key not in ("threshold", "decision"):
             raise ValueError(
@@ -110,16 +146,23 @@ def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold,
             f"the key threshold of {name} is no list of entries; begin every entry with [[threshold]]"
         )
     thresholds = tuple(
-        _entry(entry, number, f"threshold {number} of {name}") for number, entry in enumerate(entries, 1)
+        _threshold(entry, number, f"threshold {number} of {name}") for number, entry in enumerate(entries, 1)
     )
     _require_distinct(thresholds, name)
     return thresholds
 
 
-def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:
+def bounded_metrics(better: Better) -> tuple[str, ...]:
+    """Return the metrics that a threshold may bound: from below if higher is better, else from above."""
+    return tuple(m.name for m in metrics.registered() if m.threshold and m.better is better)
+
+
+def _threshold(entry: dict[str, Any], number: int, place: str) -> Threshold:
+    floors, ceilings = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
+    keys = ("hardware", "test", "where", *floors, *ceilings)
     for key in entry:
-        if key not in _KEYS:
-            raise ValueError(f"{place} has the unknown key {key!r}; {advice(key, _KEYS)}")
+        if key not in keys:
+            raise ValueError(f"{place} has the unknown key {key!r}; {advice(key, keys)}")
     for key, example in (("hardware", "h200x4"), ("test", "test_weak_scaling")):
         if key not in entry:
             raise ValueError(f"{place} has no {key}; add one, such as {key} = {example!r}")
@@ -127,19 +170,18 @@ def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:
             raise ValueError(f"{place} has {key} = {entry[key]!r}; write a name, such as {example!r}")
     if not entry["test"].isidentifier():
         raise ValueError(
-            f"{place} has test = {entry['test']!r}; write only the function's name, and the cell's fields in where"
+            f"{place} has test = {entry['test']!r}; write only the function's name, and the case's fields "
+            "in where"
         )
     where = entry.get("where", {})
-    _require_occurs(where, place)
-    minimum = {metric: entry[metric] for metric in METRICS if metric in entry}
-    maximum = {metric: entry[metric] for metric in GREATEST if metric in entry}
+    _require_possible(where, place)
+    minimum = {metric: entry[metric] for metric in floors if metric in entry}
+    maximum = {metric: entry[metric] for metric in ceilings if metric in entry}
     if not minimum and not maximum:
-        metrics = ", ".join(METRICS + GREATEST)
-        raise ValueError(
-            f"{place} has no minimum and no maximum, so it could never fail; add one of {metrics}"
-        )
+        known = ", ".join(floors + ceilings)
+        raise ValueError(f"{place} has no minimum and no maximum, so it could never fail; add one of {known}")
     for metric, bound in (minimum | maximum).items():
-        if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # nor is a NaN
+        if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # a NaN is refused, too
             raise ValueError(f"{place} has {metric} = {bound!r}; write a positive finite number")
     return Threshold(
         hardware=entry["hardware"],
@@ -151,13 +193,13 @@ def _entry(entry: dict[str, Any], number: int, place: str) -> Threshold:
     )
 
 
-def _require_occurs(where: Any, place: str) -> None:
-    """Raise ValueError unless a spec could have all the fields of `where` with these values."""
+def _require_possible(where: Any, place: str) -> None:
+    """Raise ValueError unless some spec can have all the fields of `where` with these values."""
     if not isinstance(where, dict):
         raise ValueError(
             f"{place} has where = {where!r}; write a table, such as where = {{ world_size = 4 }}"
         )
-    kinds = [_fields(kind) for kind in get_args(Spec)]
+    kinds = [_field_types(kind) for kind in get_args(Spec)]
     known = sorted({name for fields in kinds for name in fields} - set(NEVER_NAMED))
     for name, value in where.items():
         if name in NEVER_NAMED:
@@ -181,87 +223,43 @@ def _require_occurs(where: Any, place: str) -> None:
 
 
 def _require_distinct(thresholds: Sequence[Threshold], name: str) -> None:
+    """Raise ValueError if two entries bound the same metric of the same case."""
     first: dict[tuple[object, ...], int] = {}
     for threshold in thresholds:
         for metric in (*threshold.minimum, *threshold.maximum):
             key = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
-            if key in first:
+            if first.setdefault(key, threshold.number) != threshold.number:
                 raise ValueError(
-                    f"threshold {threshold.number} of {name} gives the same cell's {metric} as threshold {first[key]}; "
-                    "delete one of them"
+                    f"threshold {threshold.number} of {name} gives the same case's {metric} as threshold "
+                    f"{first[key]}; delete one of them"
                 )
-            first[key] = threshold.number
 
 
-def _fields(kind: type[Spec]) -> dict[str, Any]:
-    """The types of a spec's fields by name."""
+def _field_types(kind: type[Spec]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a field annotated with `hint` can hold `value`, for the types that TOML has."""
+    """Return whether a field annotated with `hint` can hold `value`, for the types that TOML has."""
     if get_origin(hint) is Literal:
-        return any(_same(value, each) for each in get_args(hint))
+        return any(_same(value, choice) for choice in get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
+        return any(_fits(value, choice) for choice in get_args(hint))
     return type(value) is hint and hint in get_args(Value)
 
 
 def _describe(hint: Any) -> str:
-    """What `_fits`, in words."""
+    """Return the values that `_fits` accepts, in words."""
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
-        described = (_describe(each).split(" or ") for each in get_args(hint) if each is not type(None))
+        described = (_describe(choice).split(" or ") for choice in get_args(hint) if choice is not type(None))
         return " or ".join(dict.fromkeys(chain.from_iterable(described)))
-    return {
-        str: "a string",
-        int: "a whole number",
-        float: "a number with a point",
-        bool: "true or false",
-    }.get(hint, "nothing")
+    words = {str: "a string", int: "a whole number", float: "a number with a point", bool: "true or false"}
+    return words.get(hint, "nothing")
 
 
 def _same(one: object, other: object) -> bool:
-    """Equal in type too: True is not 1."""
+    """Return whether two values are equal in type too: True is not 1."""
     return type(one) is type(other) and one == other
-
-
-def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
-    """Thresholds, and by class of hardware the decision's settings; those built in where there is no file.
-
-    Raises Refused if the file is broken.
-    """
-    try:
-        text = (root / NAME).read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        text = ""
-    except UnicodeDecodeError as error:
-        raise Refused(f"{NAME} is not in UTF-8 ({error.reason}); save it as that") from error
-    except OSError as error:
-        raise Refused(f"{NAME} cannot be read ({error.strerror}); make it a readable file") from error
-    try:
-        document = read_document(text, name=NAME)
-        return thresholds_in(document, name=NAME), read_decision(document, name=NAME)
-    except ValueError as error:
-        raise Refused(str(error)) from error
-
-
-class HardwareThresholds:
-    """The thresholds for one hardware key, and which of them a test was held to."""
-
-    def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
-        self._own = [each for each in thresholds if each.hardware == hardware_key]
-        self._applied: set[int] = set()  # their numbers
-
-    def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
-        """Those for this test that its metrics do not reach, a sentence each."""
-        applying = [
-            each for each in self._own if each.applies(hardware=each.hardware, test=function, spec=spec)
-        ]
-        self._applied |= {each.number for each in applying}
-        return [sentence for each in applying for sentence in each.violations(values)]
-
-    def counts(self) -> dict[str, int]:
-        return {"applied": len(self._applied), "known": len(self._own)}

@@ -181,9 +181,7 @@ def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: in
     """Return each suspect's finding from fresh sets, in a suite with `gated` metrics."""
     error = noise.standard_error(estimates.sets)
     worse = estimates.effect - noise.quantile(settings.confirm_alpha(gated)) * error > settings.margin
-    return _first_true(
-        (worse, Finding.WORSE), (_unchanged(estimates, noise, settings), Finding.UNCHANGED)
-    )
+    return _first_true((worse, Finding.WORSE), (_unchanged(estimates, noise, settings), Finding.UNCHANGED))
 
 
 def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:

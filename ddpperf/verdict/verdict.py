@@ -85,9 +85,7 @@ def decide(
 
 
 def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -> list[str]:
-    return [
-        f"{test} {words}: {outcome.reason}" for test, outcome in outcomes.items() if outcome.kind is kind
-    ]
+    return [f"{test} {words}: {outcome.reason}" for test, outcome in outcomes.items() if outcome.kind is kind]
 
 
 def exit_status(status: Status, *, saved: bool) -> int:

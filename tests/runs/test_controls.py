@@ -15,10 +15,9 @@ from ddpperf.plugin.controls import StoredControls
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import COPY, PastRun
 from ddpperf.specs import CopySpec
-from ddpperf.verdict.change import Change, Controls
 from ddpperf.verdict.run_history import bounds, spread
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Comparison, copies
+from ddpperf.verdict.stored_run import Change, Comparison, Controls, negative_control
 from tests.project import Finished, Project
 from tests.ranks.test_run import SMALL
 
@@ -46,7 +45,7 @@ def negative(
     now: Measured | None, then: Measured | None, limit: float | None = None, *history: Measured
 ) -> Controls:
     runs = [PastRun(measured={COPY: each}, promoted=False) for each in history]
-    return copies(now, then, baseline="x.json", limit=limit, settings=CPU, history=runs, compared=9)
+    return negative_control(now, then, baseline="x.json", limit=limit, settings=CPU, history=runs, compared=9)
 
 
 def test_a_copy_that_takes_longer_or_less_than_chance_explains_fails() -> None:
@@ -146,9 +145,9 @@ def compare_with(
 @pytest.mark.figures
 def test_a_run_is_controlled_by_a_copy_and_by_a_slow_down_beyond_the_limit(project: Project) -> None:
     run = compare_with(project, limit=2)
-    run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slow-down put in ", " (limit 2)")
+    run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slowed step ", " (limit 2)")
     (line,) = (line for line in run.lines if line.startswith("controls: "))
-    assert float(line.split("put in ")[1].split()[0]) == pytest.approx(2.5, rel=0.15)
+    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(2.5, rel=0.15)
 
 
 def test_a_machine_that_copies_slower_than_it_did_gives_no_verdict(project: Project) -> None:
@@ -160,7 +159,7 @@ def test_a_machine_that_copies_slower_than_it_did_gives_no_verdict(project: Proj
     changed = {"copied": dataclasses.replace(stored, samples=tuple(faster)).to_json()}
     run = compare_with(project, changed, "--benchmark-save=after")
     run.assert_one_sentence(
-        125, "NO VERDICT: the negative control failed: a copy of memory", "this machine is not as it was"
+        125, "NO VERDICT: the negative control failed: a copy of memory", "this machine has changed"
     )
     run.assert_one_sentence(125, "not saved as a baseline: the negative control failed: a copy of memory")
 

@@ -17,10 +17,9 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import MOST_READ, SCHEMA, PastRun, Storage
 from ddpperf.specs import AllReduceSpec, Spec
-from ddpperf.verdict.change import Change
 from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Comparison, compare
+from ddpperf.verdict.stored_run import Change, Comparison, compare
 from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED
 from tests.project import Project
@@ -52,7 +51,12 @@ def compared(
 
 
 def limits(deviation: float, freedom: float = 10, tests: int = 1) -> tuple[float, float]:
-    own = bounds(Spread(deviation=deviation, freedom=freedom), margin=0.005, suite_alpha=0.01, compared=tests)
+    own = bounds(
+        Spread(deviation=deviation, degrees_of_freedom=freedom),
+        margin=0.005,
+        suite_alpha=0.01,
+        compared=tests,
+    )
     return math.exp(own.suspect), math.exp(own.slower)
 
 
@@ -101,7 +105,7 @@ def test_a_suspect_passes_and_is_counted() -> None:
     comparison = compared({"t": suspect, "u": then["u"]}, then)
     assert (set(comparison.suspects), comparison.slower) == ({"t"}, {})
     outcomes = dict.fromkeys(then, Outcome(kind=OutcomeKind.PASSED))
-    verdict = decide(outcomes, measured=outcomes, answer=comparison)
+    verdict = decide(outcomes, measured=outcomes, answer=comparison.answer())
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith(
         f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"

@@ -15,7 +15,7 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.workers.interpreter import Side
-from tests.unit.test_compare import measured
+from tests.unit.test_stored_run import measured
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -10,34 +10,37 @@ from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.results.stored_runs import Storage
-from ddpperf.verdict.ab_answer import Confirmed
 from ddpperf.verdict.settings import read_decision
+from ddpperf.verdict.stored_run import Change, Comparison
 from ddpperf.workers.interpreter import Side
 
 CPU = read_decision({}, name="x")["cpu"]
 
 
-def plain_run(**found: list[str]) -> PlainRun:
-    """Return a run whose comparison found these."""
+def plain_run(**ratios: float) -> PlainRun:
+    """Return a run that found these ratios to the stored times, with limits of 1.05 and 1.1."""
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={}, delay_seconds=0.0)
     options: Any = SimpleNamespace(replicates=None, device="cpu", slower_ratio=None)
     storage = Storage(root=Path(), hardware_key="x")
     run = PlainRun(options, CPU, storage, None, ABRun(sides, CPU, "cpu"))
-    comparison: Any = SimpleNamespace(
-        **{"slower": [], "suspects": [], "untrusted": list, "unseen": list, "failures": dict} | found
-    )
-    run.comparison = comparison
+    changes = {
+        test: Change(then_seconds=1.0, now_seconds=ratio, limit=1.1, suspect_limit=1.05)
+        for test, ratio in ratios.items()
+    }
+    run.comparison = Comparison(baseline="0001_x.json", changes=changes)
     return run
 
 
-def test_suspect_without_confirmation_is_missing() -> None:
+def test_suspect_without_confirmation_is_undecided() -> None:
     """As when the confirmation is interrupted: what is slower than a stored time may be the machine's fault."""
-    answer = plain_run(slower=["t"], suspects=["u"]).answer({}, [], [])
-    assert isinstance(answer, Confirmed)
-    assert answer.failures() == {}
-    assert list(answer.judgement.missing) == ["t", "u"]
+    answer = plain_run(t=1.2, u=1.07).answer({}, [], [])
+    assert answer is not None
+    assert answer.worse == {}
+    reason = "was to be measured beside the stored run's code, and was not"
+    assert list(answer.undecided[:2]) == [f"t {reason}", f"u {reason}"]
 
 
 def test_comparison_without_suspects_is_the_answer() -> None:
-    run = plain_run()
-    assert run.answer({}, [], []) is run.comparison
+    run = plain_run(t=1.01)
+    assert run.comparison is not None
+    assert run.answer({}, [], []) == run.comparison.answer()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.verdict.settings import METRICS_DECIDED, DecisionSettings, read_decision
-from ddpperf.verdict.thresholds import METRICS, read_document
+from ddpperf.results.metrics import Better, registered
+from ddpperf.verdict.settings import DecisionSettings, read_decision
+from ddpperf.verdict.thresholds import bounded_metrics, read_document
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 from tests.generated import BOUNDED
 from tests.project import REPOSITORY
@@ -22,6 +23,7 @@ SPREADS = ("quiet_iqr", "run_spread", "noisy_run_spread")
 BUILT_IN = read_decision({}, name="t.toml")
 
 classes = st.sampled_from(("gpu", "cpu"))
+METRICS_DECIDED = [each.name for each in registered() if each.better and not each.exact]
 metrics = st.sampled_from(METRICS_DECIDED)
 fractions = st.floats(0, 0.999)
 pairs = st.tuples(fractions, fractions).filter(lambda pair: pair[0] < pair[1])
@@ -110,7 +112,7 @@ def test_the_repositorys_file_writes_out_what_is_built_in() -> None:
 
 
 def test_every_metric_with_a_threshold_can_be_decided() -> None:
-    assert set(METRICS) < set(METRICS_DECIDED)
+    assert set(bounded_metrics(Better.HIGHER)) < set(METRICS_DECIDED)
 
 
 # --- what the file says goes before it
@@ -290,7 +292,7 @@ def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str)
 def test_values_that_contradict_each_other_or_those_left_out_are_refused(
     text: str, table: str, what: str
 ) -> None:
-    sentence = f"[decision.{table}] of t.toml, with what it leaves out, contradicts itself ({what}); change one of the two"
+    sentence = f"[decision.{table}] of t.toml contradicts itself, together with the defaults for what it leaves out ({what}); change one of the two values"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read(f"[decision.{table}]\n{text}")
 

@@ -13,8 +13,7 @@ from ddpperf.report.summary import summary_lines, warnings_of
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Execution, Spec, TrainingSpec
-from ddpperf.verdict.change import Change
-from ddpperf.verdict.stored_run import Comparison
+from ddpperf.verdict.stored_run import Change, Comparison
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.results.metrics import Better
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
-from ddpperf.verdict.thresholds import GREATEST, METRICS, NEVER_NAMED, Threshold, read_thresholds
+from ddpperf.verdict.thresholds import NEVER_NAMED, Threshold, bounded_metrics, read_thresholds
 from tests.generated import BOUNDED
+
+METRICS, GREATEST = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
 
 ENTRY = """
 [[threshold]]
@@ -86,10 +89,10 @@ def test_where_may_be_absent_and_a_file_empty() -> None:
     [
         (
             "[[threshold]\n",
-            "t.toml is no TOML that can be read (Expected ']]' at the end of an array declaration (at line 1",
+            "t.toml is not valid TOML (Expected ']]' at the end of an array declaration (at line 1",
         ),
-        ("x = " + "[" * 5000, "t.toml is no TOML that can be read ("),
-        (entry() + "speedup = 3", "t.toml is no TOML that can be read (Cannot overwrite a value"),
+        ("x = " + "[" * 5000, "t.toml is not valid TOML ("),
+        (entry() + "speedup = 3", "t.toml is not valid TOML (Cannot overwrite a value"),
         (
             "[[thresholds]]\n",
             "t.toml has the unknown key 'thresholds'; begin every entry with [[threshold]], and the ",
@@ -118,7 +121,7 @@ def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None
         (entry().replace('"test_x"', "4"), "has test = 4; write a name, such as 'test_weak_scaling'"),
         (
             entry(test="test_x[world_size=4]"),
-            "has test = 'test_x[world_size=4]'; write only the function's name, and the cell's fields in where",
+            "has test = 'test_x[world_size=4]'; write only the function's name, and the case's fields in where",
         ),
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
         (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {KNOWN}"),
@@ -172,11 +175,11 @@ def test_a_bound_given_twice_is_refused() -> None:
         + entry(minimum="efficiency = 0.5")
     )
     read_thresholds(entry() + other, name="t.toml")
-    sentence = "threshold 6 of t.toml gives the same cell's speedup as threshold 1; delete one of them"
+    sentence = "threshold 6 of t.toml gives the same case's speedup as threshold 1; delete one of them"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read_thresholds(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"), name="t.toml")
     with pytest.raises(
-        ValueError, match=r"^threshold 2 of t\.toml gives the same cell's cpu_seconds as threshold 1"
+        ValueError, match=r"^threshold 2 of t\.toml gives the same case's cpu_seconds as threshold 1"
     ):
         read_thresholds(
             entry(minimum="speedup = 2\ncpu_seconds = 1") + entry(minimum="cpu_seconds = 2"), name="t.toml"
@@ -186,7 +189,7 @@ def test_a_bound_given_twice_is_refused() -> None:
 def test_the_order_of_fields_does_not_make_another_cell() -> None:
     one, other = "{ world_size = 4, nbytes = 1024 }", "{ nbytes = 1024, world_size = 4 }"
     with pytest.raises(
-        ValueError, match=r"^threshold 2 of t\.toml gives the same cell's speedup as threshold 1"
+        ValueError, match=r"^threshold 2 of t\.toml gives the same case's speedup as threshold 1"
     ):
         read_thresholds(entry(one) + entry(other), name="t.toml")
 
@@ -250,8 +253,8 @@ def test_each_minimum_that_is_not_reached_is_a_sentence() -> None:
     case = "threshold 1 (test_weak_scaling on h200x4, world_size=4, per_rank_batch_size=512)"
     assert one.violations({"speedup": 3.6, "efficiency": 0.95, "images_per_second": 1.0}) == []
     assert one.violations({"speedup": 3.41, "efficiency": 0.8525}) == [
-        f"speedup 3.41 is below 3.6, the least that {case} allows",
-        f"efficiency 0.8525 is below 0.9, the least that {case} allows",
+        f"speedup 3.41 is below 3.6, the minimum of {case}",
+        f"efficiency 0.8525 is below 0.9, the minimum of {case}",
     ]
 
 
@@ -260,25 +263,25 @@ def test_each_maximum_that_is_exceeded_is_a_sentence() -> None:
     case = "threshold 1 (test_x on h200x4, world_size=4)"
     assert one.violations({"speedup": 9.0, "cpu_seconds": 0.005}) == []
     assert one.violations({"speedup": 1.0, "cpu_seconds": 0.0052}) == [
-        f"speedup 1 is below 2, the least that {case} allows",
-        f"cpu_seconds 0.0052 is above 0.005, the greatest that {case} allows",
+        f"speedup 1 is below 2, the minimum of {case}",
+        f"cpu_seconds 0.0052 is above 0.005, the maximum of {case}",
     ]
 
 
-@pytest.mark.parametrize(("name", "asked"), [("speedup", "2"), ("cpu_seconds", "at most 2")])
+@pytest.mark.parametrize(("name", "required"), [("speedup", "at least 2"), ("cpu_seconds", "at most 2")])
 @pytest.mark.parametrize(
     ("metrics", "found"),
     [
-        ({}, "was not given"),
+        ({}, "was not measured"),
         ({"speedup": math.nan, "cpu_seconds": math.nan}, "is nan, which is no finite number"),
         ({"speedup": math.inf, "cpu_seconds": math.inf}, "is inf, which is no finite number"),
         ({"speedup": -math.inf, "cpu_seconds": -math.inf}, "is -inf, which is no finite number"),
     ],
 )
 def test_a_metric_that_is_no_number_violates(
-    metrics: dict[str, float], found: str, name: str, asked: str
+    metrics: dict[str, float], found: str, name: str, required: str
 ) -> None:
-    sentence = f"{name} {found}, threshold 1 (test_x on h200x4) asks for {asked}"
+    sentence = f"{name} {found}, threshold 1 (test_x on h200x4) requires {required}"
     assert threshold(minimum=f"{name} = 2").violations(metrics) == [sentence]
 
 

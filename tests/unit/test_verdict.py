@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.verdict.change import Change
-from ddpperf.verdict.stored_run import Comparison
-from ddpperf.verdict.verdict import decide
+from ddpperf.verdict.stored_run import Change, Comparison
+from ddpperf.verdict.verdict import Answer, decide
 from tests.generated import BOUNDED, seconds
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])
@@ -33,12 +32,12 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     comparison = Comparison(
         baseline="0001_x.json",
         changes=changes,
-        missing=draw(st.dictionaries(TESTS, st.just("is a hole"))),
+        missing=draw(st.dictionaries(TESTS, st.just("is new"))),
     )
     return {
         "outcomes": draw(st.dictionaries(TESTS, OUTCOMES)),
         "measured": draw(st.sets(TESTS)),
-        "answer": draw(st.sampled_from([None, comparison])),
+        "answer": draw(st.sampled_from([None, comparison.answer()])),
         "problems": draw(st.lists(st.just("there was a problem"), max_size=1)),
     }
 
@@ -51,7 +50,7 @@ def good_runs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "outcomes": dict.fromkeys(tests, PASSED),
         "measured": tests,
-        "answer": draw(st.sampled_from([None, comparison])),
+        "answer": draw(st.sampled_from([None, comparison.answer()])),
         "problems": [],
     }
 
@@ -78,11 +77,11 @@ def test_a_run_that_saw_everything_passes(run: dict[str, Any]) -> None:
     ),
 )
 def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot: str) -> None:
-    comparison = run["answer"] or Comparison(baseline="0001_x.json")
+    answer = run["answer"] or Answer()
     changes: dict[str, dict[str, Any]] = {
         "nothing measured": {"measured": set()},
         "missing": {
-            "answer": dataclasses.replace(comparison, missing={"z": "is in 0001_x.json but was not measured"})
+            "answer": dataclasses.replace(answer, undecided=["z is in 0001_x.json but was not measured"])
         },
         "not run": {"outcomes": run["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_RUN)}},
         "not collected": {
@@ -108,7 +107,7 @@ def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> Non
         assert {
             test for test, outcome in run["outcomes"].items() if outcome.kind is OutcomeKind.PASSED
         } <= run["measured"]
-        assert run["answer"] is None or not (run["answer"].missing or run["answer"].slower)
+        assert run["answer"] is None or not (run["answer"].undecided or run["answer"].worse)
 
 
 @BOUNDED
@@ -124,7 +123,8 @@ def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Ou
 @given(runs(), st.floats(1.001, 3))
 def test_a_slower_test_outranks_every_other_doubt(run: dict[str, Any], limit: float) -> None:
     slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
-    run["answer"] = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is a hole"})
+    comparison = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is new"})
+    run["answer"] = comparison.answer()
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
     assert any(reason.startswith("z is slower: ") for reason in verdict.reasons)
@@ -141,7 +141,7 @@ def test_every_verdict_has_a_reason(run: dict[str, Any]) -> None:
 def test_a_pass_says_what_it_was_compared_with() -> None:
     outcomes = {"a": PASSED, "b": PASSED}
     comparison = Comparison(baseline="0001_x.json", changes={"a": SAME, "b": SAME})
-    assert decide(outcomes, measured=outcomes, answer=comparison).reasons == (
+    assert decide(outcomes, measured=outcomes, answer=comparison.answer()).reasons == (
         "2 tests measured, none slower than in 0001_x.json by more than its limit (1.5)",
     )
     changes = {
@@ -150,7 +150,9 @@ def test_a_pass_says_what_it_was_compared_with() -> None:
         "c": dataclasses.replace(SAME, limit=1.0312),
     }
     of_their_own = Comparison(baseline="0001_x.json", changes=changes)
-    assert of_their_own.passed().endswith("by more than its limit (1.25 for half of the tests, at most 1.5)")
+    assert of_their_own.answer().summary.endswith(
+        "by more than its limit (1.25 for half of the tests, at most 1.5)"
+    )
     assert decide({"a": PASSED}, measured={"a"}, answer=None).reasons == (
         "1 test measured, not compared with a baseline: no --benchmark-compare was given",
     )
@@ -165,7 +167,9 @@ def test_a_failure_names_every_failed_and_slower_test() -> None:
     comparison = Comparison(
         baseline="0001_x.json", changes={"b": SLOWER}, missing={"c": "is not in 0001_x.json"}
     )
-    verdict = decide(outcomes, measured={"b"}, answer=comparison, problems=["the run was interrupted"])
+    verdict = decide(
+        outcomes, measured={"b"}, answer=comparison.answer(), problems=["the run was interrupted"]
+    )
     assert verdict.reasons == (
         "a failed: rank 1 died",
         "b is slower: 1.60 times its step in 0001_x.json, limit 1.5",
@@ -179,7 +183,7 @@ def test_no_verdict_names_everything_that_was_not_seen() -> None:
         "c.py": Outcome(kind=OutcomeKind.NOT_COLLECTED, reason="SyntaxError"),
     }
     comparison = Comparison(baseline="0001_x.json", missing={"a": "is not in 0001_x.json"})
-    verdict = decide(outcomes, measured=(), answer=comparison, problems=["the run was interrupted"])
+    verdict = decide(outcomes, measured=(), answer=comparison.answer(), problems=["the run was interrupted"])
     assert verdict.reasons == (
         "the run was interrupted",
         "c.py could not be collected: SyntaxError",

@@ -15,16 +15,16 @@ from scipy.stats import t
 from ddpperf.verdict.two_stage_test import (
     CPU,
     GPU,
-    PRIOR_FREEDOM,
+    PRIOR_DEGREES_OF_FREEDOM,
     Array,
     Finding,
-    Look,
+    LogEstimates,
     Noise,
     Settings,
-    class_variances,
+    class_noise,
     confirm,
     minimum_detectable_effect,
-    noise,
+    moderated_noise,
     screen,
     sets_needed,
 )
@@ -37,14 +37,14 @@ logs = st.floats(-0.2, 0.2, allow_subnormal=False)
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> Look:
+def looks(draw: st.DrawFn) -> LogEstimates:
     metrics, sets = draw(st.integers(1, 4)), draw(st.integers(2, 6))
     sides = st.lists(st.lists(logs, min_size=sets, max_size=sets), min_size=metrics, max_size=metrics)
-    return Look(np.array(draw(sides)), np.array(draw(sides)))
+    return LogEstimates(np.array(draw(sides)), np.array(draw(sides)))
 
 
-def look(base: Array | list[float], candidate: Array | list[float]) -> Look:
-    return Look(np.array([base]), np.array([candidate]))
+def look(base: Array | list[float], candidate: Array | list[float]) -> LogEstimates:
+    return LogEstimates(np.array([base]), np.array([candidate]))
 
 
 def noise_of(variance: float, freedom: float = 12) -> Noise:
@@ -53,8 +53,8 @@ def noise_of(variance: float, freedom: float = 12) -> Noise:
 
 @given(looks())
 @BOUNDED
-def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: Look) -> None:
-    swapped = Look(one.candidate, one.base)
+def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: LogEstimates) -> None:
+    swapped = LogEstimates(one.candidate, one.base)
     assert swapped.effect == pytest.approx(-one.effect)
     assert swapped.variance == pytest.approx(one.variance)
 
@@ -62,22 +62,22 @@ def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: Look) ->
 @given(looks(), st.floats(-3, 3), st.floats(-0.5, 0.5), st.randoms())
 @BOUNDED
 def test_units_and_order_change_nothing_and_a_factor_shifts_the_effect(
-    one: Look, unit: float, shift: float, chance: Any
+    one: LogEstimates, unit: float, shift: float, chance: Any
 ) -> None:
     """A factor is a constant added to a log."""
     order = chance.sample(range(one.sets), one.sets)
-    moved = Look(one.base[:, order] + unit, one.candidate + unit + shift)
+    moved = LogEstimates(one.base[:, order] + unit, one.candidate + unit + shift)
     assert moved.effect == pytest.approx(one.effect + shift)
     assert moved.variance == pytest.approx(one.variance, abs=1e-12)
 
 
 @given(looks(), st.floats(0, 0.3), st.integers(1, 1000))
 @BOUNDED
-def test_a_worse_candidate_never_gets_a_better_answer(one: Look, shift: float, gated: int) -> None:
+def test_a_worse_candidate_never_gets_a_better_answer(one: LogEstimates, shift: float, gated: int) -> None:
     classes = ["one"] * len(one.base)
     found = []
-    for each in (one, Look(one.base, one.candidate + shift)):
-        spread = noise(each, class_variances(each, classes, FLOOR), PRIOR_FREEDOM, 0.0)
+    for each in (one, LogEstimates(one.base, one.candidate + shift)):
+        spread = moderated_noise(each, class_noise(each, classes, FLOOR), 0.0)
         found.append([ORDER.index(every) for every in screen(each, spread, GPU, gated)])
     unchanged, undecided = ORDER.index(Finding.UNCHANGED), ORDER.index(Finding.UNDECIDED)
     for before, after in zip(*found, strict=True):
@@ -88,8 +88,8 @@ def test_a_worse_candidate_never_gets_a_better_answer(one: Look, shift: float, g
 
 @given(looks(), st.integers(1, 500), st.integers(1, 500))
 @BOUNDED
-def test_a_larger_suite_never_finds_more(one: Look, gated: int, more: int) -> None:
-    spread = noise(one, class_variances(one, ["one"] * len(one.base), FLOOR), PRIOR_FREEDOM, 0.0)
+def test_a_larger_suite_never_finds_more(one: LogEstimates, gated: int, more: int) -> None:
+    spread = moderated_noise(one, class_noise(one, ["one"] * len(one.base), FLOOR), 0.0)
     few, many = (confirm(one, spread, GPU, count) for count in (gated, gated + more))
     assert {i for i, found in enumerate(many) if found is Finding.WORSE} <= {
         i for i, found in enumerate(few) if found is Finding.WORSE
@@ -101,15 +101,15 @@ def test_a_larger_suite_never_finds_more(one: Look, gated: int, more: int) -> No
     [
         ([[0.0]], [[0.0]], r"two sets or more, got \(1, 1\) and \(1, 1\)"),
         ([[0.0, 0.0]], [[0.0, 0.0, 0.0]], r"the same two sets or more, got \(1, 2\) and \(1, 3\)"),
-        ([[0.0, math.nan]], [[0.0, 0.0]], "holds a value that is no finite number"),
-        ([[0.0, 0.0]], [[0.0, -math.inf]], "holds a value that is no finite number"),
+        ([[0.0, math.nan]], [[0.0, 0.0]], "is NaN or infinite"),
+        ([[0.0, 0.0]], [[0.0, -math.inf]], "is NaN or infinite"),
     ],
 )
 def test_what_cannot_be_compared_is_no_look(
     base: list[list[float]], candidate: list[list[float]], what: str
 ) -> None:
     with pytest.raises(ValueError, match=what):
-        Look(np.array(base), np.array(candidate))
+        LogEstimates(np.array(base), np.array(candidate))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_cannot_be_compared_is_no_look(
         ({"margin": 0.02}, r"margin 0\.02 must be at least 0 and below tolerance 0\.02"),
         ({"margin": -0.1}, r"margin -0\.1 must be at least 0"),
         ({"screen_alpha": 0.01}, r"screen_alpha must lie between 0\.01 and 0\.5, got 0\.01"),
-        ({"confirm_sets": 1}, "two process sets a side are the least, got 3 and 1"),
+        ({"confirm_sets": 1}, "two process sets per side are the least, got 3 and 1"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], what: str) -> None:
@@ -177,19 +177,19 @@ def test_worse_outdoes_unchanged() -> None:
 def test_a_class_lends_its_variance_and_an_outlier_keeps_its_own() -> None:
     rng = np.random.default_rng(0)
     sigma = np.where(np.arange(400) < 20, 0.1, 0.003)[:, None]
-    one = Look(rng.normal(size=(400, 3)) * sigma, rng.normal(size=(400, 3)) * sigma)
-    usual = class_variances(one, ["gpu"] * 400, FLOOR)
-    assert usual[0] ** 0.5 == pytest.approx(0.003, rel=0.15)
-    spread = noise(one, usual, PRIOR_FREEDOM, 0.0)
-    noisy = spread.freedom[:20] == 4
+    one = LogEstimates(rng.normal(size=(400, 3)) * sigma, rng.normal(size=(400, 3)) * sigma)
+    usual = class_noise(one, ["gpu"] * 400, FLOOR)
+    assert usual.variance[0] ** 0.5 == pytest.approx(0.003, rel=0.15)
+    spread = moderated_noise(one, usual, 0.0)
+    noisy = spread.degrees_of_freedom[:20] == 4
     assert noisy.mean() > 0.9
     assert spread.variance[:20][noisy] == pytest.approx(one.variance[:20][noisy])
-    assert np.mean(spread.freedom[20:] == PRIOR_FREEDOM + 4) > 0.97
+    assert np.mean(spread.degrees_of_freedom[20:] == PRIOR_DEGREES_OF_FREEDOM + 4) > 0.97
     assert spread.variance[20:].std() < one.variance[20:].std()
-    both = class_variances(one, ["noisy"] * 20 + ["gpu"] * 380, FLOOR)
+    both = class_noise(one, ["noisy"] * 20 + ["gpu"] * 380, FLOOR).variance
     assert both[0] > 100 * both[-1], "each class by itself"
-    still = Look(np.zeros((2, 3)), np.zeros((2, 3)))
-    assert class_variances(still, ["a", "a"], FLOOR) == pytest.approx(FLOOR), (
+    still = LogEstimates(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert class_noise(still, ["a", "a"], FLOOR).variance == pytest.approx(FLOOR), (
         "nothing is quieter than calibrated"
     )
 
@@ -204,8 +204,10 @@ def test_the_least_effect_that_is_found_is_found_so_often(
     assert least < effect < most
     many = Noise(np.full(trials, 0.003**2), np.full(trials, 1e6))
 
-    def drawn(sets: int) -> Look:
-        return Look(rng.normal(size=(trials, sets)) * 0.003, effect + rng.normal(size=(trials, sets)) * 0.003)
+    def drawn(sets: int) -> LogEstimates:
+        return LogEstimates(
+            rng.normal(size=(trials, sets)) * 0.003, effect + rng.normal(size=(trials, sets)) * 0.003
+        )
 
     first = screen(drawn(settings.screen_sets), many, settings, 240)
     second = confirm(drawn(settings.confirm_sets), many, settings, 240)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from ddpperf.verdict.ab import Decision
-from ddpperf.verdict.estimates import Reading
+from ddpperf.verdict.estimates import MetricEstimates
 from ddpperf.verdict.settings import DecisionSettings, read_decision
-from ddpperf.verdict.two_stage_test import Finding
+from ddpperf.verdict.two_stage_test import Finding, Noise, class_noise
 
 SETTINGS = read_decision({}, name="built in")
 KINDS = (1, 2, 3, 6, 12)  # tests of each
@@ -21,7 +22,7 @@ SUITES = 200
 
 def readings(
     rng: np.random.Generator, sets: int, sigma: float, tests: list[str], heavy: bool
-) -> list[Reading]:
+) -> list[MetricEstimates]:
     """Of equal sides, whose sets differ by sigma, or half or twice that; where `heavy`, one in ten is 5 sigma slower."""
 
     def values() -> tuple[float, ...]:
@@ -33,12 +34,12 @@ def readings(
         kind = int(test.split()[0])
         spread = sigma * 2.0 ** (kind % 3 - 1)
         made += [
-            Reading(
+            MetricEstimates(
                 test=test,
                 metric=name,
                 base=values(),
                 candidate=values(),
-                kind=kind,
+                noise_class=kind,
                 gated=True,
                 primary=name == "time",
             )
@@ -85,7 +86,12 @@ def test_equal_sides_are_not_called_worse_where_all_tests_are_a_stored_runs_susp
 def test_variances_of_their_kind_alone_would_be_too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The own variance of a test counts, too: what differs from its kind is noisier than that says."""
     monkeypatch.setattr("ddpperf.verdict.two_stage_test.OUTLIER_P", 0.0)
-    monkeypatch.setattr("ddpperf.verdict.ab.prior_freedom", lambda look, kinds: np.full(len(kinds), 1e6))
+
+    def certain(*arguments: Any) -> Noise:
+        usual = class_noise(*arguments)
+        return Noise(usual.variance, np.full(len(usual.variance), 1e6))
+
+    monkeypatch.setattr("ddpperf.verdict.ab.class_noise", certain)
     settings = replace(SETTINGS["gpu"], default=replace(SETTINGS["gpu"].default, margin=0.0), metrics={})
     rng = np.random.default_rng(13)
     wrong = sum(called_worse(rng, settings, 0.03, heavy=True) for _ in range(SUITES))
@@ -97,19 +103,19 @@ def test_a_faster_single_device_is_not_called_worse(sigma: float) -> None:
     """Every speedup is less, and no step is slower: none of 24 may be taken for slower by chance."""
     rng, settings = np.random.default_rng(13), SETTINGS["gpu"]
 
-    def look(sets: int) -> list[Reading]:
+    def look(sets: int) -> list[MetricEstimates]:
         made = []
         for test in map(str, range(24)):
             one, before, after = (np.exp(rng.normal(0, sigma, sets)) for _ in range(3))
             faster = 0.8 * np.exp(rng.normal(0, sigma, sets))
             for name, base, candidate in (("time", before, after), ("speedup", one / before, faster / after)):
                 made.append(
-                    Reading(
+                    MetricEstimates(
                         test=test,
                         metric=name,
                         base=tuple(base),
                         candidate=tuple(candidate),
-                        kind=name,
+                        noise_class=name,
                         gated=True,
                         primary=name == "time",
                     )

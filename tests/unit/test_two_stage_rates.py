@@ -11,14 +11,14 @@ from scipy.stats import beta
 from ddpperf.verdict.two_stage_test import (
     CPU,
     GPU,
-    PRIOR_FREEDOM,
     Array,
     Finding,
-    Look,
+    LogEstimates,
+    Noise,
     Settings,
-    class_variances,
+    class_noise,
     confirm,
-    noise,
+    moderated_noise,
     screen,
 )
 
@@ -41,8 +41,8 @@ def suite(
     Two mistakes can be made: rounds, of which each set's several are taken for sets; reuse, of the first look as the second.
     """
 
-    def look(sets: int) -> Look:
-        return Look(side(sets, 0 * shifts), side(sets, shifts))
+    def look(sets: int) -> LogEstimates:
+        return LogEstimates(side(sets, 0 * shifts), side(sets, shifts))
 
     def side(sets: int, shift: Array) -> Array:
         common, own = rng.normal(size=(len(sigmas), 1, sets)), rng.normal(size=(len(sigmas), METRICS, sets))
@@ -52,13 +52,14 @@ def suite(
 
     gated = len(sigmas) * METRICS
     first = look(settings.screen_sets)
-    usual = class_variances(first, ["one"] * gated, FLOOR)
-    found = np.array(screen(first, noise(first, usual, PRIOR_FREEDOM, 0.0), settings, gated))
+    usual = class_noise(first, ["one"] * gated, FLOOR)
+    found = np.array(screen(first, moderated_noise(first, usual, 0.0), settings, gated))
     suspects = found == Finding.SUSPECT
     if suspects.any():
         again = first if reuse else look(settings.confirm_sets)
-        second = Look(again.base[suspects], again.candidate[suspects])
-        found[suspects] = confirm(second, noise(second, usual[suspects], PRIOR_FREEDOM, 0.0), settings, gated)
+        second = LogEstimates(again.base[suspects], again.candidate[suspects])
+        prior = Noise(usual.variance[suspects], usual.degrees_of_freedom[suspects])
+        found[suspects] = confirm(second, moderated_noise(second, prior, 0.0), settings, gated)
     return list(found)
 
 

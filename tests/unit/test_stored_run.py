@@ -15,9 +15,8 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import PastRun
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
-from ddpperf.verdict.change import Change
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import CPU_LIMIT, LAUNCH_BOUND, Comparison, compare
+from ddpperf.verdict.stored_run import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
 from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED, measurements, specs
 
@@ -114,7 +113,7 @@ def test_a_run_that_went_on_from_a_checkpoint_is_a_hole(now: float, then: float,
         {"t": with_counters(measured(0.1), {"resumed_epochs": (then, then)})},
     )
     assert comparison.missing == {
-        "t": f"went on from a checkpoint in {where}, so that its seconds are not all of it"
+        "t": f"resumed from a checkpoint in {where}, so that its time is not that of the whole training"
     }
 
 
@@ -249,19 +248,17 @@ def test_bound_by_launches_without_cpu_seconds_is_a_hole(
 ) -> None:
     comparison = compared({"t": counted(None, now)}, {"t": counted(2.0, then)})
     assert comparison.changes == {}
-    assert comparison.missing == {
-        "t": f"is bound by launches, and {side} has no CPU seconds of it to compare"
-    }
+    assert comparison.missing == {"t": f"is launch bound, and {side} has no CPU seconds of it to compare"}
 
 
 def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
     outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
-    reasons = decide(outcomes, measured=outcomes, answer=more).reasons
+    reasons = decide(outcomes, measured=outcomes, answer=more.answer()).reasons
     assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
-    verdict = decide(outcomes, measured=outcomes, answer=none)
+    verdict = decide(outcomes, measured=outcomes, answer=none.answer())
     assert verdict.status is Status.NO_VERDICT
-    assert verdict.reasons == ("t is bound by launches, and this run has no CPU seconds of it to compare",)
+    assert verdict.reasons == ("t is launch bound, and this run has no CPU seconds of it to compare",)
 
 
 def test_of_several_sets_the_median_counts() -> None:

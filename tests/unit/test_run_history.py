@@ -72,7 +72,7 @@ def test_a_tests_own_runs_count_beside_what_is_usual(
     history: list[float], deviation: float, freedom: float
 ) -> None:
     found = spread(history, 0.01)
-    assert (found.deviation, found.freedom) == pytest.approx((deviation, freedom))
+    assert (found.deviation, found.degrees_of_freedom) == pytest.approx((deviation, freedom))
 
 
 @pytest.mark.parametrize("runs", [2, 5, 20])
@@ -82,7 +82,7 @@ def test_successive_differences_have_the_variance_and_the_freedom_that_is_counte
         [(np.diff(each) ** 2).mean() / 2 for each in np.random.default_rng(1).normal(size=(20_000, runs))]
     )
     assert own.mean() == pytest.approx(1, rel=0.05)
-    assert 2 / own.var() == pytest.approx(spread([0.0] * runs, 1.0).freedom - 10, rel=0.1)
+    assert 2 / own.var() == pytest.approx(spread([0.0] * runs, 1.0).degrees_of_freedom - 10, rel=0.1)
 
 
 @BOUNDED
@@ -121,7 +121,9 @@ def test_slower_is_above_suspect_and_grows_with_the_tests(
 
 
 def test_the_bounds_are_the_formulas() -> None:
-    found = bounds(Spread(deviation=0.02, freedom=13.5), margin=0.005, suite_alpha=0.01, compared=60)
+    found = bounds(
+        Spread(deviation=0.02, degrees_of_freedom=13.5), margin=0.005, suite_alpha=0.01, compared=60
+    )
     assert found.suspect == pytest.approx(0.005 + t.isf(0.01, 13.5) * 0.02 * math.sqrt(2))
     assert found.slower == pytest.approx(0.005 + t.isf(0.01 / 60, 13.5) * 0.02 * math.sqrt(2))
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
-from ddpperf.verdict.ab import Decision, Row
-from ddpperf.verdict.ab_answer import Judgement
-from ddpperf.verdict.estimates import Control, Reading, readings_of
+from ddpperf.verdict.ab import Decision, Row, ab_answer
+from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.two_stage_test import Finding
 from ddpperf.verdict.verdict import decide
@@ -29,14 +28,14 @@ STEP = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
 
 def reading(
     by: float = 1.0, test: str = "t", metric: str = "time", base: tuple[float, ...] = QUIET, **fields: object
-) -> Reading:
+) -> MetricEstimates:
     """A gated primary metric whose candidate has `by` times the base's values, in another order."""
-    chosen = {"kind": "k", "gated": True, "primary": metric == "time", **fields}
+    chosen = {"noise_class": "k", "gated": True, "primary": metric == "time", **fields}
     candidate = tuple(by * value for value in reversed(base))
-    return Reading(test=test, metric=metric, base=base, candidate=candidate, **chosen)  # type: ignore[arg-type]
+    return MetricEstimates(test=test, metric=metric, base=base, candidate=candidate, **chosen)  # type: ignore[arg-type]
 
 
-def suite(*more: Reading) -> list[Reading]:
+def suite(*more: MetricEstimates) -> list[MetricEstimates]:
     """Eight tests that did not change, the controls, and these."""
     controls = [
         reading(1, "negative control", control="negative"),
@@ -56,7 +55,7 @@ def row(decision: Decision, test: str = "t", metric: str = "time") -> Row:
 
 def verdict(decision: Decision, *problems: str) -> tuple[Status, tuple[str, ...]]:
     tests = {row.test: Outcome(kind=OutcomeKind.PASSED) for row in decision.rows if row.control is None}
-    answer = Judgement(rows=decision.rows, missing=decision.missing, problems=problems)
+    answer = ab_answer(decision.rows, decision.missing, problems=problems)
     made = decide(tests, measured=tests, answer=answer)
     return made.status, made.reasons
 
@@ -73,7 +72,7 @@ def test_a_suspect_is_worse_only_if_fresh_sets_say_so() -> None:
     decision = Decision(suite(reading(1.03)), GPU)
     assert decision.suspects() == ["t"]
     decision.confirm([reading(1.03, base=FRESH)])
-    assert (row(decision).finding, row(decision).look) == (Finding.WORSE, 2)
+    assert (row(decision).finding, row(decision).confirmed) == (Finding.WORSE, True)
     assert row(decision).ratio == pytest.approx(1.03)
     status, (reason,) = verdict(decision)
     assert status is Status.FAIL
@@ -170,13 +169,13 @@ def test_what_only_one_side_sends_is_known_too() -> None:
         (
             "negative",
             1.03,
-            "the negative control failed: what no change can touch was found worse, at 1.030 times",
+            "the negative control failed: a copy of memory was found worse, at 1.030 times",
         ),
-        ("negative", 0.97, "the negative control failed: what no change can touch was found better"),
+        ("negative", 0.97, "the negative control failed: a copy of memory was found better"),
         (
             "positive",
             1.0,
-            "the positive control failed: a slow-down that was put in was found unchanged, at 1.000 times",
+            "the positive control failed: a deliberately slowed step was found unchanged, at 1.000 times",
         ),
     ],
 )
@@ -200,7 +199,7 @@ def test_a_negative_control_that_shows_too_little_is_no_verdict_but_not_a_failed
     assert judged(0.995, 1.0, 1.006)[0] is Status.PASS
     status, (reason,) = judged(0.9, 1.0, 1.12)
     assert status is Status.NO_VERDICT
-    assert reason.startswith("the negative control shows too little: 0.8")
+    assert reason.startswith("the negative control is too noisy: 0.8")
 
 
 def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
@@ -214,8 +213,8 @@ def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
     assert status is Status.NO_VERDICT
     assert reasons[0].startswith("the negative control failed: ")
     assert reasons[1].startswith("t is worse: ")
-    answer = Judgement(rows=decision.rows, missing={})
-    assert answer.unfit()[0].startswith("t is worse: "), "nor may a later run be compared with such a one"
+    answer = ab_answer(decision.rows, {})
+    assert answer.unfit[0].startswith("t is worse: "), "nor may a later run be compared with such a one"
     outcomes = {"t": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died")}
     assert decide(outcomes, measured=outcomes, answer=answer).status is Status.FAIL
 
@@ -233,7 +232,7 @@ def test_suspects_that_something_else_found_get_no_credit_for_a_first_look() -> 
         decision = Decision([reading(1, f"t{number}") for number in range(metrics)], GPU, suspects_only=True)
         alpha = GPU.default.confirm_alpha(decision.gated)
         assert alpha == pytest.approx(GPU.default.suite_alpha / metrics, rel=0.02)
-        assert {row.look for row in decision.rows} == {2}
+        assert all(row.confirmed for row in decision.rows)
 
 
 def test_a_suspect_stays_gated_whatever_its_second_look_says_of_its_kind() -> None:
@@ -253,7 +252,7 @@ def test_a_gated_metric_that_one_side_lacks_is_a_hole() -> None:
     samples = tuple(Sample(set=name, side=side, **sample) for name, side in sets)  # type: ignore[arg-type]
     measured = Measured(spec=STEP, iterations=1, samples=samples)
     metrics = {"peak_memory_bytes": {"by_set": {"A1": 1e9, "A2": 1e9}}}
-    decision = Decision(readings_of("t", measured, metrics, "cuda"), GPU)
+    decision = Decision(estimates_of("t", measured, metrics, "cuda"), GPU)
     assert decision.missing == {
         "t": "has peak_memory_bytes of 2 and 0 sets; equally many are needed, 2 or more"
     }
@@ -267,14 +266,16 @@ def test_a_control_that_is_missing_is_no_verdict() -> None:
 
 def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_many_sets_would_do() -> None:
     orders = ((1.0, 1.02, 0.98), (0.98, 1.0, 1.02), (1.02, 0.98, 1.0))
-    noisy = [reading(1, f"noisy{number}", base=base, kind="noisy") for number, base in enumerate(orders)]
+    noisy = [
+        reading(1, f"noisy{number}", base=base, noise_class="noisy") for number, base in enumerate(orders)
+    ]
     decision = Decision(suite(*noisy), GPU)
     status, (reason,) = verdict(decision)
     assert status is Status.NO_VERDICT
     needed = row(decision, "noisy0").sets
     assert needed is not None
     assert needed > GPU.default.confirm_sets
-    assert reason == f"3 of 11 tests are undecided, as noisy0 is; --replicates {needed} would do"
+    assert reason == f"3 of 11 tests are undecided, such as noisy0; --replicates {needed} would do"
     twice = [
         replace(each, base=each.base * needed, candidate=each.candidate * needed) for each in suite(*noisy)
     ]
@@ -283,15 +284,15 @@ def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_
 
 def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_them() -> None:
     """Else a measurement's own variance would be taken for what is usual, and its few degrees of freedom for more."""
-    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), kind="noisy") for number in range(3)]
+    noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), noise_class="noisy") for number in range(3)]
     control = reading(
-        1.05, "positive control", base=(1.0, 1.03, 0.97), kind="noisy", control="positive", gated=False
+        1.05, "positive control", base=(1.0, 1.03, 0.97), noise_class="noisy", control="positive", gated=False
     )
     alone, shared = (
         row(Decision([*suite(), *some], GPU), "noisy0") for some in (noisy[:1], [*noisy, control])
     )
     assert shared.high / shared.low == pytest.approx(alone.high / alone.low)
-    other = reading(1, "other", base=(1.0, 1.021, 0.98), kind="noisy")
+    other = reading(1, "other", base=(1.0, 1.021, 0.98), noise_class="noisy")
     beside = row(Decision([*suite(), noisy[0], other], GPU), "noisy0")
     assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
 
@@ -299,34 +300,30 @@ def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_the
 def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
     decision = Decision(suite(*(reading(test=f"more{number}", base=FRESH[:3]) for number in range(12))), GPU)
     tests = [f"cannot{number}" for number in range(2)]
-    one, two = (
-        Judgement(rows=decision.rows, missing={}, unmeasured=tests[:number]).unseen() for number in (1, 2)
-    )
+    one, two = (ab_answer(decision.rows, {}, unmeasured=tests[:number]).undecided for number in (1, 2))
     assert one == [], "1 of 21"
-    noisy = reading(1, base=(1.0, 1.02, 0.98), kind="noisy")
+    noisy = reading(1, base=(1.0, 1.02, 0.98), noise_class="noisy")
     undecided = Decision([*suite(*(reading(test=f"more{n}", base=FRESH[:3]) for n in range(11))), noisy], GPU)
-    beside = [
-        Judgement(rows=undecided.rows, missing={}, unmeasured=tests[:number]).unseen() for number in (0, 1)
-    ]
+    beside = [ab_answer(undecided.rows, {}, unmeasured=tests[:number]).undecided for number in (0, 1)]
     assert beside[0] == [], "1 of 20"
     assert [sentence.split(",")[0] for sentence in beside[1]] == [
         "1 of 21 tests are undecided",
         "1 of 21 tests cannot be measured by the candidate",
     ]
     nineteen = [row for row in decision.rows if row.test != "same0"]
-    assert Judgement(rows=nineteen, missing={}, unmeasured=tests[:1]).unseen() == [], "1 of 20"
-    assert two == ["2 of 22 tests cannot be measured by the candidate, as cannot0; deselect them"]
+    assert ab_answer(nineteen, {}, unmeasured=tests[:1]).undecided == [], "1 of 20"
+    assert two == ["2 of 22 tests cannot be measured by the candidate, such as cannot0; deselect them"]
     controls = [row for row in decision.rows if row.control is not None]
-    assert Judgement(rows=controls, missing={}, unmeasured=tests).unseen() == [
+    assert ab_answer(controls, {}, unmeasured=tests).undecided == [
         "no test has a metric that can be judged",
-        "2 of 2 tests cannot be measured by the candidate, as cannot0; deselect them",
+        "2 of 2 tests cannot be measured by the candidate, such as cannot0; deselect them",
     ]
 
 
 def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> None:
     """Also where another test could do with fewer."""
     wild, noisy = (
-        reading(1, name, base=base, kind=name)
+        reading(1, name, base=base, noise_class=name)
         for name, base in (("wild", (1.0, 1.5, 0.6)), ("noisy", (1.0, 1.01, 0.99)))
     )
     decision = Decision(suite(wild, noisy), GPU)
@@ -335,12 +332,12 @@ def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> 
         row(decision, "noisy").sets or -1,
     )
     _, (reason,) = verdict(decision)
-    assert reason == "2 of 10 tests are undecided, as wild is; no number of sets up to 64 would do"
+    assert reason == "2 of 10 tests are undecided, such as wild; 64 sets would not be enough"
 
 
 def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
     bases = (1.0, 1.02, 0.98)
-    one = reading(1, "one", base=bases, kind="noisy")
+    one = reading(1, "one", base=bases, noise_class="noisy")
     other = replace(one, test="other", candidate=(1.0, 0.981, 1.02))
     alone, beside = (row(Decision([*suite(), *some], GPU), "one") for some in ([one], [one, other]))
     assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
@@ -349,8 +346,10 @@ def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
 def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:
     """Though they would do for a change of the tolerance: this one lies between margin and tolerance."""
     noisy = [(0.996, 1.004, 1.0), (1.0, 0.9961, 1.004), (1.004, 1.0, 0.9962)]
-    others = [reading(1, f"like{number}", base=base, kind="noisy") for number, base in enumerate(noisy * 2)]
-    found = row(Decision(suite(*others, reading(1.013, base=(1.0, 1.004, 0.996), kind="noisy")), GPU))
+    others = [
+        reading(1, f"like{number}", base=base, noise_class="noisy") for number, base in enumerate(noisy * 2)
+    ]
+    found = row(Decision(suite(*others, reading(1.013, base=(1.0, 1.004, 0.996), noise_class="noisy")), GPU))
     assert found.finding is Finding.UNDECIDED
     assert found.detectable < found.tolerance
     assert found.sets == 4
@@ -377,7 +376,7 @@ def test_what_cannot_be_judged_is_never_a_pass(
 
 
 def test_nothing_measured_is_never_a_pass() -> None:
-    assert Judgement(rows=(), missing={}).unseen()[-1] == "no test has a metric that can be judged"
+    assert ab_answer((), {}).undecided[-1] == "no test has a metric that can be judged"
 
 
 def test_a_problem_of_the_run_is_no_verdict() -> None:
@@ -439,7 +438,7 @@ def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
         name: by_set(2)
         for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_fraction")
     }
-    readings = {each.metric: each for each in readings_of("t", measured(STEP), metrics, "cuda")}
+    readings = {each.metric: each for each in estimates_of("t", measured(STEP), metrics, "cuda")}
     assert set(readings) == {
         "time",
         "tail_seconds",
@@ -461,12 +460,12 @@ def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
 
 def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -> None:
     metrics = {"cpu_seconds": by_set(0.5), "speedup": by_set(2)}
-    readings = readings_of("t", measured(STEP, bound=2), metrics, "cuda")
+    readings = estimates_of("t", measured(STEP, bound=2), metrics, "cuda")
     assert [each.metric for each in readings if each.gated] == ["cpu_seconds"]
     assert [each.metric for each in readings if each.primary] == ["cpu_seconds"]
     captured = replace(STEP, execution="graph")
     for each in (measured(captured, bound=2), measured(STEP, bound=2, candidate_spec=captured)):
-        readings = readings_of("t", each, metrics, "cuda")
+        readings = estimates_of("t", each, metrics, "cuda")
         assert [each.metric for each in readings if each.primary] == ["time"]
 
 
@@ -478,9 +477,9 @@ def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test
             replace(each, counters={**each.counters, "cpu_seconds": (0.5, 0.4)}) for each in counted.samples
         ),
     )
-    (primary,) = [each for each in readings_of("t", counted, {}, "cuda") if each.primary]
+    (primary,) = [each for each in estimates_of("t", counted, {}, "cuda") if each.primary]
     assert (primary.metric, primary.base, primary.gated) == ("cpu_seconds", (0.5, 0.5), True)
-    decision = Decision(readings_of("t", measured(STEP, bound=2), {}, "cuda"), GPU)
+    decision = Decision(estimates_of("t", measured(STEP, bound=2), {}, "cuda"), GPU)
     assert decision.missing == {"t": "has cpu_seconds of 0 and 0 sets; equally many are needed, 2 or more"}, (
         "never a pass"
     )
@@ -488,12 +487,12 @@ def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test
 
 def test_a_small_all_reduce_on_gpus_is_for_information() -> None:
     for nbytes, device, gated in ((2**20, "cuda", False), (2**24, "cuda", True), (2**20, "cpu", True)):
-        readings = readings_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)
+        readings = estimates_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)
         assert [each.gated for each in readings if each.primary] == [gated]
 
 
 def test_one_side_alone_has_nothing_to_compare() -> None:
-    assert readings_of("t", measured(STEP, sides=("A",)), {}, "cuda") == []
+    assert estimates_of("t", measured(STEP, sides=("A",)), {}, "cuda") == []
 
 
 def test_settings_with_other_sets_keep_all_else() -> None:
