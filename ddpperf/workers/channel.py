@@ -1,6 +1,6 @@
-"""Messages between the controller and its workers: JSON bytes over a Unix socket, both ends proving that they know a key.
+"""Messages between the controller and its ranks: JSON over a Unix socket with authentication.
 
-Nothing that arrives is ever unpickled, imported or called: a message is plain data. A closed connection is a death.
+Nothing that arrives is unpickled, imported or called. A closed connection means that the other end is dead.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import Any
 Message = dict[str, Any]
 
 HANDSHAKE_SECONDS = 5
-LONGEST_PATH = 107
+MAX_PATH_BYTES = 107
 
 
 class Listener:
-    """The controller's end before it is connected: a socket in a private folder, and the key to it.
+    """A socket in a private folder to which ranks connect, and the key that they must know.
 
-    The standard library's own Listener can neither be waited on nor given a time limit; this one can, and leaves the
-    handshake to the standard library.
+    multiprocessing's own Listener has no time limit for `accept`; this class leaves only the handshake to it.
     """
 
     def __init__(self, path: Path) -> None:
-        if len(os.fsencode(path)) > LONGEST_PATH:
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ValueError(
-                f"a socket's path has at most {LONGEST_PATH} bytes, got {path}; set TMPDIR to a shorter folder"
+                f"a socket's path has at most {MAX_PATH_BYTES} bytes, got {path}; set TMPDIR to a shorter folder"
             )
         self.path = path
         self.key = secrets.token_bytes(32)
@@ -40,21 +39,24 @@ class Listener:
         self._socket.listen(128)
 
     def accept(self, timeout_seconds: float) -> tuple[Connection, Message] | None:
-        """The next peer that knows the key, and its first message; None if none came in time, or it did not know it."""
+        """Return the next peer that knows the key and its first message.
+
+        Returns None if no peer connects in time, or if it does not know the key.
+        """
         self._socket.settimeout(timeout_seconds)
         try:
             peer, _ = self._socket.accept()
         except TimeoutError:
             return None
-        return _authenticated(peer, self.key)
+        return _authenticate(peer, self.key)
 
     def close(self) -> None:
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
 
-def _authenticated(peer: socket.socket, key: bytes) -> tuple[Connection, Message] | None:
-    """The peer after a handshake in both directions and its first message; a silent one cannot hold that up for long."""
+def _authenticate(peer: socket.socket, key: bytes) -> tuple[Connection, Message] | None:
+    """Prove the key to the peer and have it prove the key, within HANDSHAKE_SECONDS per message."""
     with peer:
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HANDSHAKE_SECONDS))
@@ -71,20 +73,22 @@ def _authenticated(peer: socket.socket, key: bytes) -> tuple[Connection, Message
 
 
 def _timeval(seconds: int) -> bytes:
-    """The C struct timeval that SO_RCVTIMEO takes; 0 means no limit."""
+    """Return the C struct timeval that SO_RCVTIMEO takes; 0 seconds mean no limit."""
     return struct.pack("ll", seconds, 0)
 
 
 def connect(path: str, key: bytes) -> Connection:
-    """The worker's end; raises AuthenticationError if the listener does not know the key."""
+    """Connect a rank to its controller; raise AuthenticationError if the listener does not know the key."""
     return connection.Client(path, family="AF_UNIX", authkey=key)
 
 
 def send(channel: Connection, message: Message) -> None:
+    """Send a message; raise ValueError if it contains a NaN or an infinity."""
     channel.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
 def receive(channel: Connection) -> Message:
+    """Wait for the next message; raise EOFError if the connection is closed."""
     message = json.loads(channel.recv_bytes())
     assert isinstance(message, dict)
     return message

@@ -1,4 +1,4 @@
-"""What went wrong in a process set, told so that the first cause comes first."""
+"""The failures of ranks, and the error of a process set that names the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from dataclasses import dataclass
 
 
 class Cause(enum.IntEnum):
-    """Why a rank gave no answer, the likeliest root of a set's failure first.
+    """Why a rank gave no answer. The smallest value is the likeliest cause of the other ranks' failures.
 
-    A rank that dies takes its peers' collectives down with it, and a rank that raises leaves its peers waiting: their
-    errors follow from its own.
+    A rank that dies breaks its peers' collectives. A rank that raises an exception leaves its peers waiting.
     """
 
     DIED = 1
     RAISED = 2
-    RAISED_DISTRIBUTED = 3
+    RAISED_DISTRIBUTED = 3  # an error of torch.distributed, gloo or NCCL
     HUNG = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One rank's failure: a sentence's end that says what happened, and what that rank left to read. limit: whether it may be
-    that the work was too much for a device or a library, and is no mistake."""
+    """The failure of one rank.
+
+    what: the end of a sentence that begins with the rank. detail: its traceback, log or stacks. limit:
+    whether a device or a library may simply have been asked for too much.
+    """
 
     rank: int
     cause: Cause
@@ -33,7 +35,7 @@ class RankFailure:
 
 
 class SetFailure(Exception):
-    """A process set failed and has been killed; the text names the root cause's rank, cause and traceback."""
+    """A process set failed and was killed. The text names the first cause, its rank and its traceback."""
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         first, *others = sorted(failures, key=lambda failure: (failure.cause, failure.rank))

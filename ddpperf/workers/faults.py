@@ -1,4 +1,4 @@
-"""Faults on purpose, at the place where a real one would strike: inside a rank, at a command."""
+"""Faults that tests inject into a rank: an exception, a hang, a kill or an exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpperf.specs import Fault
 
 
 def inject(fault: Fault | None, rank: int, command: str) -> None:
-    """Do what `fault` says, if it is meant for this rank and command."""
+    """Carry out the fault if it is for this rank and this command."""
     if fault is None or (fault.rank, fault.command) != (rank, command):
         return
     print(f"injected into rank {rank} at {command}: {fault.kind}", flush=True)
@@ -20,7 +20,7 @@ def inject(fault: Fault | None, rank: int, command: str) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
-            os._exit(0)  # sys.exit would also end the group, in which gloo's threads may abort
+            os._exit(0)  # sys.exit would also end the process group, where gloo's threads may abort
         case "hang":
             while True:
                 time.sleep(60)

@@ -1,7 +1,7 @@
-"""A rank: a process that connects to its controller, then does what the messages say until there are no more.
+"""The main program of a rank: it connects to the controller and carries out its commands.
 
-Started by exec (`rank_process.py` has the command line), with the channel's key as the first line of standard input, which
-then stays open as a lifeline: it ends when the controller does, whatever the main thread is stuck in.
+bootstrap.py starts it. The first line of standard input is the channel's key. Standard input then stays
+open as a lifeline: it closes when the controller ends, whatever the main thread waits for.
 """
 
 from __future__ import annotations
@@ -23,19 +23,15 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 STACKS_SIGNAL = signal.SIGUSR1
-EXPLAINED = (CannotTrain, FloatingPointError)  # what these say is all there is to say
-LIMITS = (
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-)  # raised by libraries for more than memory or their indices hold
+EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
+LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little memory or too small indices
 
 
 def main(path: str, rank: int) -> None:
-    """Serve the controller that listens at `path` until it says "exit" or is gone."""
+    """Serve the controller that listens at `path` until it says "exit" or ends."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     key = bytes.fromhex(sys.stdin.readline())
-    if not key:  # the controller is gone already
+    if not key:  # the controller has ended
         shutil.rmtree(Path(path).parent, ignore_errors=True)
         return
     lifeline = threading.Thread(target=_die_with_controller, args=(Path(path).parent,), daemon=True)
@@ -45,13 +41,12 @@ def main(path: str, rank: int) -> None:
     try:
         _serve(connection, rank)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        lifeline.join()  # the controller is gone: let the other thread clean up, and end this process
+        lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 
 
 def _serve(connection: Connection, rank: int) -> None:
-    from ddpperf.workers.rank import (
-        Rank,
-    )  # only now: it imports torch, and the controller waits for the hello
+    # Imported here because it imports torch, while the controller waits for the first message.
+    from ddpperf.workers.rank import Rank
 
     state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
     while True:
@@ -68,23 +63,21 @@ def _serve(connection: Connection, rank: int) -> None:
 
 
 def describe(error: Exception) -> channel.Message:
+    """Return an exception as a message: its first line, its traceback, and what kind of error it is."""
     import torch.distributed as dist
 
     text = str(error)
-    cause = (
-        error.__cause__ if isinstance(error, CannotTrain) else error
-    )  # a capture tells what it was stopped by
-    distributed = isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower()
+    cause = error.__cause__ if isinstance(error, CannotTrain) else error  # what stopped a graph capture
     return {
         "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
         "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
-        "distributed": distributed,
+        "distributed": isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower(),
         "limit": isinstance(cause, LIMITS) and not isinstance(cause, NotImplementedError | RecursionError),
     }
 
 
 def _die_with_controller(folder: Path) -> None:
-    """Wait for the controller's end; then remove its private folder, which it no longer can, and this process group."""
+    """Wait for the end of the controller; then remove its private folder and kill this process group."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)

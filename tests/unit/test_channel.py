@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.workers import channel
-from ddpperf.workers.channel import LONGEST_PATH, Listener, connect, receive, send
+from ddpperf.workers.channel import MAX_PATH_BYTES, Listener, connect, receive, send
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_each_listener_has_a_key_of_its_own(tmp_path: Path, listener: Listener) 
 
 @pytest.mark.parametrize("letter", ["x", "ü"])
 def test_a_path_too_long_for_a_socket_is_refused_in_one_sentence(tmp_path: Path, letter: str) -> None:
-    room = LONGEST_PATH - len(os.fsencode(tmp_path)) - 1
+    room = MAX_PATH_BYTES - len(os.fsencode(tmp_path)) - 1
     size = len(letter.encode())
     longest = tmp_path / (letter * (room // size) + "x" * (room % size))
     listener = Listener(longest)
