@@ -100,7 +100,8 @@ class Canned:
 
     seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec, rank).
     kernels(spec, set name): the digest of the kernels that a step runs.
-    spread: by which fraction the rounds of a set differ from each other.
+    spread: by which fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
+    order in which they were told to sample.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,7 @@ class Canned:
         self.counters: Callable[[Spec, int], Mapping[str, float]] = step_counters
         self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
         self.spread = 0.002
+        self.sampled: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
         """Seconds of a step on one rank in one round."""
@@ -138,7 +140,9 @@ class CannedSet(ProcessSet):
             self.spec = specs.from_json(arguments["spec"])
         if command in ("open", "sample", "close"):
             self._fail(command, deadline_seconds or self.options.deadline_seconds)
-        self.rounds += command == "sample"
+        if command == "sample":
+            self.rounds += 1
+            self.canned.sampled.append(self.name)
         return {rank: self._answer(command, rank, arguments) for rank in ranks}
 
     def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.workers.pool import Pool
-from tests.canned import CannedSuite
+from tests.canned import Canned, CannedSuite, canned_sets
 from tests.project import Marked, Project
 
 BUSY_SECONDS = 20
@@ -87,6 +87,14 @@ def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         mine.assert_nothing_left()
     finally:
         mine.clean()
+
+
+@pytest.fixture
+def canned() -> Iterator[Canned]:
+    """What the process sets of this test's pools answer; no ranks are started."""
+    mine = Canned()
+    with canned_sets(mine):
+        yield mine
 
 
 @pytest.fixture

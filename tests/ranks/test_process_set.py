@@ -1,4 +1,4 @@
-"""Real process sets on gloo: what they answer, how each fault of a rank is told, and that nothing of them is left."""
+"""Real process sets on gloo: what they answer, how a rank's fault is reported, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -9,179 +9,199 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
+SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 
 def with_fault(kind: FaultKind, command: FaultCommand = "sample") -> AllReduceSpec:
     return AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1, command=command))
 
 
-@pytest.fixture(scope="module")
-def pool(marked: Marked) -> Iterator[Pool]:
-    """One pool for all tests: a set that one of them broke is replaced for the next."""
-    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=60) as pool:
-        yield pool
+# --- what sets answer
+
+
+def test_raw_seconds_come_back_by_round_and_rank(two_ranks: Pool) -> None:
+    (sample,) = two_ranks.measure(SMALL).samples
+    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
+    assert sample.torch == two_ranks.environment()["torch"]
+    assert sample.set.startswith(sample.side)
+
+
+def test_single_step_is_measured_on_every_rank(two_ranks: Pool) -> None:
+    two_ranks.measure(SMALL)
+    (sample,) = two_ranks.measure(SINGLE).samples
+    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
+
+
+def test_ddp_ranks_have_different_losses_and_no_kernels(two_ranks: Pool) -> None:
+    (sample,) = two_ranks.measure(dataclasses.replace(SINGLE, world_size=2, strategy="ddp")).samples
+    losses = sample.counters["loss_after_5_steps"]
+    assert len(set(losses)) == 2, "each rank has its own batch"
+    assert sample.kernels == "", "there is no other set to compare it with"
+
+
+def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    if live.join(2):
+        live.answers()
+    live.request("open", spec=to_json(dataclasses.replace(SINGLE, world_size=2, strategy="ddp")))
+    live.request("sample", iterations=1)
+    answers = live.request("close", kernels=True)
+    assert all(re.fullmatch("[0-9a-f]{12}", answer["kernels"]) for answer in answers.values())
+    live.request("open", spec=to_json(SMALL))
+    assert {answer["kernels"] for answer in live.request("close", kernels=True).values()} == {""}
+
+
+def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert "GLIBC_TUNABLES" not in rank_environment("cuda")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
+
+
+def test_two_sides_run_their_own_code_in_turn(
+    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
+    sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
+    with Pool(size=1, device="cpu", rounds=3, deadline_seconds=60, sides=sides, log_folder=tmp_path) as pool:
+        measured = pool.measure(SINGLE)
+        first, second = measured.samples
+        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
+        again = pool.measure(SINGLE).samples
+        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
     marked.assert_nothing_left()
+    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
+    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
+        False,
+        True,
+    ]
+    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
+    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
+    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
+    assert measured.different_kernels() == {}, "sides may differ"
+    ended = sorted(
+        (json.loads(line)["ended"], name)
+        for name in ("A1", "B2")
+        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
+        if line.startswith('{"spec"')
+    )
+    last = ended[-6:]  # after the trial rounds
+    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
-def failure_of(pool: Pool, spec: AllReduceSpec, deadline_seconds: float = 60) -> SetFailure:
+# --- faults
+
+
+def failure_of(pool: Pool, spec: AllReduceSpec, deadline_seconds: float = 60) -> str:
+    """Measure a spec with a fault; the set must be dead, and the next one must measure."""
     (live,) = pool.live_sets()
+    pool.measure(SMALL)
     live.options = dataclasses.replace(live.options, deadline_seconds=deadline_seconds)
     with pytest.raises(SetFailure, match=f"of set {live.name} ") as caught:
         pool.measure(spec)
     assert not live.alive
-    return caught.value
-
-
-def assert_next_set_measures(pool: Pool, failure: SetFailure) -> None:
     (sample,) = pool.measure(SMALL).samples
-    assert f"of set {sample.set} " not in str(failure)
+    assert sample.set != live.name
+    assert caught.value.failures[0].rank == 1 or caught.value.failures[0].cause is Cause.HUNG
+    return str(caught.value)
 
 
-def test_raw_seconds_by_rank_and_round_come_back_with_what_measured_them(pool: Pool) -> None:
-    measured = pool.measure(SMALL)
-    (sample,) = measured.samples
-    assert [len(ranks) for ranks in sample.seconds] == [2, 2, 2]
-    assert sample.torch.split("+")[0] == pool.environment()["torch"].split("+")[0]  # type: ignore[attr-defined]
-    assert sample.set.startswith(sample.side)
+def test_rank_that_raises_is_named_with_its_traceback(two_ranks: Pool) -> None:
+    failure = failure_of(two_ranks, with_fault("raise"))
+    first_line = r"rank 1 of set A\d+ raised RuntimeError: injected into rank 1 at sample \(at sample\)\n"
+    assert re.match(first_line, failure)
+    assert 'faults.py", line' in failure
 
 
-@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
-def test_memory_comes_in_huge_pages_unless_the_user_says_otherwise(
-    own: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    if own is not None:
-        monkeypatch.setenv("GLIBC_TUNABLES", own)
-    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=60) as pool:
-        (live,) = pool.live_sets()
-        variables = Path("/proc", str(live.ranks[0].pid), "environ").read_text().split("\0")
-    assert f"GLIBC_TUNABLES={own or 'glibc.malloc.hugetlb=1'}" in variables
+def test_killed_rank_is_named_before_its_peer(two_ranks: Pool) -> None:
+    failure = failure_of(two_ranks, with_fault("kill"))
+    assert re.match(r"rank 1 of set A\d+ was killed by SIGKILL \(at sample\)\n", failure)
+    assert "injected into rank 1 at sample: kill" in failure, "the end of the rank's output is shown"
 
 
-def test_a_single_step_is_measured_on_every_rank_of_the_set_in_turn(pool: Pool) -> None:
-    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
-    (sample,) = pool.measure(spec).samples
-    assert [len(ranks) for ranks in sample.seconds] == [2, 2, 2]
+def test_rank_that_exits_is_named_with_its_status(two_ranks: Pool) -> None:
+    failure = failure_of(two_ranks, with_fault("exit"))
+    assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", failure)
 
 
-def test_a_leg_is_measured_once_by_the_same_sets(pool: Pool) -> None:
-    assert pool.measure_once(SMALL) is pool.measure_once(SMALL)
-    assert pool.measure(SMALL) is not pool.measure_once(SMALL)
-
-
-def test_ddp_training_leaves_equal_parameters_and_finite_losses(pool: Pool) -> None:
-    spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
-    (sample,) = pool.measure(spec).samples
-    losses = sample.counters["loss_after_5_steps"]
-    assert len(set(losses)) == 2, "each rank has a batch of its own"
-    assert sample.kernels == "", "there is no other set to compare it with"
-
-
-def test_two_sets_of_two_sides_interleave_their_rounds(marked: Marked, tmp_path: Path) -> None:
-    sides = (Side(name="A"), Side(name="B", environment={"MARK_OF_B": "1"}))
-    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=60, sides=sides, log_folder=tmp_path) as pool:
-        first, second = pool.measure(SMALL).samples
-        assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
-        environments = [Path(f"/proc/{process}/environ").read_bytes() for process in marked.ranks()]
-        assert sum(b"MARK_OF_B=1" in environment for environment in environments) == 2
-    rounds = [
-        (json.loads(line)["ended"], name)
-        for name in ("A1", "B2")
-        for line in (tmp_path / f"{name}-rank0.log")
-        .read_text()
-        .splitlines()[-3:]  # after those that calibrate
-    ]
-    assert [name for _, name in sorted(rounds)] == ["A1", "B2", "B2", "A1", "A1", "B2"]
-
-
-def test_replicates_are_sets_of_their_own(marked: Marked) -> None:
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
-        measured = pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
-    assert [(sample.set, sample.side, len(sample.seconds)) for sample in measured.samples] == [
-        ("A1", "A", 2),
-        ("A2", "A", 2),
-    ]
-    assert set(measured.median_step_seconds()) == {"A1", "A2"}
-
-
-def test_a_spec_larger_than_the_set_is_refused_in_one_sentence(pool: Pool) -> None:
-    with pytest.raises(
-        ValueError, match="world_size=3 needs as many ranks, the sets have 2; add it to --world-sizes"
-    ):
-        pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
-
-
-def test_a_rank_that_raises_is_named_with_its_traceback(pool: Pool) -> None:
-    failure = failure_of(pool, with_fault("raise"))
-    assert re.match(
-        r"rank 1 of set A\d+ raised RuntimeError: injected into rank 1 at sample \(at sample\)\n",
-        str(failure),
-    )
-    assert 'faults.py", line' in str(failure)
-    assert failure.failures[0].cause is Cause.RAISED
-    assert_next_set_measures(pool, failure)
-
-
-def test_a_killed_rank_is_named_before_the_peer_that_lost_it(pool: Pool) -> None:
-    failure = failure_of(pool, with_fault("kill"))
-    assert re.match(r"rank 1 of set A\d+ was killed by SIGKILL \(at sample\)\n", str(failure))
-    assert "injected into rank 1 at sample: kill" in str(failure), "the end of the rank's output is shown"
-    assert_next_set_measures(pool, failure)
-
-
-def test_a_rank_that_exits_early_is_named_with_its_status(pool: Pool) -> None:
-    failure = failure_of(pool, with_fault("exit"))
-    assert re.match(
-        r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", str(failure)
-    )
-    assert_next_set_measures(pool, failure)
-
-
-def test_a_hang_is_told_with_the_stacks_of_all_ranks(pool: Pool) -> None:
-    failure = failure_of(pool, with_fault("hang"), deadline_seconds=10)
-    assert "did not answer within 10 s (at sample)" in str(failure)
-    stacks_of_0, stacks_of_1 = str(failure).split("stacks of rank 1:")
+def test_hang_is_reported_with_stacks_of_all_ranks(two_ranks: Pool) -> None:
+    failure = failure_of(two_ranks, with_fault("hang"), deadline_seconds=5)
+    assert "did not answer within 5 s (at sample)" in failure
+    stacks_of_0, stacks_of_1 = failure.split("stacks of rank 1:")
     assert "stacks of rank 0:" in stacks_of_0
     assert " in barrier" in stacks_of_0
     assert 'faults.py", line' in stacks_of_1
-    assert_next_set_measures(pool, failure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["open", "close"])
-def test_a_fault_at_any_command_fails_that_command(pool: Pool, command: FaultCommand) -> None:
-    failure = failure_of(pool, with_fault("raise", command))
-    assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in str(failure)
+def test_fault_at_any_command_fails_that_command(two_ranks: Pool, command: FaultCommand) -> None:
+    failure = failure_of(two_ranks, with_fault("raise", command))
+    assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in failure
 
 
-def test_an_interpreter_without_torch_is_told_with_what_it_printed(marked: Marked, tmp_path: Path) -> None:
-    bare = Side(python=sys.executable, environment={"PYTHONPATH": str(tmp_path)})
+def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    os.kill(live.ranks[1].pid, signal.SIGKILL)
+    wait_until(live.dead_ranks, 2, lambda: "the rank lives")
+    with pytest.raises(SetFailure, match=r"rank 1 of set .* was killed by SIGKILL"):
+        live.require_alive()
+    (fresh,) = two_ranks.live_sets()
+    assert fresh.name != live.name
+
+
+def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    two_ranks.measure(SMALL)
+    two_ranks.measure(SINGLE)
+    with pytest.raises(SetFailure, match="Default process group has not been initialized"):
+        live.request("leave")
+
+
+# --- sets that do not start, and what is left of a set
+
+
+@pytest.fixture
+def one(marked: Marked) -> Iterator[Side]:
+    """A side whose test must leave nothing behind."""
+    yield Side()
+    marked.assert_nothing_left()
+
+
+def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -> None:
+    bare = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path)})
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
-    pool = Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(bare,))
-    with pytest.raises(
-        SetFailure, match=r"exited with status 1 before it answered \(at setup\)(.|\n)*no torch here"
+    words = r"exited with status 1 before it answered \(at setup\)(.|\n)*no torch here"
+    with (
+        Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(bare,)) as pool,
+        pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
-    pool.close()
 
 
-def test_an_interpreter_that_is_not_there_is_told_and_leaves_nothing(marked: Marked) -> None:
-    pool = Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(Side(python="/no/such/python"),))
-    with pytest.raises(SetFailure, match="could not be started: /no/such/python: No such file or directory"):
+def test_missing_interpreter_is_named(one: Side) -> None:
+    missing = dataclasses.replace(one, python="/no/such/python")
+    words = "could not be started: /no/such/python: No such file or directory"
+    with (
+        Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(missing,)) as pool,
+        pytest.raises(SetFailure, match=words),
+    ):
         pool.measure(SMALL)
-    pool.close()
 
 
 FORKS = """
@@ -191,65 +211,44 @@ def fork_when_told(told=pathlib.Path(os.environ["FORK_WHEN"])):
         time.sleep(0.02)
     if os.fork() == 0:
         time.sleep(60)
+    told.with_name("forked").touch()
 threading.Thread(target=fork_when_told, daemon=True).start()
 """
 
 
-def test_a_death_is_seen_though_a_child_keeps_the_connection_open(marked: Marked, tmp_path: Path) -> None:
+def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FORKS)
-    side = Side(environment={"PYTHONPATH": str(tmp_path), "FORK_WHEN": str(tmp_path / "now")})
-    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=10, sides=(side,)) as pool:
+    variables = {"PYTHONPATH": str(tmp_path), "FORK_WHEN": str(tmp_path / "now")}
+    side = dataclasses.replace(one, environment=variables)
+    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=10, sides=(side,)) as pool:
         (live,) = pool.live_sets()
         (tmp_path / "now").touch()
-        time.sleep(0.5)
-        os.kill(live.ranks[1].pid, signal.SIGKILL)
-        with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
+        wait_until((tmp_path / "forked").exists, 10, lambda: "the rank did not fork")
+        os.kill(live.ranks[0].pid, signal.SIGKILL)
+        with pytest.raises(SetFailure, match="rank 0 of set A1 was killed by SIGKILL"):
             live.request("ping")
 
 
-def test_a_rank_that_dies_idle_fails_the_test_that_used_its_set_or_none(pool: Pool) -> None:
-    (live,) = pool.live_sets()
-    os.kill(live.ranks[1].pid, signal.SIGKILL)
-    wait_until(live.dead_ranks, 2, lambda: "the rank lives")
-    with pytest.raises(SetFailure, match=r"rank 1 of set .* was killed by SIGKILL"):
-        live.require_alive()
-    (fresh,) = pool.live_sets()
-    assert fresh.name != live.name
-    assert pool.measure(SMALL).samples
+CONTROLLER = """
+from ddpperf.workers.pool import Pool
+pool = Pool(size=1, device="cpu", rounds=3, deadline_seconds=60)
+pool.live_sets()
+print("ready", flush=True)
+time.sleep(60)
+"""
 
 
-def test_a_single_step_is_measured_without_a_process_group(pool: Pool) -> None:
-    (live,) = pool.live_sets()
-    pool.measure(SMALL)
-    pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
-    with pytest.raises(SetFailure, match="Default process group has not been initialized"):
-        live.request("leave")
-
-
-def test_ranks_and_their_folder_end_with_a_killed_controller(marked: Marked) -> None:
+def test_ranks_and_folder_end_with_a_killed_controller(marked: Marked) -> None:
     before = set(marked.folder.iterdir())
     controller = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import time; from ddpperf.workers.pool import Pool\n"
-            "pool = Pool(size=2, device='cpu', rounds=3, deadline_seconds=60); pool.live_sets(); print('ready', flush=True)\n"
-            "time.sleep(60)",
-        ],
-        env=marked.environment,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", CONTROLLER], env=marked.environment, stdout=subprocess.PIPE
     )
     assert controller.stdout is not None
     assert controller.stdout.readline() == b"ready\n"
-    mine = Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()
-    assert len(mine) == 2
+    (rank,) = Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()
     (folder,) = set(marked.folder.iterdir()) - before
     controller.kill()
     controller.wait()
-    ranks = {
-        int(rank) for rank in mine
-    }  # what has ended and is only to be buried by init is no longer marked
-    wait_until(
-        lambda: not ranks & marked.processes().keys(), 2, lambda: f"left running: {marked.processes()}"
-    )
+    # A rank that has ended, and that init has yet to reap, is no longer marked.
+    wait_until(lambda: int(rank) not in marked.processes(), 2, lambda: f"left running: {marked.processes()}")
     wait_until(lambda: not folder.exists(), 1, lambda: f"left: {list(folder.iterdir())}")

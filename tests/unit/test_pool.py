@@ -1,0 +1,152 @@
+"""Which process sets a pool makes, replaces and measures on; the sets are canned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpperf.instruments.kernels import other_kernels
+from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
+from ddpperf.workers.pool import Pool
+from tests.canned import Canned
+
+SMALL = AllReduceSpec(world_size=2, nbytes=1024)
+SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+SIDES = Side(name="A"), Side(name="B")
+
+
+def pool_of(
+    size: int, *, sides: tuple[Side, ...] = (Side(),), replicates: int = 1, sets_made: int = 0
+) -> Pool:
+    return Pool(
+        size=size,
+        device="cpu",
+        rounds=2,
+        deadline_seconds=60,
+        sides=sides,
+        replicates=replicates,
+        sets_made=sets_made,
+    )
+
+
+def test_replicates_are_separate_sets(canned: Canned) -> None:
+    with pool_of(1, replicates=2) as pool:
+        measured = pool.measure(SINGLE)
+    assert [(sample.set, sample.side, len(sample.seconds)) for sample in measured.samples] == [
+        ("A1", "A", 2),
+        ("A2", "A", 2),
+    ]
+    assert set(measured.median_step_seconds()) == {"A1", "A2"}
+
+
+def test_replicates_of_sides_start_in_mirrored_order(canned: Canned) -> None:
+    with pool_of(1, sides=SIDES, replicates=2) as pool:
+        assert [live.name for live in pool.live_sets()] == ["A1", "B2", "B3", "A4"]
+
+
+def test_candidate_sets_measure_the_candidate_spec(canned: Canned) -> None:
+    canned.seconds = lambda spec, name: 0.02 if spec.delay_seconds else 0.01
+    with pool_of(1, sides=SIDES) as pool:
+        measured = pool.measure(SINGLE, replace(SINGLE, delay_seconds=0.03))
+    assert measured.median_step_seconds() == pytest.approx({"A1": 0.01, "B2": 0.05}, rel=0.01)
+
+
+def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
+    with pool_of(2) as pool:
+        once = pool.measure_once(SMALL)
+        assert pool.measure_once(SMALL) is once
+        assert pool.measure(SMALL) is not once
+        assert pool.measure_once(SMALL, SMALL) is not once
+        pool.live_sets()[0].kill()
+        assert pool.measure_once(SMALL) is not once
+        assert pool.measure_once(SMALL) is pool.measure_once(SMALL)
+
+
+def test_spec_larger_than_the_set_is_refused(canned: Canned) -> None:
+    sentence = "world_size=3 needs as many ranks, the sets have 2; add it to --world-sizes"
+    with pool_of(2) as pool, pytest.raises(ValueError, match=sentence):
+        pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
+
+
+def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
+    with pool_of(2) as pool:
+        with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
+            pool.measure(replace(SMALL, fault=Fault(kind="kill", rank=1)))
+        assert [sample.set for sample in pool.measure(SMALL).samples] == ["A2"]
+
+
+def test_base_is_named_where_both_sides_fail(canned: Canned) -> None:
+    failing = replace(SINGLE, fault=Fault(kind="raise", rank=0, command="open"))
+    with pool_of(1, sides=SIDES[::-1]) as pool, pytest.raises(SetFailure, match="of set A2 ") as failed:
+        pool.measure(failing)
+    assert failed.value.set_name == "A2"
+
+
+def test_pool_continues_the_names_of_another(canned: Canned) -> None:
+    with pool_of(1, sets_made=3) as pool:
+        assert [live.name for live in pool.live_sets()] == ["A4"]
+        assert pool.sets_made == 4
+
+
+def test_measuring_alone_ends_other_sets(canned: Canned) -> None:
+    with pool_of(1, replicates=2) as pool:
+        first, second = pool.live_sets()
+        (sample,) = pool.measure_alone(SINGLE).samples
+        assert sample.set == first.name == "A1"
+        assert first.alive
+        assert not second.alive
+        assert [sample.set for sample in pool.measure(SINGLE).samples] == ["A1", "A3"]
+
+
+def test_larger_group_maps_memory_on_fresh_sets(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that a smaller group left out would wait in a larger one forever."""
+    monkeypatch.setattr(AllReduceSpec, "maps_memory", property(lambda spec: spec.nbytes == 2048))
+    mapped = {N: AllReduceSpec(world_size=N, nbytes=2048) for N in (2, 3)}
+    with pool_of(3) as pool:
+
+        def set_of(spec: AllReduceSpec) -> str:
+            (sample,) = pool.measure_once(spec).samples
+            return sample.set
+
+        assert [set_of(mapped[3]), set_of(mapped[2])] == ["A1", "A1"], "a smaller group may follow"
+        assert set_of(AllReduceSpec(world_size=3, nbytes=1024)) == "A1", "it maps nothing"
+        assert set_of(mapped[3]) == "A1", "it was measured before"
+        assert set_of(replace(mapped[3], in_place=False)) == "A2"
+        assert set_of(mapped[2]) == "A2"
+        assert pool.sets_made == 2
+
+
+def test_set_with_other_kernels_is_named(canned: Canned) -> None:
+    canned.kernels = lambda spec, name: "b" * 12 if name == "A2" else "a" * 12
+    with pool_of(1, replicates=3) as pool:
+        assert other_kernels(pool.measure(SINGLE)) == ["set A2 ran other kernels than the rest"]
+
+
+def test_one_set_alone_is_not_asked_for_kernels(canned: Canned) -> None:
+    canned.kernels = lambda spec, name: "a" * 12
+    with pool_of(1) as pool:
+        assert pool.measure(SINGLE).samples[0].kernels == ""
+
+
+def test_another_ddpperf_is_not_asked_for_kernels(canned: Canned, tmp_path: Path) -> None:
+    """An older version does not know the argument."""
+    (tmp_path / "ddpperf").mkdir()
+    (tmp_path / "ddpperf" / "__init__.py").touch()
+    canned.kernels = lambda spec, name: "a" * 12
+    with pool_of(1, sides=(Side(name="A"), Side(name="B", root=tmp_path))) as pool:
+        ours, theirs = pool.measure(SINGLE).samples
+    assert ours.kernels
+    assert theirs.kernels == ""
+
+
+def test_closed_pool_leaves_no_folder(canned: Canned) -> None:
+    pool = pool_of(1)
+    pool.live_sets()
+    assert pool.options.folder.exists()
+    pool.close()
+    pool.close()
+    assert not pool.options.folder.exists()

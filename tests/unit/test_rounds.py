@@ -1,0 +1,180 @@
+"""The rounds of a pool: how many steps each has, in which order sets measure, which rounds are repeated."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.machine import gpu_watch
+from ddpperf.machine.gpu_watch import GpuState, GpuWatch
+from ddpperf.specs import EpochSpec, SamplerSpec
+from ddpperf.workers import pool as pool_module
+from ddpperf.workers.interpreter import Side
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
+from tests.canned import Canned
+from tests.generated import BOUNDED
+
+LISTING = SamplerSpec(world_size=1, epoch_images=64)
+EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=4)
+
+
+# --- steps in a round
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "limit", "round_seconds", "iterations"),
+    [
+        (0.132, 1000, 0.05, 1),
+        (0.05, 1000, 0.05, 1),
+        (0.025, 1000, 0.05, 2),
+        (0.0126, 1000, 0.05, 2),
+        (0.0125, 1000, 0.05, 4),
+        (0.0125, 1000, 0.3, 16),
+        (20e-6, 1000, 0.05, 512),
+        (20e-6, 4096, 0.05, 2048),
+        (20e-6, 4096, 0.01, 256),
+        (20e-6, 1, 0.05, 1),
+        (0.0, 1000, 0.05, 512),
+        (math.inf, 1000, 0.05, 1),
+    ],
+)
+def test_round_lasts_about_as_long_as_requested(
+    step_seconds: float, limit: int, round_seconds: float, iterations: int
+) -> None:
+    assert choose_iterations(step_seconds, limit, round_seconds) == iterations
+
+
+@BOUNDED
+@given(st.floats(1e-8, 1e4), st.integers(1, 10**6), st.sampled_from(sorted(ROUND_SECONDS.values())))
+def test_iterations_are_largest_power_of_two_that_fits(
+    step_seconds: float, limit: int, round_seconds: float
+) -> None:
+    iterations = choose_iterations(step_seconds, limit, round_seconds)
+    assert iterations.bit_count() == 1
+    assert iterations <= limit
+    assert iterations == 1 or iterations * step_seconds <= round_seconds * (1 + 1e-12)
+    assert 2 * iterations > limit or 2 * iterations * step_seconds > round_seconds * (1 - 1e-12)
+
+
+def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
+    canned.spread, canned.seconds = 0, lambda spec, name: 1e-3
+    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60) as pool:
+        measured = pool.measure(LISTING)
+    assert measured.iterations == 128, "0.15 s are 150 steps"
+    assert canned.sampled == ["A1"] * (len([1, 4, 16, 64]) + 2)
+    assert measured.all_step_seconds() == pytest.approx([1e-3, 1e-3])
+
+
+# --- spoiled rounds
+
+
+class Checks:
+    """A `check_round` that keeps the numbers of rounds that it was called with."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[list[int], int], str] = lambda processes, done: ""
+        self.done: list[int] = []
+
+    def __call__(self, processes: list[int], done: int) -> str:
+        self.done.append(done)
+        return self.answer(processes, done)
+
+
+@pytest.fixture
+def checks() -> Checks:
+    return Checks()
+
+
+@pytest.fixture
+def pool(canned: Canned, checks: Checks) -> Iterator[Pool]:
+    """Two sides with one canned set each, and three rounds."""
+    sides = Side(name="A"), Side(name="B")
+    with Pool(size=1, device="cpu", rounds=3, deadline_seconds=60, sides=sides, check_round=checks) as pool:
+        yield pool
+
+
+def test_rounds_of_two_sets_alternate(pool: Pool, canned: Canned) -> None:
+    first, second = pool.measure(LISTING).samples
+    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
+    assert canned.sampled[-6:] == ["A1", "B2", "B2", "A1", "A1", "B2"]
+
+
+def test_spoiled_round_is_repeated_by_all_sets(pool: Pool, checks: Checks, canned: Canned) -> None:
+    checks.answer = lambda processes, done: "hot" if checks.done == [0, 1, 2] else ""
+    canned.spread = 0.1
+    samples = pool.measure(LISTING).samples
+    assert checks.done == [0, 1, 2, 2, 3]
+    trials = canned.sampled.index("B2")
+    rounds = canned.sampled[-8:]
+    assert rounds == ["A1", "B2", *["B2", "A1"] * 2, "A1", "B2"]
+    assert len(canned.sampled) == 2 * trials + 8
+    for sample in samples:
+        by_round = [canned.round_seconds(LISTING, sample.set, 0, trials + number) for number in (1, 3, 4)]
+        assert [seconds / 128 for (seconds,) in sample.seconds] == pytest.approx(by_round)
+
+
+def test_at_most_as_many_rounds_are_repeated(pool: Pool, checks: Checks) -> None:
+    checks.answer = lambda processes, done: "hot"
+    measured = pool.measure(LISTING)
+    assert checks.done == [0, 1, 1, 1, 1, 2, 3]
+    assert [len(sample.seconds) for sample in measured.samples] == [3, 3]
+
+
+def test_long_steps_are_repeated_for_their_time(
+    pool: Pool, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks.answer = lambda processes, done: "hot"
+    monkeypatch.setattr(pool_module, "WHOLE_SECONDS", 1e-9)
+    measured = pool.measure(EPOCH)
+    assert checks.done == [0, 1, 1]
+    assert [len(sample.seconds) for sample in measured.samples] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "notes"),
+    [
+        (
+            ["temperature", "", "temperature", ""],
+            ["2 spoiled rounds were measured again: GPU 0 was throttled (temperature)"],
+        ),
+        (
+            ["", "power cap", "power cap", ""],
+            ["GPU 0 was throttled (power cap) during 2 of 3 rounds"],
+        ),
+        (["", "", "power cap"], ["1 spoiled round was measured again: GPU 0 was throttled (power cap)"]),
+        (
+            ["temperature", "power brake"] * 3,
+            [
+                "GPU 0 was throttled (power brake, temperature) during 3 of 3 rounds",
+                "3 spoiled rounds were measured again: GPU 0 was throttled (temperature); "
+                "GPU 0 was throttled (power brake)",
+            ],
+        ),
+        (
+            [""] * 2 + ["power cap"] * 4,  # from the third on in half of all measured rounds
+            [
+                "GPU 0 was throttled (power cap) during 1 of 3 rounds",
+                "1 spoiled round was measured again: GPU 0 was throttled (power cap)",
+            ],
+        ),
+    ],
+)
+def test_gpu_watch_warns_of_rounds_that_count(
+    pool: Pool, checks: Checks, reasons: list[str], notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = deque(  # the first two: when the watch is made, and before the first round
+        GpuState(monotonic_seconds=at, reasons=frozenset({reason} - {""}))
+        for at, reason in enumerate(["", "temperature", *reasons, *[""] * 6])
+    )
+    monkeypatch.setattr(gpu_watch, "_handles", lambda uuids: {0: states})
+    monkeypatch.setattr(gpu_watch, "read_state", lambda handle: handle.popleft())
+    watch = GpuWatch(["GPU-a"])
+    checks.answer = watch.look
+    pool.measure(LISTING)
+    assert [note.text for note in watch.warnings()] == notes
