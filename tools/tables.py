@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.format import short
-from ddpperf.report.summary import summary_lines, warnings_of
+from ddpperf.report.summary import summary_lines
+from ddpperf.report.text import short
+from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes

@@ -19,7 +19,8 @@ import pytest
 from ddpperf.plugin.junit import add_verdict
 from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
-from ddpperf.report.summary import markdown, summary_lines
+from ddpperf.report.page import markdown
+from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
 from ddpperf.verdict.verdict import Answer, exit_status

@@ -160,7 +160,7 @@ def test_suspects_are_marked_and_named_with_what_to_do() -> None:
     ]
     assert next(line for line in lines if line.startswith("d ")).split()[4:7] == ["-", "1.300", "1.235"]
     advice = "measure them against the baseline's code, with --baseline-root or --baseline-python"
-    assert f"4 suspects, as e (+22.0%), c (+21.0%), a (+20.0%): {advice}" in lines
+    assert f"4 suspects, such as e (+22.0%), c (+21.0%), a (+20.0%): {advice}" in lines
     assert "median shift of 6 times: 20.5% longer than in 0001_x.json" in lines
     assert not [line for line in lines if "drift" in line]
 
@@ -180,8 +180,8 @@ def test_slow_drift_is_told_where_there_are_runs_enough() -> None:
     now = {"t": measured(*(t * 1.01**9 for t in QUIET)), "u": measured(*QUIET)}
     comparison = compared(now, history[-1], history=history)
     assert comparison.drifts == {"t": pytest.approx(5 * math.log(1.01)), "u": 0}
-    drift = "slow drift, last 5 runs against first 5 promoted"
-    assert f"{drift}: 1 test slower, as t (+5.1%), of 2" in told(comparison)
+    drift = "slow drift from the first 5 baselines to the last 5 runs"
+    assert f"{drift}: 1 test slower, such as t (+5.1%), of 2" in told(comparison)
     none = dataclasses.replace(comparison, drifts={"u": 0.0})
     assert f"{drift}: no test slower, of 1" in told(none)
     assert compared(now, history[-1], history=history[1:]).drifts == {}

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ddpperf.report.summary import markdown
+from ddpperf.report.page import markdown
 from tests.project import Project
 
 

@@ -1,8 +1,8 @@
-"""Metrics and tables as text."""
+"""Metrics, tables and lists as lines of text."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ddpperf.results import metrics
 
@@ -13,7 +13,7 @@ def short(test: str) -> str:
 
 
 def format_metric(name: str, value: float, unit: str = "") -> str:
-    """Return a metric's heading and value, or its name and plain number if another suite registered it."""
+    """Return a metric's heading and value, or its name and number if another suite registered it."""
     try:
         return metrics.find(name).text(value)
     except KeyError:
@@ -29,4 +29,21 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
+    ]
+
+
+def outcome_text(kind: str, warnings: Sequence[str] | None) -> str:
+    """Return how a test ended, with a ! if there are warnings about it."""
+    return f"{kind} !" if warnings else kind
+
+
+def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
+    """Return a line for each text, with the test that has it, or how many tests have it."""
+    tests: dict[str, list[str]] = {}
+    for test, found in texts.items():
+        for text in found:
+            tests.setdefault(text, []).append(short(test))
+    return [
+        f"{prefix}{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
+        for text, named in sorted(tests.items())
     ]

@@ -1,0 +1,65 @@
+"""What makes a stored test's figures doubtful: notes of its run, and how its rounds differ."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
+from ddpperf.results.notes import NoteKind
+from ddpperf.results.samples import Measured
+
+NOISY_IQR = 0.25
+MOST_NAMED = 3  # references whose rounds spread; more share one warning
+ONE_DEVICE = "one_device"  # the reference whose slowest device gives t(1)
+UNEQUAL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1%
+FASTER_TOGETHER = 0.985  # a captured step in a row takes no less time than a single one, within 0.5%
+
+
+def warnings_of(stored: dict[str, Any]) -> list[str]:
+    """Return every warning about a stored test: noted in its run, or seen in its rounds and references."""
+    measured = Measured.from_json(stored)
+    references = {name: Measured.from_json(reference) for name, reference in stored["references"].items()}
+    warnings = [note["text"] for note in stored["notes"] if note["kind"] == NoteKind.WARNING]
+    warnings += _round_warnings(measured, "the")
+    for name, reference in references.items():
+        warnings += _round_warnings(reference, f"{name}'s")
+    noisy = [f"{name}'s" for name, reference in references.items() if _is_noisy(reference)]
+    owners = ["the"] * _is_noisy(measured)
+    owners += noisy if len(noisy) <= MOST_NAMED else [f"{len(noisy)} references'"]
+    warnings += [f"{whose} rounds spread by more than {NOISY_IQR:.0%} (IQR)" for whose in owners]
+    if ONE_DEVICE in references:
+        spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
+        if max(spreads) > UNEQUAL_DEVICES:
+            warnings.append(
+                f"single devices differ by more than {UNEQUAL_DEVICES:.0%}; t(1) is the slowest's"
+            )
+    return list(dict.fromkeys(warnings))
+
+
+def _rounds(measured: Measured) -> list[list[float]]:
+    return [measured.step_seconds(sample) for sample in measured.samples]
+
+
+def _has_spread(measured: Measured) -> bool:
+    """Return whether every process set has rounds enough for a spread; a counted spec needs none."""
+    return not measured.spec.counts and min(map(len, _rounds(measured))) >= FEWEST_ROUNDS
+
+
+def _is_noisy(measured: Measured) -> bool:
+    return _has_spread(measured) and median(map(relative_iqr, _rounds(measured))) > NOISY_IQR
+
+
+def _round_warnings(measured: Measured, whose: str) -> list[str]:
+    """Return the warnings that one measurement's rounds give, besides a wide spread."""
+    if measured.spec.counts:
+        return []
+    if not _has_spread(measured):
+        return [f"fewer than {FEWEST_ROUNDS} rounds, so their spread is unknown"]
+    warnings = []
+    drifts = [change for seconds in _rounds(measured) if (change := drift(seconds)) is not None]
+    if drifts:
+        warnings.append(f"{whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
+    if measured.spec.captured and min(measured.launch_bound().values(), default=1.0) < FASTER_TOGETHER:
+        warnings.append(f"{whose} steps were faster in a row than alone, so the GPU changed its pace")
+    return warnings
