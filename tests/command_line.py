@@ -17,7 +17,7 @@ Read = Callable[..., Options]  # of arguments as typed, and gpus=N
 
 
 def reader(config: pytest.Config) -> Read:
-    """Return a function that reads arguments as a run with them would, on a machine with so many GPUs."""
+    """Return a function that reads arguments as a run on a machine with `gpus` GPUs would."""
     return partial(_read, config)
 
 

@@ -1,8 +1,10 @@
-"""The check of a model that is not built in: what can be trained, and one sentence for what cannot."""
+"""The check of a model that is not built in: what is accepted, and what is refused."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.errors import Refused
+from ddpperf.machine.child_process import Finished
 from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
 from ddpperf.specs import MODEL_VARIABLE
 from ddpperf.training.check_model import check
@@ -92,6 +95,15 @@ def with_a_child():
     with open(os.environ["CHILD"], "w") as file:
         file.write(str(child.pid))
     return good()
+"""
+
+
+EXPERIMENT = """
+import pytest
+
+@pytest.mark.specs(cases=lambda options: [options.step(world_size=1, per_rank_batch_size=2)])
+def test_step(measure, spec):
+    measure(spec)
 """
 
 
@@ -201,19 +213,42 @@ def test_trainable_model_is_accepted(folder: Path, name: str, monkeypatch: pytes
     check(name, 2)
 
 
-def test_models_are_checked_in_child_processes(
+def test_model_that_ends_its_process_is_refused(
     folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(
-        Refused, match=r"^--model own_models:dying ended its process with status 3; train it by"
-    ):
-        check_model(read("own_models:dying"))
-    with pytest.raises(
-        Refused, match=r"^--model own_models:leaving ended its process with status 0; train it by"
+        Refused, match=r"^--model own_models:leaving ended its process with status 0; train it"
     ):
         check_model(read("own_models:leaving"))
     assert MODEL_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("ended", "sentence"),
+    [
+        (
+            Finished(status=3, output="", errors="a\nb"),
+            "--model own_models:good ended its process with status 3; train it",
+        ),
+        (
+            Finished(status=1, output="", errors="a\nmodel x must be y; do z"),
+            "--model: model x must be y; do z",
+        ),
+        (None, "--model own_models:good did not train a step within 120 s; train it by itself"),
+    ],
+)
+def test_failed_check_is_refused_with_one_sentence(
+    read: Read, ended: Finished | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_child(command: list[str], *_: object) -> Finished:
+        if ended is None:
+            raise subprocess.TimeoutExpired(command, MODEL_SECONDS)
+        return ended
+
+    monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", run_child)
+    with pytest.raises(Refused, match=f"^{re.escape(sentence)}"):
+        check_model(read("own_models:good"))
 
 
 def test_processes_of_a_model_end_with_its_check(
@@ -235,7 +270,12 @@ def test_built_in_models_are_not_checked(read: Read, monkeypatch: pytest.MonkeyP
     check_model(read("resnet18"))
 
 
-def test_run_with_a_wrong_model_ends_with_status_4(canned_suite: CannedSuite) -> None:
-    sentence = "ERROR: --model: model torchvision:resnet999 is none of torchvision's; name one of them"
-    canned_suite.run("perf", "--model", "torchvision:resnet999").assert_one_sentence(4, sentence)
+def test_run_with_a_wrong_model_ends_with_status_4(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Finished(status=1, output="", errors="model x is none of torchvision's; name another")
+    monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", lambda *_: ended)
+    canned_suite.experiment.write_text(EXPERIMENT)
+    run = canned_suite.run("perf", "--model", "torchvision:resnet999")
+    run.assert_one_sentence(4, "ERROR: --model: model x is none of torchvision's; name another")
     assert canned_suite.saved_runs() == []

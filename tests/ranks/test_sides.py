@@ -1,4 +1,4 @@
-"""Sides of an A/B run in other environments: tried with real interpreters, or refused with one sentence."""
+"""Sides of an A/B run in other environments: real interpreters are accepted or refused."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ FILES = {
     "good/incomplete.py": "import timm_of_its_own",
     "good/raising.py": "raise ValueError('one\\ntwo')",
     "good/leaving.py": "raise SystemExit(3)",
-    "good/loud.py": "import atexit, os, subprocess, threading, time\nprint('{}', flush=True)\nos.system('echo out')\n"
-    "atexit.register(print, 'goodbye')\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
-    f"subprocess.Popen(['sleep', '300'])\n{MAKE}",
+    "good/loud.py": (
+        "import atexit, os, subprocess, threading, time\nprint('{}', flush=True)\nos.system('echo out')\n"
+        "atexit.register(print, 'goodbye')\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
+        f"subprocess.Popen(['sleep', '300'])\n{MAKE}"
+    ),
     "python3.10/sitecustomize.py": "import sys\nsys.version_info = (3, 10, 13)\n",
     "old/torch/__init__.py": TORCH.format("2.10.1+cu128", "12.8"),
     "odd/torch/__init__.py": TORCH.format("nightly", "13.0"),
@@ -99,19 +101,19 @@ def test_virtual_environment_is_probed_through_its_link(read: Read, at: Path) ->
 
 
 @pytest.mark.parametrize(("environment", "probes"), [("", "x"), ("--against-env A=1", "xx")])
-def test_the_same_environment_is_probed_once(read: Read, at: Path, environment: str, probes: str) -> None:
+def test_same_environment_is_probed_once(read: Read, at: Path, environment: str, probes: str) -> None:
     (at / "counted").unlink(missing_ok=True)
     read(f"--baseline-root good/count --against-root good/count {environment}")
     assert (at / "counted").read_text() == probes
 
 
 @pytest.mark.parametrize("model", ["loud:make", "own.models:make"])
-def test_a_model_may_print_start_threads_and_processes_and_use_ddpperf(read: Read, model: str) -> None:
+def test_model_may_print_and_start_threads_and_processes(read: Read, model: str) -> None:
     assert read("--against bare/bin/python --against-root good", model=model)
 
 
 @pytest.mark.parametrize("holds", ["mine", "torchvision", "ddpperf"])
-def test_a_root_that_one_module_comes_from_is_taken(
+def test_root_with_one_loaded_module_is_accepted(
     read: Read, at: Path, holds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "holds-torchvision")]))
@@ -121,10 +123,10 @@ def test_a_root_that_one_module_comes_from_is_taken(
 
 
 @pytest.mark.parametrize("safe_path", ["", "1"])
-def test_the_probe_imports_what_a_rank_does(
+def test_probe_imports_the_same_modules_as_ranks(
     read: Read, at: Path, safe_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the current folder has a module of that name, too: nobody may take that for the root's."""
+    """A module of the same name in the current folder must not be taken for the root's."""
     monkeypatch.chdir(at / "holds-mine")
     monkeypatch.setenv("PYTHONSAFEPATH", safe_path)
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
@@ -141,7 +143,7 @@ def test_the_probe_imports_what_a_rank_does(
     }
 
 
-def test_a_wrapper_that_says_something_first_is_the_python_that_it_starts(read: Read, at: Path) -> None:
+def test_wrapper_that_prints_is_accepted_as_interpreter(read: Read, at: Path) -> None:
     wrapper = at / "activates"
     wrapper.write_text(f'#!/bin/sh\necho activating an environment\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -154,12 +156,18 @@ def test_a_wrapper_that_says_something_first_is_the_python_that_it_starts(read: 
 
 NO_PYTHON = "is no Python 3.11 or newer, it ended with status"
 NOT_PYTHON = {
-    "--against ./garbage": "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter",
+    "--against ./garbage": (
+        "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter"
+    ),
     "--against /bin/ls": f"--against /bin/ls {NO_PYTHON} 2 (",
-    "--against ./endless": f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter",
+    "--against ./endless": (
+        f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter"
+    ),
     "--against /bin/true": f"--against /bin/true {NO_PYTHON} 0; name a Python interpreter",
     "--baseline-python /bin/echo": f"--baseline-python /bin/echo {NO_PYTHON} 0; name a Python interpreter",
-    "--against-root .": "--against-root {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good",
+    "--against-root .": (
+        "--against-root {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good"
+    ),
 }
 NO_MODULE = "as its ranks must (ModuleNotFoundError: No module named"
 PROBED = {
@@ -194,7 +202,7 @@ def refusal(read: Read, line: str, **others: str) -> str:
 
 
 @pytest.mark.parametrize("line", NOT_PYTHON, ids=lambda line: line[:60])
-def test_a_wrong_option_is_one_sentence(
+def test_unusable_interpreter_is_refused_with_one_sentence(
     read: Read, at: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
@@ -205,7 +213,7 @@ def test_a_wrong_option_is_one_sentence(
 
 
 @pytest.mark.parametrize(("root", "model"), PROBED)
-def test_what_cannot_run_ranks_is_one_sentence(
+def test_environment_that_cannot_run_ranks_is_refused(
     read: Read, at: Path, root: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if root == "hanging":
@@ -214,8 +222,11 @@ def test_what_cannot_run_ranks_is_one_sentence(
     assert refusal(read, asked, model=model or "resnet18").startswith(f"{asked} {PROBED[root, model]}")
 
 
-def test_a_torch_without_cuda_is_refused_on_gpus_alone(read: Read, at: Path) -> None:
+def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> None:
     assert read("--against-root plain", device="cpu")
     assert read("--against-root good", device="cuda")
-    sentence = f"--against-root {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one that has, or"
+    sentence = (
+        f"--against-root {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one"
+        " that has, or"
+    )
     assert refusal(read, "--against-root plain", device="cuda") == f"{sentence} pass --device cpu"

@@ -1,4 +1,4 @@
-"""--buffer-sizes, of all collectives: a model of fewer than four, or an all_reduce of one rank, is skipped with the reason."""
+"""--buffer-sizes: every collective uses them, and a case that they do not fit is skipped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reasons(cases: Iterable[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_the_sizes_given_are_every_experiments(read: Read, gpus: int) -> None:
+def test_given_sizes_are_used_by_every_experiment(read: Read, gpus: int) -> None:
     options = read("--buffer-sizes", "64KiB, 1MiB,4096,2MiB", gpus=gpus)
     given = [4 * KiB, 64 * KiB, MiB, 2 * MiB]
     assert options.links.buffer_sizes == tuple(given)
@@ -44,7 +44,7 @@ def test_the_sizes_given_are_every_experiments(read: Read, gpus: int) -> None:
     assert sizes(test_all_reduce.algorithms(options)) == [2 * MiB] * len(OWN_ALGORITHMS)
 
 
-def test_by_default_gpus_have_every_fourfold_size_and_large_buffers_are_the_rings(read: Read) -> None:
+def test_default_sizes_on_gpus_grow_fourfold(read: Read) -> None:
     assert list(GPU_SIZES) == [4**power * KiB for power in range(11)]
     options = read(gpus=2)
     assert set(sizes(test_all_reduce.contests(options))) == set(GPU_SIZES)
@@ -73,8 +73,8 @@ def test_a_model_needs_four_sizes(read: Read) -> None:
     assert set(sizes(test_all_reduce.calls(options))) == {MiB}
 
 
-def test_what_is_too_small_to_be_shared_is_skipped(read: Read) -> None:
-    """What is broadcast need not be shared; of the last two sizes two ranks share the same."""
+def test_buffer_too_small_for_the_ranks_is_skipped(read: Read) -> None:
+    """A broadcast buffer need not be divided. Two ranks share the same part of the last two sizes."""
     cases = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))
     measured = {
         kind: [case.nbytes for case in cases if isinstance(case, CollectiveSpec) and case.kind == kind]

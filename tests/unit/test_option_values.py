@@ -52,8 +52,8 @@ def test_other_texts_are_no_whole_numbers(text: str) -> None:
 
 @BOUNDED
 @given(st.floats(), st.floats(1e-3, 1e6))
-def test_seconds_are_above_0_and_up_to_a_limit(value: float, most: float) -> None:
-    parse = values.seconds(most, "0.5")
+def test_numbers_are_above_0_and_up_to_a_limit(value: float, most: float) -> None:
+    parse = values.number("seconds", "SECONDS", most, "0.5")
     if 0 < value <= most:
         assert parse(repr(value)) == value
     else:
@@ -63,10 +63,10 @@ def test_seconds_are_above_0_and_up_to_a_limit(value: float, most: float) -> Non
             parse(repr(value))
 
 
-def test_the_limit_of_seconds_is_accepted() -> None:
-    assert values.seconds(10, "0.5")("10") == 10
+def test_the_limit_of_a_number_is_accepted() -> None:
+    assert values.DELAY("10") == 10
     with pytest.raises(argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to 10, got"):
-        values.seconds(10, "0.5")(repr(math.nextafter(10, 11)))
+        values.DELAY(repr(math.nextafter(10, 11)))
 
 
 @pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)

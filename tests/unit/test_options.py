@@ -1,4 +1,4 @@
-"""Options: the defaults of each machine, what is made of them, and one sentence for each mistake."""
+"""Options of a run: the defaults of each machine, given values, and refusals."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def test_defaults_on_gpus(read: Read) -> None:
 
 def test_given_values_replace_defaults(read: Read) -> None:
     line = (
-        "--device cuda --world-sizes 2,1 --batch-sizes 64,16 --global-batch-sizes 32,8 --model resnet50_cifar "
-        "--precision tf32 --epoch-images 2 --slow-down 10 --rounds 3 --link-bandwidth 450 --project-to 16,2 "
-        f"--node-size 4 {NETWORK} --deadline 0.5 --benchmark-compare-fail=median:5% --benchmark-compare"
+        "--device cuda --world-sizes 2,1 --batch-sizes 64,16 --global-batch-sizes 32,8 --model"
+        " resnet50_cifar --precision tf32 --epoch-images 2 --slow-down 10 --rounds 3 --link-bandwidth 450"
+        f" --project-to 16,2 --node-size 4 {NETWORK} --deadline 0.5 --benchmark-compare-fail=median:5%"
+        " --benchmark-compare"
     )
     options = read(*line.split(), gpus=2)
     assert (options.world_sizes, options.batch_sizes, options.batch_sweep) == ((1, 2), (16, 64), (16, 64))
@@ -84,7 +85,7 @@ def test_output_folders_are_made_when_the_run_begins(read: Read, tmp_path: Path)
     assert options.worker_logs.is_dir()
 
 
-def test_a_step_and_an_epoch_are_as_the_options_say(read: Read) -> None:
+def test_specs_have_the_fields_of_the_options(read: Read) -> None:
     cpu = read("--model", "resnet50_cifar", "--precision", "bf16", "--epoch-images", "100")
     step = cpu.step(world_size=2, per_rank_batch_size=8)
     fields: Any = {
@@ -130,7 +131,7 @@ def test_too_many_classes_for_a_model_are_refused(
         prepare_images(read("--model", "resnet18_cifar", "--data", "imagefolder:x"), tmp_path)
 
 
-def test_the_vit_is_measured_on_gpus_with_images_of_its_size_only(read: Read) -> None:
+def test_vit_is_measured_with_images_of_its_size(read: Read) -> None:
     options = read(gpus=4)
     heavy = [case for case in weak_scaling(options) if isinstance(case, TrainingSpec) and case.model == HEAVY]
     assert [case.world_size for case in heavy] == [1, 2, 4]
@@ -140,14 +141,14 @@ def test_the_vit_is_measured_on_gpus_with_images_of_its_size_only(read: Read) ->
     assert "takes images of 32x32" in str(skipped[0].marks)
 
 
-def test_images_of_a_data_set_are_known_by_their_digest(tmp_path: Path, read: Read) -> None:
+def test_specs_name_the_digest_of_the_images(tmp_path: Path, read: Read) -> None:
     options = read()
     data = Data(name="imagefolder", path=tmp_path / "x.pt", digest="0123456789ab", train_images=7)
     spec = dataclasses.replace(options, images=data).step(world_size=1, per_rank_batch_size=2)
     assert (spec.data, spec.digest) == ("imagefolder", "0123456789ab")
 
 
-def test_an_own_model_keeps_its_own_memory_format(read: Read) -> None:
+def test_custom_model_keeps_its_memory_format(read: Read) -> None:
     spec = dataclasses.replace(read(gpus=2), model="mine:make").step(world_size=1, per_rank_batch_size=2)
     assert (spec.model, spec.memory_format) == ("mine:make", "contiguous")
 
@@ -161,7 +162,7 @@ def test_an_own_model_keeps_its_own_memory_format(read: Read) -> None:
         ("tests/perf.py", False),
     ],
 )
-def test_an_experiment_lies_in_a_folder_called_perf(test: str, experiment: bool) -> None:
+def test_experiments_lie_in_a_folder_called_perf(test: str, experiment: bool) -> None:
     assert is_experiment(test) is experiment
 
 
@@ -172,61 +173,104 @@ REFUSALS = {
     "--device cuda": "world_size=1 needs 1 GPU, found 0; pass --device cpu",
     "--device tpu": "--device: takes auto, cuda or cpu, got 'tpu'; pass for example auto",
     "--world-sizes 0": "--world-sizes: takes a whole number from 1 to 1024, got '0'; pass for example 2",
-    "--world-sizes 2,2": "--world-sizes: takes whole numbers from 1 to 1024, joined by commas, got '2,2', which names",
-    "--world-sizes 4096": "--world-sizes: takes a whole number from 1 to 1024, got '4096'; pass for example 2",
+    "--world-sizes 2,2": (
+        "--world-sizes: takes whole numbers from 1 to 1024, joined by commas, got '2,2', which names"
+    ),
+    "--world-sizes 4096": (
+        "--world-sizes: takes a whole number from 1 to 1024, got '4096'; pass for example 2"
+    ),
     "--batch-sizes 32,": f"--batch-sizes: {NUMBER} ''; pass for example 2",
     "--global-batch-sizes none": f"--global-batch-sizes: {NUMBER} 'none'; pass for example 2",
-    "--world-sizes 1,2,3 --global-batch-sizes 12,64": "--global-batch-sizes 64 does not divide over 3 ranks; pass a "
-    "multiple of 3, or other --world-sizes",
+    "--world-sizes 1,2,3 --global-batch-sizes 12,64": (
+        "--global-batch-sizes 64 does not divide over 3 ranks; pass a multiple of 3, or other --world-sizes"
+    ),
     "--precision fp8": "--precision: takes fp32, tf32, bf16 or fp16, got 'fp8'; pass for example fp32",
     "--precision fp16": "--precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16",
     "--precision tf32": "--precision tf32 needs a GPU, this runs on the CPU; pass fp32 or bf16",
-    "--model mine:make --data cifar10": "--model mine:make makes its own batches, got --data, too; leave one out",
+    "--model mine:make --data cifar10": (
+        "--model mine:make makes its own batches, got --data, too; leave one out"
+    ),
     "--epoch-images 0": f"--epoch-images: {NUMBER} '0'; pass for example 2",
-    "--epoch-images 50001": "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, "
-    "got 50001; pass another number",
-    "--epoch-images 1": "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, got 1",
-    "--link-bandwidth 0": "--link-bandwidth: takes GB/s above 0 and up to 100000, got '0'; pass for example 450",
+    "--epoch-images 50001": (
+        "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, "
+        "got 50001; pass another number"
+    ),
+    "--epoch-images 1": (
+        "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, got 1"
+    ),
+    "--link-bandwidth 0": (
+        "--link-bandwidth: takes GB/s above 0 and up to 100000, got '0'; pass for example 450"
+    ),
     "--link-bandwidth=-450": "--link-bandwidth: takes GB/s above 0 and up to 100000, got '-450'",
     "--link-bandwidth nan": "--link-bandwidth: takes GB/s above 0 and up to 100000, got 'nan'",
     "--link-bandwidth fast": "--link-bandwidth: takes GB/s above 0 and up to 100000, got 'fast'",
     "--buffer-sizes 1KB": "--buffer-sizes: takes a size from 4B to 8GiB, got '1KB'; pass for example 64KiB",
     "--buffer-sizes 0": "--buffer-sizes: takes a size from 4B to 8GiB, got '0'",
     "--buffer-sizes 1KiB,9GiB": "--buffer-sizes: takes a size from 4B to 8GiB, got '9GiB'",
-    "--buffer-sizes 1KiB,1026B": "--buffer-sizes: takes a size from 4B to 8GiB, got '1026B', which is no multiple of 4 "
-    "bytes, the size of a float32",
-    "--buffer-sizes 1KiB,1024": "--buffer-sizes: takes sizes from 4B to 8GiB, joined by commas, got '1KiB,1024', which "
-    "names a value twice",
-    "--project-to 16": "--project-to 16 is more than one node of 2 devices; pass --node-latency and --node-bandwidth",
+    "--buffer-sizes 1KiB,1026B": (
+        "--buffer-sizes: takes a size from 4B to 8GiB, got '1026B', which is no multiple of 4 "
+        "bytes, the size of a float32"
+    ),
+    "--buffer-sizes 1KiB,1024": (
+        "--buffer-sizes: takes sizes from 4B to 8GiB, joined by commas, got '1KiB,1024', which "
+        "names a value twice"
+    ),
+    "--project-to 16": (
+        "--project-to 16 is more than one node of 2 devices; pass --node-latency and --node-bandwidth"
+    ),
     "--project-to 1,4": "--project-to 1 is a single device, which needs no prediction; pass 2 or more",
     "--project-to 2048": "--project-to: takes a whole number from 1 to 1024, got '2048'",
     f"--project-to 5 {NETWORK}": "--project-to 5 fills no whole nodes of 2 devices; pass a multiple of 2",
-    "--checkpoints kept --replicates 2": "--checkpoints needs one process set, got an A/B run or --replicates;",
-    "--checkpoints kept --against-spec comm_hook=bf16": "--checkpoints needs one process set, got an A/B run or",
-    "--replicates 1 --against-spec comm_hook=bf16": "--replicates 1 cannot tell a difference from chance in an A/B run",
+    "--checkpoints kept --replicates 2": (
+        "--checkpoints needs one process set, got an A/B run or --replicates;"
+    ),
+    "--checkpoints kept --against-spec comm_hook=bf16": (
+        "--checkpoints needs one process set, got an A/B run or"
+    ),
+    "--replicates 1 --against-spec comm_hook=bf16": (
+        "--replicates 1 cannot tell a difference from chance in an A/B run"
+    ),
     "--replicates 65": "--replicates: takes a whole number from 1 to 64, got '65'; pass for example 2",
     "--node-size 1": "--node-size 1 is less than the 2 devices of this run; pass 2 or more",
     "--node-size 0": f"--node-size: {NUMBER} '0'; pass for example 2",
     "--node-latency 1e-6": "--node-latency and --node-bandwidth go together, got one of them; give both",
     "--node-bandwidth 50": "--node-latency and --node-bandwidth go together, got one of them; give both",
     "--node-latency=-1 --node-bandwidth 50": "--node-latency: takes seconds above 0 and up to 1, got '-1'",
-    "--node-latency 1e-6 --node-bandwidth 0": "--node-bandwidth: takes GB/s above 0 and up to 100000, got '0'",
+    "--node-latency 1e-6 --node-bandwidth 0": (
+        "--node-bandwidth: takes GB/s above 0 and up to 100000, got '0'"
+    ),
     "--slow-down 0": "--slow-down: takes seconds above 0 and up to 10, got '0'; pass for example 0.5",
     "--slow-down nan": "--slow-down: takes seconds above 0 and up to 10, got 'nan'",
     "--slow-down 99": "--slow-down: takes seconds above 0 and up to 10, got '99'",
-    "--rounds "
-    + "9" * 5000: f"--rounds: {NUMBER} '9999999999999999999999999999999999999999'; pass for example 2",
-    "--deadline never": "--deadline: takes seconds above 0 and up to 86400, got 'never'; pass for example 300",
-    "--worker-logs=": "--worker-logs: takes a folder, which is made if it does not exist, got ''; pass for example kept",
+    "--rounds " + "9" * 5000: (
+        f"--rounds: {NUMBER} '9999999999999999999999999999999999999999'; pass for example 2"
+    ),
+    "--deadline never": (
+        "--deadline: takes seconds above 0 and up to 86400, got 'never'; pass for example 300"
+    ),
+    "--worker-logs=": (
+        "--worker-logs: takes a folder, which is made if it does not exist, got ''; pass for example kept"
+    ),
     "--benchmark-compare=": "--benchmark-compare takes the word after it, got '', no run; put it last",
     "--benchmark-compare .": "--benchmark-compare takes the word after it, got '.', no run; put it last",
-    "--benchmark-storage elsewhere": "--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out",
-    "--benchmark-compare-fail=median:5%": "--benchmark-compare-fail needs a baseline to compare with; add --benchmark-",
-    "--benchmark-compare-fail=median:5% --benchmark-compare-fail=median:90% --benchmark-compare": "--benchmark-compare-fail"
-    " takes one median:N%, got another or several",
-    "--benchmark-compare-fail=min:5% --benchmark-compare": "--benchmark-compare-fail takes one median:N%, got another",
-    "--against-spec comm_hook=bf16 --benchmark-compare": "--benchmark-compare takes this environment as candidate, got --against, too; leave one out",
-    "--baseline-root . --slow-down 1 --benchmark-compare": "--slow-down is in no stored run, got --benchmark-compare and",
+    "--benchmark-storage elsewhere": (
+        "--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out"
+    ),
+    "--benchmark-compare-fail=median:5%": (
+        "--benchmark-compare-fail needs a baseline to compare with; add --benchmark-"
+    ),
+    "--benchmark-compare-fail=median:5% --benchmark-compare-fail=median:90% --benchmark-compare": (
+        "--benchmark-compare-fail takes one median:N%, got another or several"
+    ),
+    "--benchmark-compare-fail=min:5% --benchmark-compare": (
+        "--benchmark-compare-fail takes one median:N%, got another"
+    ),
+    "--against-spec comm_hook=bf16 --benchmark-compare": (
+        "--benchmark-compare takes this environment as candidate, got --against, too; leave one out"
+    ),
+    "--baseline-root . --slow-down 1 --benchmark-compare": (
+        "--slow-down is in no stored run, got --benchmark-compare and"
+    ),
 }
 
 
@@ -265,7 +309,7 @@ def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, se
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"[[threshold", "perf/thresholds.toml is no TOML that can be read"),
+        (b"[[threshold", "perf/thresholds.toml is not valid TOML"),
         (
             THRESHOLD.encode() + b"speed = 1\n",
             "threshold 1 of perf/thresholds.toml has the unknown key 'speed'; write speedup",

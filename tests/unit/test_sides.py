@@ -1,4 +1,4 @@
-"""The sides of an A/B run: what the options make of them, and one sentence for each refused value."""
+"""The sides of an A/B run: what the options make of them, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Read = Callable[[str], Any]
 
 @pytest.fixture
 def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
-    """Return the sides of a command line, in a folder with checkouts, interpreters and other files."""
+    """Return the sides of a command line, in a folder with checkouts and interpreters."""
     for name in ("good", "plain", "bare/bin", "other/bin"):
         (pytester.path / name).mkdir(parents=True)
     for name in ("text", "bare/bin/python"):
@@ -101,23 +101,38 @@ REFUSALS = {
     "--against bare": f"--against {PYTHON} 'bare', which is a folder; pass for example /nightly/bin/python",
     "--against /dev/null": f"--against {PYTHON} '/dev/null', which is not a file; pass",
     "--baseline-python ./text": f"--baseline-python {PYTHON} './text', which is not executable; pass",
-    "--against-root nowhere": f"--against-root {FOLDER} 'nowhere', which is not a folder; pass for example ../main",
+    "--against-root nowhere": (
+        f"--against-root {FOLDER} 'nowhere', which is not a folder; pass for example ../main"
+    ),
     "--against-root ''": f"--against-root {FOLDER} '', which is not a folder; pass",
     "--against-root " + "x" * 5000: f"--against-root {FOLDER} '{'x' * 40}', which is not a folder",
     "--baseline-root text": f"--baseline-root {FOLDER} 'text', which is not a folder; pass",
     "--against-env A": f"--against-env: {VARIABLE} 'A'; pass for example NCCL_ALGO=Ring",
     "--against-env 'A B=1'": f"--against-env: {VARIABLE} 'A B=1'; pass",
     "--against-env A=1 --against-env A=2": "--against-env sets A twice, got 1 and 2; set it once",
-    "--against-env GLOO_SOCKET_IFNAME=lo": "--against-env GLOO_SOCKET_IFNAME=lo changes nothing, because the base inherits",
-    "--against-env OMP_NUM_THREADS=2": "which sets OMP_NUM_THREADS, a variable that ddpperf sets for every rank; pass",
+    "--against-env GLOO_SOCKET_IFNAME=lo": (
+        "--against-env GLOO_SOCKET_IFNAME=lo changes nothing, because the base inherits"
+    ),
+    "--against-env OMP_NUM_THREADS=2": (
+        "which sets OMP_NUM_THREADS, a variable that ddpperf sets for every rank; pass"
+    ),
     "--against-env RANK=1": "which sets RANK, a variable that",
     "--against-env LOCAL_RANK=1": "which sets LOCAL_RANK, a variable that",
     "--against-env TMPDIR=/tmp": "which sets TMPDIR, a variable that",
     "--against-env DDPPERF_MODEL=a:b": "which sets DDPPERF_MODEL, a variable that",
-    "--against-spec model=x": "takes FIELD=VALUE, got 'model=x', which names none of the fields strategy, .*, inductor, execution; pass for",
-    "--against-spec execution=x": "--against-spec: execution takes eager, compile, graph or compile.graph, got 'x'; pass",
-    "--against-spec execution=eager --against-spec execution=graph": "--against-spec sets execution twice, got eager and",
-    "--against-spec inductor=a --against-spec inductor=b": "--against-spec sets inductor twice, got a and b; set it once",
+    "--against-spec model=x": (
+        "takes FIELD=VALUE, got 'model=x', which names none of the fields strategy, .*, inductor, execution;"
+        " pass for"
+    ),
+    "--against-spec execution=x": (
+        "--against-spec: execution takes eager, compile, graph or compile.graph, got 'x'; pass"
+    ),
+    "--against-spec execution=eager --against-spec execution=graph": (
+        "--against-spec sets execution twice, got eager and"
+    ),
+    "--against-spec inductor=a --against-spec inductor=b": (
+        "--against-spec sets inductor twice, got a and b; set it once"
+    ),
     "--against-spec static_graph=2": "--against-spec: static_graph takes true or false, got '2'; pass",
 }
 

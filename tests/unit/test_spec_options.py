@@ -1,4 +1,4 @@
-"""--executions and --spec: what they say reaches every training's spec that has it, and each mistake is one sentence."""
+"""--executions, --spec and --against-spec: which trainings have the fields, and refusals."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def step(options: Options, world_size: int, **fields: Any) -> TrainingSpec:
     return options.step(world_size=world_size, per_rank_batch_size=8, **fields)
 
 
-# --- forms
+# --- executions
 
 
-def test_the_cpu_is_eager_by_default_and_gpus_replay_graphs(read: Read) -> None:
+def test_default_executions_suit_the_device(read: Read) -> None:
     assert (read().executions, read().fastest_execution, read().input) == (("eager",), "eager", "fixed")
     options = read(gpus=2)
     assert (options.executions, options.fastest_execution) == (
@@ -68,16 +68,16 @@ def test_the_cpu_is_eager_by_default_and_gpus_replay_graphs(read: Read) -> None:
         ("graph,compile+graph", ("graph", "compile+graph"), "compile+graph"),
     ],
 )
-def test_the_first_form_is_every_steps(
+def test_first_execution_is_every_steps(
     read: Read, given: str, executions: tuple[str, ...], fastest: str
 ) -> None:
     options = read("--executions", given, gpus=2)
     assert (options.executions, options.fastest_execution) == (executions, fastest)
     assert [step(options, size).execution for size in (1, 2)] == [executions[0]] * 2
-    assert step(options, 2, execution="eager").execution == "eager", "unless a cell has its own"
+    assert step(options, 2, execution="eager").execution == "eager", "unless a case has its own"
 
 
-def test_what_the_gpus_compile_with_is_theirs_alone(read: Read) -> None:
+def test_only_captured_compilation_has_default_compiler_options(read: Read) -> None:
     options = read(gpus=2)
     inductors = {
         execution: step(options, 2, execution=execution).inductor
@@ -90,7 +90,7 @@ def test_what_the_gpus_compile_with_is_theirs_alone(read: Read) -> None:
 # --- fields of the spec
 
 
-def test_what_is_set_reaches_the_cells_that_have_it(read: Read) -> None:
+def test_fields_reach_the_trainings_that_have_them(read: Read) -> None:
     plain, options = (
         read(),
         read(*spec("comm_hook=bf16", "bucket_cap_mb=4", "static_graph=true", "buffer_sync=False")),
@@ -103,7 +103,7 @@ def test_what_is_set_reaches_the_cells_that_have_it(read: Read) -> None:
     }
     assert step(options, 2) == step(plain, 2, **set_fields)
     assert step(options, 2, strategy="zero1") == step(plain, 2, strategy="zero1", **set_fields)
-    assert step(options, 2, comm_hook="fp16") == step(options, 2), "it outdoes what a cell says"
+    assert step(options, 2, comm_hook="fp16") == step(options, 2), "--spec overrides what a case says"
     for strategy in ("fsdp", "data_parallel"):
         assert step(options, 2, strategy=strategy) == step(plain, 2, strategy=strategy)
     assert step(options, 1) == step(plain, 1), "one device has no hook"
@@ -116,7 +116,7 @@ def test_what_is_set_reaches_the_cells_that_have_it(read: Read) -> None:
     )
 
 
-def test_the_other_sides_own_ddp_keeps_the_options_that_it_has() -> None:
+def test_changing_to_own_ddp_keeps_shared_options() -> None:
     ddp = TrainingSpec(
         world_size=2, per_rank_batch_size=8, strategy="ddp", gradient_as_bucket_view=True, bucket_cap_mb=8
     )
@@ -130,25 +130,25 @@ def test_the_other_sides_own_ddp_keeps_the_options_that_it_has() -> None:
     )
 
 
-def test_own_ddp_has_two_of_ddps_options(read: Read) -> None:
+def test_own_ddp_has_hook_and_bucket_options(read: Read) -> None:
     options = read(*spec("strategy=own_ddp", "comm_hook=symmetric_memory", "bucket_cap_mb=25"), gpus=2)
     ours = step(options, 2)
     assert (ours.strategy, ours.comm_hook, ours.bucket_cap_mb) == ("own_ddp", "symmetric_memory", 25)
     assert from_json(to_json(ours)) == ours, "25 was a default once, but not of this"
 
 
-def test_parts_of_a_batch_are_set_on_one_device_too(read: Read) -> None:
+def test_accumulation_is_set_on_one_device_too(read: Read) -> None:
     options = read(*spec("accumulation_steps=2"))
     assert [step(options, size).accumulation_steps for size in (1, 2)] == [2, 2]
 
 
-def test_a_strategy_is_that_of_all_cells_that_name_none(read: Read) -> None:
+def test_strategy_field_is_the_default_of_several_ranks(read: Read) -> None:
     options = read(*spec("strategy=fsdp"))
     assert [step(options, size).strategy for size in (1, 2)] == ["single", "fsdp"]
     assert step(options, 2, strategy="ddp").strategy == "ddp"
 
 
-def test_normalizing_over_all_ranks_is_set_where_there_are_some(read: Read) -> None:
+def test_sync_batch_norm_needs_a_process_group(read: Read) -> None:
     options = read(*spec("sync_batch_norm=TRUE"), gpus=2)
     assert [step(options, size).sync_batch_norm for size in (1, 2)] == [False, True]
     assert not step(options, 2, strategy="data_parallel", execution="eager").sync_batch_norm
@@ -157,7 +157,7 @@ def test_normalizing_over_all_ranks_is_set_where_there_are_some(read: Read) -> N
 
 
 @pytest.mark.parametrize("inductor", ["epilogue_fusion", "max_autotune+triton.cooperative_reductions", ""])
-def test_the_compilers_options_are_set_in_compiled_forms(read: Read, inductor: str) -> None:
+def test_compiler_options_are_set_in_compiled_executions(read: Read, inductor: str) -> None:
     options = read(*spec(f"inductor={inductor}"), gpus=2)
     assert {
         step(options, size, execution=execution).inductor
@@ -201,7 +201,7 @@ def test_the_compilers_options_are_set_in_compiled_forms(read: Read, inductor: s
         (spec("accumulation_steps=2"), 4),
     ],
 )
-def test_every_experiment_has_cells_and_each_an_id_of_its_own(
+def test_every_experiment_has_cases_with_different_ids(
     read: Read, arguments: tuple[str, ...], gpus: int
 ) -> None:
     options = read(*arguments, gpus=gpus)
@@ -220,7 +220,7 @@ def test_every_experiment_has_cells_and_each_an_id_of_its_own(
         ("96", 4, test_batch_size.fixed_batches, 32),
     ],
 )
-def test_a_batch_that_nobody_asked_for_is_skipped(
+def test_indivisible_default_batch_is_skipped(
     read: Read, batch_size: str, gpus: int, experiment: Callable[[Options], Iterator[Any]], own: int
 ) -> None:
     (case,) = experiment(read("--batch-sizes", batch_size, *spec("accumulation_steps=3"), gpus=gpus))
@@ -231,47 +231,86 @@ def test_a_batch_that_nobody_asked_for_is_skipped(
 
 NO_COMPILER = "torch.compile needs a C++ compiler with Python's headers, and"
 FIELDS = (
-    "which names none of the fields strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view, static_graph, "
-    "buffer_sync, sync_batch_norm, accumulation_steps, inductor; pass for example comm_hook=bf16"
+    "which names none of the fields strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view,"
+    " static_graph, buffer_sync, sync_batch_norm, accumulation_steps, inductor; pass for example"
+    " comm_hook=bf16"
 )
 NUMBER = "takes a whole number from"
 REFUSALS = {
-    "--executions fast": "--executions: takes eager, compile, graph or compile+graph, got 'fast'; pass for example eager",
+    "--executions fast": (
+        "--executions: takes eager, compile, graph or compile+graph, got 'fast'; pass for example eager"
+    ),
     "--executions eager,": "--executions: takes eager, compile, graph or compile+graph, got ''; pass",
     "--executions eager,eager": "got 'eager,eager', which names a value twice; pass for example graph,eager",
-    "--executions graph": "graph is captured by a GPU's driver; this runs on the CPU; pass other --executions or another --spec",
-    "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU; pass other",
+    "--executions graph": (
+        "graph is captured by a GPU's driver; this runs on the CPU; pass other --executions or another --spec"
+    ),
+    "--executions eager,compile+graph": (
+        "compile+graph is captured by a GPU's driver; this runs on the CPU; pass other"
+    ),
     "--spec comm_hook": f"--spec: takes FIELD=VALUE, got 'comm_hook', {FIELDS}",
     "--spec model=resnet18": f"--spec: takes FIELD=VALUE, got 'model=resnet18', {FIELDS}",
     "--spec==2": f"--spec: takes FIELD=VALUE, got '=2', {FIELDS}",
-    "--spec bucket_cap_mb=1 --spec bucket_cap_mb=2": "--spec sets bucket_cap_mb twice, got 1 and 2; set it once",
+    "--spec bucket_cap_mb=1 --spec bucket_cap_mb=2": (
+        "--spec sets bucket_cap_mb twice, got 1 and 2; set it once"
+    ),
     "--spec bucket_cap_mb=big": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got 'big'; pass for example 2",
     "--spec bucket_cap_mb=-1": f"--spec: bucket_cap_mb {NUMBER} 0 to 1048576, got '-1'; pass",
     "--spec accumulation_steps=²": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '²'; pass",
-    "--spec accumulation_steps=1000000000": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '1000000000'; pass",
+    "--spec accumulation_steps=1000000000": (
+        f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '1000000000'; pass"
+    ),
     "--spec accumulation_steps=0": f"--spec: accumulation_steps {NUMBER} 1 to 999999999, got '0'; pass",
     "--spec static_graph=yes": "--spec: static_graph takes true or false, got 'yes'; pass for example true",
-    "--spec comm_hook=int8": "--spec: comm_hook takes none, avg, bf16, fp16, powersgd or symmetric_memory, got 'int8'",
-    "--spec strategy=data_parallel": "--spec: strategy takes ddp, zero1, own_ddp or fsdp, got 'data_parallel'; pass",
-    "--spec comm_hook=avg": "comm_hook avg needs NCCL; this runs on the CPU; pass other --executions or another --spec",
+    "--spec comm_hook=int8": (
+        "--spec: comm_hook takes none, avg, bf16, fp16, powersgd or symmetric_memory, got 'int8'"
+    ),
+    "--spec strategy=data_parallel": (
+        "--spec: strategy takes ddp, zero1, own_ddp or fsdp, got 'data_parallel'; pass"
+    ),
+    "--spec comm_hook=avg": (
+        "comm_hook avg needs NCCL; this runs on the CPU; pass other --executions or another --spec"
+    ),
     "--spec sync_batch_norm=true": "this runs on the CPU; pass other --executions or another --spec",
-    "--world-sizes 1 --spec strategy=fsdp": "--spec strategy=fsdp needs several ranks, got --world-sizes 1; pass --world-",
-    "--world-sizes 1 --spec comm_hook=bf16": "--spec comm_hook=bf16 needs several ranks, got --world-sizes 1; pass",
-    "--spec strategy=fsdp --spec comm_hook=bf16": "comm_hook=bf16 is an option of DDP, got strategy fsdp; use ddp or zero1",
-    "--batch-sizes 8 --spec accumulation_steps=3": "accumulation_steps=3 does not divide a batch of 8 images; use a divisor",
+    "--world-sizes 1 --spec strategy=fsdp": (
+        "--spec strategy=fsdp needs several ranks, got --world-sizes 1; pass --world-"
+    ),
+    "--world-sizes 1 --spec comm_hook=bf16": (
+        "--spec comm_hook=bf16 needs several ranks, got --world-sizes 1; pass"
+    ),
+    "--spec strategy=fsdp --spec comm_hook=bf16": (
+        "comm_hook=bf16 is an option of DDP, got strategy fsdp; use ddp or zero1"
+    ),
+    "--batch-sizes 8 --spec accumulation_steps=3": (
+        "accumulation_steps=3 does not divide a batch of 8 images; use a divisor"
+    ),
     "--spec static_graph=true --spec accumulation_steps=2": "static_graph does not",
-    "--spec inductor=combo_kernels": "--spec inductor=combo_kernels needs a compiled execution, got eager; pass --executions",
-    "--executions compile --spec inductor=a,b": "inductor must be names of torch's inductor options joined by +, got",
+    "--spec inductor=combo_kernels": (
+        "--spec inductor=combo_kernels needs a compiled execution, got eager; pass --executions"
+    ),
+    "--executions compile --spec inductor=a,b": (
+        "inductor must be names of torch's inductor options joined by +, got"
+    ),
     "--executions compile --spec strategy=fsdp": "compile cannot compile strategy fsdp; use",
-    "--against-spec execution=graph": "this runs on the CPU; pass other --executions or another --against-spec",
+    "--against-spec execution=graph": (
+        "this runs on the CPU; pass other --executions or another --against-spec"
+    ),
     "--against-spec comm_hook=avg": "this runs on the CPU; pass other --executions or another --against-spec",
-    "--world-sizes 1 --against-spec static_graph=true": "--against-spec static_graph=True needs several ranks, got",
+    "--world-sizes 1 --against-spec static_graph=true": (
+        "--against-spec static_graph=True needs several ranks, got"
+    ),
 }
 GPU_REFUSALS = {
-    "--spec comm_hook=powersgd": "graph cannot capture powersgd, which waits for the device where it compresses;",
+    "--spec comm_hook=powersgd": (
+        "graph cannot capture powersgd, which waits for the device where it compresses;"
+    ),
     "--spec strategy=fsdp": "graph cannot capture fsdp, whose parameters come and go in every step;",
-    "--executions eager --precision fp16 --spec strategy=fsdp": "fp16's gradient scaler looks at a rank's own",
-    "--executions eager,graph --spec inductor=a": "--spec inductor=a needs a compiled execution, got eager, graph;",
+    "--executions eager --precision fp16 --spec strategy=fsdp": (
+        "fp16's gradient scaler looks at a rank's own"
+    ),
+    "--executions eager,graph --spec inductor=a": (
+        "--spec inductor=a needs a compiled execution, got eager, graph;"
+    ),
 }
 
 
@@ -310,10 +349,10 @@ def test_unknown_compiler_option_is_refused(read: Read, option: str, monkeypatch
         check_compiler(options)
 
 
-def test_by_default_gpus_without_a_compiler_leave_compiled_forms_out(
+def test_default_compilation_without_a_compiler_is_skipped(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asked for them: their cells are skipped with the reason, and the others are measured."""
+    """Only requested executions are refused."""
     monkeypatch.setenv("CXX", "/nonexistent")
     cases = [
         possible(case, Machine(device="cuda")) if isinstance(case, TrainingSpec) else case

@@ -25,7 +25,7 @@ CIFAR_CLASSES = 10
 
 
 def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
-    """Check all options against each other. compares: whether there is a baseline to compare with."""
+    """Check all options against each other. compares: whether to compare with a stored run."""
     _check_world_sizes(options, gpu_count)
     ab_run, sets = options.sides is not None, options.replicates or 1
     if options.precision in GPU_PRECISIONS and options.device != "cuda":
@@ -167,9 +167,10 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
-    """Return the largest ratio to the baseline's time that `--benchmark-compare-fail=median:N%` accepts.
+    """Return the largest accepted ratio to the baseline's time, of --benchmark-compare-fail.
 
-    pytest-benchmark's own check prints a traceback, ignores missing results, and forgets all but the last limit.
+    pytest-benchmark's own check prints a traceback, ignores missing results, and forgets all
+    limits but the last.
     """
     checks = config.getoption("benchmark_compare_fail") or []
     words = [

@@ -23,12 +23,12 @@ CPU_EPOCH_IMAGES = 1024
 class Options:
     """What to measure and how.
 
-    given: names of the options on the command line. batch_sizes: images per rank. batch_sweep: images on one
-    device. global_batch_sizes: images of all ranks. executions: the first one is used by every experiment.
-    spec_fields: fields of --spec. data_source: the text of --data. images: None until real images are decoded.
-    requested_epoch_images: None for the default. delay_seconds: added to every step. replicates: process sets
-    per side, None for as many as the run needs. sides: of an A/B run. slower_ratio: the limit of
-    --benchmark-compare-fail. worker_logs, traces, checkpoints: folders for output.
+    given: names of the options on the command line. batch_sizes: images per rank.
+    batch_sweep: images on one device. global_batch_sizes: images of all ranks.
+    executions: every experiment uses the first one. data_source: the text of --data.
+    images: None until `prepare_images`. requested_epoch_images: None for the default.
+    delay_seconds: added to every step. replicates: process sets per side, None for as many as
+    the run needs. slower_ratio: the limit of --benchmark-compare-fail.
     """
 
     given: frozenset[str]
@@ -75,7 +75,7 @@ class Options:
 
     @property
     def input(self) -> Input:
-        """Where a step's batches come from: on GPUs from the data set in GPU memory, augmented there."""
+        """Where a step's batches come from: on GPUs from the data set in GPU memory."""
         return "device" if self.device == "cuda" and not is_custom_model(self.model) else "fixed"
 
     @property
@@ -84,10 +84,10 @@ class Options:
         return "compile+graph" if "compile+graph" in self.executions else self.executions[0]
 
     def step(self, **fields: Any) -> TrainingSpec:
-        """Return the spec of a step with these fields. world_size must be one of them.
+        """Return the spec of a step with these fields, of which world_size must be one.
 
-        Other fields are as the options say. --spec overrides both. The default strategy is "single" for one
-        rank, "ddp" for several.
+        Other fields are as the options say; --spec overrides both. Without a strategy it is
+        "single" for one rank, and "ddp" for several.
         """
         return TrainingSpec(**self.fields(**fields))
 

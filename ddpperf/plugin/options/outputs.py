@@ -26,7 +26,7 @@ def verdict_file(text: str | None) -> Path | None:
 
 
 def file_to_write(option: str, text: str) -> Path:
-    """Return the file that an option names, with links resolved. Raises Refused if it cannot be written."""
+    """Return the file that an option names, without links; raise Refused if it cannot be written."""
     path = Path(text).resolve()
     if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
         raise Refused(
@@ -36,7 +36,7 @@ def file_to_write(option: str, text: str) -> Path:
 
 
 def make_folder(option: str, path: Path | None) -> None:
-    """Make the folder that an option names, if it names one. Raises Refused if it cannot be written."""
+    """Make the folder that an option names, if any; raise Refused if it cannot be written."""
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Checks that take time: folders are made, sides and models tried in child processes, images decoded."""
+"""What takes time before a run: decode images, try sides, compilers and models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepare(options: Options, root: Path) -> Options:
 
 
 def check_compiler(options: Options) -> None:
-    """Check that requested compiled executions can be compiled here, with the requested compiler options."""
+    """Check that what is to be compiled can be, with the requested compiler options."""
     candidate = options.sides.spec_fields if options.sides is not None else {}
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
@@ -50,9 +50,9 @@ def check_compiler(options: Options) -> None:
 
 
 def check_sides(options: Options) -> Options:
-    """Check that each side in another environment can run ranks. Return the options with what was found there.
+    """Check that sides in other environments can run ranks. Return the options with what was found.
 
-    Imports torch and a custom model with each other interpreter, root and environment, which takes seconds.
+    Imports torch and a custom model there, which takes seconds.
     """
     sides = options.sides
     if sides is None:
@@ -71,7 +71,7 @@ def check_sides(options: Options) -> Options:
 
 
 def prepare_images(options: Options, root: Path) -> Options:
-    """Decode real images, or find them decoded, below `root`. Return the options with them."""
+    """Decode real images, or find them decoded. Return the options with them."""
     if options.images is not None:
         return options
     folder = root / ".ddpperf" / "data"
@@ -82,7 +82,10 @@ def prepare_images(options: Options, root: Path) -> Options:
 
 
 def check_model(options: Options) -> None:
-    """Train one step of a model that is not built in, on the CPU in a child process. Raises Refused if that fails."""
+    """Train a step of a model that is not built in, on the CPU in a child process.
+
+    Raises Refused if that fails.
+    """
     model = options.model
     if model in get_args(Model):
         return

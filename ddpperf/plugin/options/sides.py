@@ -19,8 +19,8 @@ from ddpperf.workers.interpreter import Side
 class Sides:
     """The base and the candidate.
 
-    spec_fields: fields of --against-spec, for the candidate's trainings. delay_seconds: added to the candidate's
-    steps. torchvision: whether both sides have it. base_torch: the base's version, "" if it was not checked.
+    spec_fields: of the candidate's trainings. delay_seconds: added to the candidate's steps.
+    torchvision: whether both sides have it. base_torch: the base's version, "" if not checked.
     """
 
     base: Side
@@ -49,7 +49,7 @@ class Sides:
         return CANDIDATE if is_elsewhere(self.base) and not is_elsewhere(self.candidate) else BASE
 
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
-        """Return what the candidate measures where the base measures `spec`; None if it is the same.
+        """Return what the candidate measures where the base measures `spec`; None if the same.
 
         own: whether `spec` is the test's own and not a reference.
         """

@@ -48,7 +48,7 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
 
 
 def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
-    """Return why a candidate with the given fields cannot measure its part of `spec`; "" if it can."""
+    """Return why a candidate with the given fields cannot measure `spec`; "" if it can."""
     try:
         candidate = changed(spec, given)
         reason = machine.mapping_reason(candidate)

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from ddpperf.specs import FLOAT32_BYTES, Execution, require_model
+from ddpperf.specs import FLOAT32_BYTES, Execution, Precision, require_model
+from ddpperf.specs.base import MOST_DELAY_SECONDS
+from ddpperf.specs.strategy import MOST_BUCKET_CAP_MB
+from ddpperf.verdict.two_stage_test import MOST_SETS
 
 MAX_WORLD_SIZE = 1024
 MAX_NUMBER = 10**9 - 1
@@ -35,7 +38,7 @@ class Wrong(ValueError):
 class Parser:
     """A parser of one option's value.
 
-    metavar: the value in the help. takes: which values are accepted, in words. example: one of them.
+    metavar: the value in the help. takes: which values are accepted. example: one of them.
     parse: returns the value; raises ValueError, or Wrong with a clause.
     """
 
@@ -83,10 +86,6 @@ def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.
         return float(text) * scale
 
     return Parser(metavar, f"{unit} above 0 and up to {most:g}", example, parse)
-
-
-def seconds(most: float, example: str) -> Parser:
-    return number("seconds", "SECONDS", most, example)
 
 
 def choice(*names: str) -> Parser:
@@ -178,15 +177,21 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+DEVICE = choice("auto", "cuda", "cpu")
 WHOLE_NUMBER = whole_number()
 WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
 WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
+SETS = whole_number(MOST_SETS)
+MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
+PRECISION = choice(*get_args(Precision))
 EXECUTION = choice(*get_args(Execution))
 EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
-BUFFER_SIZES = several(
-    Parser("SIZE", "a size from 4B to 8GiB", "64KiB", _bytes), "sizes from 4B to 8GiB", "1KiB,64MiB"
-)
+BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", _bytes)
+BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
 BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
+DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
+DEADLINE = number("seconds", "SECONDS", 86400, "300")
+LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
 MODEL = Parser("NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", _model)
 DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
 INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python")
