@@ -1,4 +1,4 @@
-"""Faults as a user meets them: in a run of pytest, told in its output, with nothing of it left afterwards."""
+"""Faults and interrupts in a run of pytest: what the run reports, and that no process is left."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 
 import pytest
 
+from tests.canned import CannedSuite
 from tests.project import SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
 
 FAULTS = """
 import pytest
 from ddpperf.specs import AllReduceSpec, Fault
 
-@pytest.mark.parametrize("kind", ["kill", "hang"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_fault(measure, kind):
     measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1)))
 
@@ -38,14 +39,11 @@ def test_never(measure):
 """
 
 
-def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project: Project) -> None:
-    project.experiment.write_text(FAULTS)
-    run = project.run("perf", "--deadline", "10")
+def test_killed_rank_fails_its_test_alone(project: Project) -> None:
+    project.experiment.write_text(FAULTS.replace("KINDS", "['kill']"))
+    run = project.run("perf")
     assert run.status == 1
     assert "rank 1 of set A1 was killed by SIGKILL (at sample)" in run.output
-    assert "ranks 0, 1 of set A2 did not answer within 10 s (at sample)" in run.output
-    assert "stacks of rank 0:" in run.output
-    assert "stacks of rank 1:" in run.output
     assert (
         "FAIL: perf/test_it.py::test_fault[kill] failed: rank 1 of set A1 was killed by SIGKILL" in run.output
     )
@@ -60,7 +58,32 @@ def test_each_fault_fails_its_test_with_the_cause_and_the_next_one_runs(project:
     assert saved["ddpperf"]["verdict"]["status"] == "FAIL"
 
 
-def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> None:
+@pytest.mark.slow
+def test_hang_prints_the_stacks_of_all_ranks(project: Project) -> None:
+    project.experiment.write_text(FAULTS.replace("KINDS", "['hang']"))
+    run = project.run("perf", "--deadline", "10")
+    assert run.status == 1
+    assert "ranks 0, 1 of set A1 did not answer within 10 s (at sample)" in run.output
+    assert "stacks of rank 0:" in run.output
+    assert "stacks of rank 1:" in run.output
+
+
+def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(FAULTS.replace("KINDS", "['kill', 'exit', 'raise', 'hang']"))
+    assert canned_suite.run("perf", "--deadline", "10").status == 1
+    (saved,) = canned_suite.saved_runs()
+    outcomes = {test.split("::")[1]: outcome for test, outcome in saved["ddpperf"]["outcomes"].items()}
+    assert outcomes.pop("test_good")["kind"] == "passed"
+    assert {outcome["kind"] for outcome in outcomes.values()} == {"failed"}
+    assert {test: outcome["reason"] for test, outcome in outcomes.items()} == {
+        "test_fault[kill]": "rank 1 of set A1 was killed by SIGKILL (at sample)",
+        "test_fault[exit]": "rank 1 of set A2 exited with status 0 before it answered (at sample)",
+        "test_fault[raise]": "rank 1 of set A3 raised RuntimeError: injected into rank 1 at sample (at sample)",
+        "test_fault[hang]": "rank 1 of set A4 did not answer within 10 s (at sample)",
+    }
+
+
+def test_interrupted_start_of_ranks_leaves_nothing(project: Project) -> None:
     process = project.start("perf")
     wait_while_it_runs(process, project.ranks, "no rank was started")
     process.send_signal(signal.SIGINT)
@@ -70,10 +93,11 @@ def test_ctrl_c_during_the_start_of_a_set_ends_everything(project: Project) -> N
     project.assert_nothing_left()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(
-    project: Project, how: signal.Signals
-) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],
+)
+def test_interrupted_model_check_is_no_verdict(project: Project, how: signal.Signals) -> None:
     """And what tried it is gone with the controller, however that ended."""
     (project.root / "slow.py").write_text(
         "import pathlib, time\ndef make():\n    pathlib.Path('begun').touch()\n    time.sleep(300)\n"
@@ -90,10 +114,14 @@ def test_an_interrupt_while_a_model_is_tried_is_no_verdict_either(
     project.assert_nothing_left()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "a time limit"])
-def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured(
-    project: Project, how: signal.Signals
-) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, id="a time limit"),
+    ],
+)
+def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal.Signals) -> None:
     project.experiment.write_text(MEASURED + HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
@@ -110,7 +138,7 @@ def test_an_interrupt_during_a_round_ends_everything_and_keeps_what_was_measured
     project.assert_nothing_left()
 
 
-def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> None:
+def test_second_interrupt_does_not_stop_the_verdict(project: Project) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
@@ -130,7 +158,7 @@ def test_a_second_interrupt_does_not_cut_off_the_verdict(project: Project) -> No
     project.assert_nothing_left()
 
 
-def test_an_interrupt_after_the_last_round_costs_no_verdict(project: Project) -> None:
+def test_interrupt_after_last_round_changes_nothing(project: Project) -> None:
     """What was measured is judged, saved and told; where it was not, it is lost. Programs started then, such as git, go on."""
     (project.root / "conftest.py").write_text(
         "import os, signal, subprocess\n"
@@ -152,11 +180,13 @@ def test_an_interrupt_after_the_last_round_costs_no_verdict(project: Project) ->
 
 
 @pytest.mark.parametrize(
-    "kill", [signal.SIGKILL, signal.SIGUSR1], ids=["SIGKILL", "a signal that nobody handles"]
+    "kill",
+    [
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+        pytest.param(signal.SIGUSR1, id="a signal that nobody handles", marks=pytest.mark.slow),
+    ],
 )
-def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(
-    project: Project, kill: signal.Signals
-) -> None:
+def test_ranks_die_with_a_killed_controller(project: Project, kill: signal.Signals) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"
     process = project.start("perf", "--worker-logs", str(logs))
@@ -170,9 +200,13 @@ def test_a_killed_controller_takes_its_ranks_along_in_the_middle_of_a_round(
 
 
 @pytest.mark.parametrize(
-    "hanging", ["mine.py", "other/mine.py"], ids=["the model's check", "the probe of another root"]
+    "hanging",
+    [
+        pytest.param("mine.py", id="the model's check"),
+        pytest.param("other/mine.py", id="the probe of another root", marks=pytest.mark.slow),
+    ],
 )
-def test_a_killed_controller_takes_along_what_it_asks_apart(project: Project, hanging: str) -> None:
+def test_child_processes_die_with_a_killed_controller(project: Project, hanging: str) -> None:
     (project.root / "other").mkdir()
     for module in ("mine.py", "other/mine.py"):
         (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
