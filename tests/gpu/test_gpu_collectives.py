@@ -1,4 +1,4 @@
-"""Collectives on GPUs, eager and captured, in place and out of place: each passes the check of its own result."""
+"""Collectives on GPUs pass the check of their results, eager and captured, in and out of place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pool() -> Iterator[Pool]:
     ("algorithm", "execution"),
     [*((each, "graph") for each in ("backend", *SYMMETRIC)), ("two_shot", "eager")],
 )
-def test_every_captured_all_reduce_passes_its_own_check(
+def test_captured_all_reduce_passes_its_check(
     pool: Pool, algorithm: Algorithm, execution: CallExecution, in_place: bool
 ) -> None:
     spec = AllReduceSpec(
@@ -61,26 +61,24 @@ def test_every_captured_all_reduce_passes_its_own_check(
         *(("low_latency", 4), ("low_latency", 2**18 - 4), ("low_latency", 2**18 + 4), ("low_latency", 2**22)),
     ],
 )
-def test_our_algorithms_in_mapped_memory_sum_a_buffer_of_any_length(
-    pool: Pool, algorithm: Algorithm, nbytes: int
-) -> None:
-    """Of fewer elements than ranks, and of shares and blocks that are not equal."""
+def test_algorithms_in_mapped_memory_sum_any_length(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
+    """Also with fewer elements than ranks, and with parts and blocks of different sizes."""
     for world_size in range(2, torch.cuda.device_count() + 1):
         spec = AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm, execution="graph")
         assert pool.measure(spec).iterations >= 1
 
 
 @pytest.mark.parametrize("nbytes", [2**28, 2**30])
-def test_a_large_buffer_is_ready_before_the_stream_that_captures_uses_it(pool: Pool, nbytes: int) -> None:
-    """It takes milliseconds to make, and lies where what it was made of did."""
+def test_large_buffer_is_ready_before_its_capture(pool: Pool, nbytes: int) -> None:
+    """Filling it takes milliseconds, and it reuses the memory of its operands."""
     for _ in range(3):
         assert pool.measure(AllReduceSpec(world_size=2, nbytes=nbytes, execution="graph")).iterations >= 1
 
 
 @pytest.mark.parametrize("nbytes", [NBYTES, 2**23 + 4])
 @pytest.mark.parametrize("algorithm", OWN_ALGORITHMS)
-def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
-    """In whole buffers and in pieces, on numbers of ranks that are a power of two and others."""
+def test_algorithms_work_on_nccl_messages(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:
+    """In whole buffers and in pieces, for any number of ranks."""
     for world_size in range(2, torch.cuda.device_count() + 1):
         assert (
             pool.measure(AllReduceSpec(world_size=world_size, nbytes=nbytes, algorithm=algorithm)).iterations
@@ -91,7 +89,7 @@ def test_our_algorithms_work_on_nccls_messages(pool: Pool, algorithm: Algorithm,
 @pytest.mark.parametrize("nbytes", [NBYTES, 2**28])
 @pytest.mark.parametrize("execution", ["eager", "graph"])
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
-def test_every_collective_passes_its_own_check(
+def test_collective_passes_its_check(
     pool: Pool, kind: CollectiveKind, execution: CallExecution, nbytes: int
 ) -> None:
     assert (
@@ -101,10 +99,8 @@ def test_every_collective_passes_its_own_check(
 
 
 @pytest.mark.parametrize("algorithm", ["two_shot", "low_latency", "copy_engine"])
-def test_symmetric_memory_works_in_one_group_after_another_and_after_a_set_was_replaced(
-    pool: Pool, algorithm: Algorithm
-) -> None:
-    """Of fewer ranks, of all again, and of the same that left their group in between: a destroyed group's name is of no use."""
+def test_symmetric_memory_survives_changes_of_group(pool: Pool, algorithm: Algorithm) -> None:
+    """Fewer ranks, all ranks again, and the same ranks after they left their group."""
 
     def measured(world_size: int) -> str:
         spec = AllReduceSpec(world_size=world_size, nbytes=NBYTES, algorithm=algorithm, execution="graph")

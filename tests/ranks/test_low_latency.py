@@ -1,5 +1,7 @@
-"""The kernel of small all_reduces, by Triton's interpreter in processes that share memory: any length, any number of ranks, and
-ranks that are late; and that a GPU of the H200's kind reads and writes its words whole."""
+"""The low-latency all-reduce by Triton's interpreter, in processes that share memory, with late ranks.
+
+And the instructions compiled for an H200: words are written and read as a whole, flags follow elements.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import multiprocessing
 import random
 import re
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,56 +22,63 @@ CALLS = 7
 DEADLOCK_SECONDS = 300
 
 
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[ProcessPoolExecutor]:
+    """A process in which Triton interprets its kernels; it is started with the variable for this."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            executor.submit(int).result()  # starts the process
+        yield executor
+
+
 def sum_often(
     rank: int, slot: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor
 ) -> None:
-    """What one rank does, late now and then before it sends, reads or looks for a flag; results: a row for each call."""
+    """Be one rank that is sometimes late: before it sends, reads or checks a flag.
+
+    results: has a row for each call.
+    """
     from triton.runtime.interpreter import InterpreterBuilder
 
     from ddpperf.collectives.low_latency import launch
 
-    load, exchange_or_look = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
-    late, looked = random.Random(rank), False
+    load, exchange_or_check = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
+    late, checked = random.Random(rank), False
 
     def load_late(*arguments: object) -> object:
         time.sleep(late.choice((0.0, 0.0, 0.0, 0.05)))
         return load(*arguments)
 
-    def look_late(builder: object, operation: Any, *arguments: object) -> object:
-        nonlocal looked
-        if operation.name == "ADD" and not looked:
-            looked = True
-            time.sleep((rank + call) % 2 * 0.3)  # the others, who have all of this call, begin the next one
-        return exchange_or_look(builder, operation, *arguments)
+    def check_late(builder: object, operation: Any, *arguments: object) -> object:
+        nonlocal checked
+        if operation.name == "ADD" and not checked:
+            checked = True
+            time.sleep((rank + call) % 2 * 0.3)  # ranks that have all of this call begin the next one
+        return exchange_or_check(builder, operation, *arguments)
 
-    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_late, look_late
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_late, check_late
     N = len(mailboxes)
-    addresses = torch.tensor([each.data_ptr() for each in mailboxes])
+    addresses = torch.tensor([mailbox.data_ptr() for mailbox in mailboxes])
     for call in range(CALLS):
-        looked = False
+        checked = False
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
         launch(source, result, mailboxes[rank], addresses, calls, slot=slot, rank=rank, N=N)
         results[call] = result
 
 
-@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 128), (2, 2049), (3, 2048)])
-def test_every_rank_has_the_same_sum_after_each_of_several_calls(
-    N: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In words, and in blocks of elements, of which the last is not full."""
-    from ddpperf.collectives.low_latency import (
-        FLAGGED_BLOCK,
-        mailbox_layout,
-    )  # before Triton is told to interpret
+def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
+    """Sum on N forked processes; returns the sources, and the results by rank and call."""
+    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, mailbox_layout
 
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # of the processes that are started
+    torch.set_num_threads(1)
     blocks, slot, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     mailboxes = [torch.zeros(size, dtype=dtype).share_memory_() for _ in range(N)]
     results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
-    context: Any = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("fork")  # this process has imported Triton
     ranks = [
         context.Process(
             target=sum_often,
@@ -76,24 +87,33 @@ def test_every_rank_has_the_same_sum_after_each_of_several_calls(
         for rank in range(N)
     ]
     try:
-        for each in ranks:
-            each.start()
+        for process in ranks:
+            process.start()
         end = time.monotonic() + DEADLOCK_SECONDS
-        while any(each.is_alive() for each in ranks) and all(each.exitcode in (None, 0) for each in ranks):
+        while any(process.is_alive() for process in ranks) and all(
+            process.exitcode in (None, 0) for process in ranks
+        ):
             assert time.monotonic() < end, "the ranks wait for each other"
             time.sleep(0.05)
-        assert [each.exitcode for each in ranks] == [0] * N
+        assert [process.exitcode for process in ranks] == [0] * N
     finally:
-        for each in ranks:
-            each.kill()
-    for call in range(CALLS):
-        expected = torch.stack(sources).double().sum(0) * (call + 1)
-        torch.testing.assert_close(results[0][call].double(), expected, rtol=1e-5, atol=1e-5)
-        assert all(torch.equal(results[0][call], each[call]) for each in results)
+        for process in ranks:
+            process.kill()
+    return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
-def test_a_word_is_written_and_read_whole() -> None:
-    """Its flag says that its element is there, too, only if no half of it travels by itself."""
+@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 128), (2, 2049), (3, 2048)])
+def test_late_ranks_have_the_same_sums(interpreter: ProcessPoolExecutor, N: int, count: int) -> None:
+    """In words, and in blocks of elements, of which the last is not full."""
+    sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, N, count).result())
+    assert results.shape == (N, CALLS, count)
+    assert torch.equal(results, results[:1].expand_as(results))
+    factors = torch.arange(1, CALLS + 1).double()[:, None]
+    torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
+
+
+def test_words_are_written_and_read_whole() -> None:
+    """Else the flag could arrive before the element."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,20 +132,22 @@ def test_a_word_is_written_and_read_whole() -> None:
         ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
         assert set(re.findall(r"ld\.volatile\.\S*\.(b\d+)", ptx)) == {"b64"}
         assert len(re.findall(r"st\.global\.b64", ptx)) == WORDS_BLOCK * 4 / 128, (
-            "a word of each element to each rank, by 128 threads"
+            "one word per element and rank, by 128 threads"
         )
-        assert ptx.rindex("st.global.b64") < ptx.index("ld.volatile"), "all are sent before any is waited for"
+        assert ptx.rindex("st.global.b64") < ptx.index("ld.volatile"), (
+            "all words are sent before any is awaited"
+        )
 
 
 def place(pattern: str, ptx: str) -> int:
-    """Of the first instruction of the kind."""
+    """Return where the first matching instruction is."""
     found = re.search(pattern, ptx)
     assert found is not None, pattern
     return found.start()
 
 
-def test_a_blocks_elements_are_there_when_its_flag_is() -> None:
-    """Of all threads, for the other GPU: by the memory model, not by luck; and 16 bytes are sent at once."""
+def test_flag_arrives_after_its_elements() -> None:
+    """By the memory model, for all threads and the other GPU; 16 bytes are sent at once."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""The sampler on real ranks: what the shards of all of them hold together, counted where they are drawn."""
+"""The sampler measured on real ranks: the shards together hold the whole data set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pool(two_ranks: Pool) -> Pool:
 
 
 def counted(pool: Pool, spec: SamplerSpec) -> tuple[set[float], set[float], tuple[float, ...]]:
-    """Missing and repeated images, which all ranks count alike; and by rank, the share of places that repeat."""
+    """Return missing and repeated images, and each rank's fraction of repeated places."""
     (sample,) = pool.measure(spec).samples
     assert {len(ranks) for ranks in sample.seconds} == {spec.world_size}
     counters = sample.counters
@@ -31,7 +31,7 @@ def counted(pool: Pool, spec: SamplerSpec) -> tuple[set[float], set[float], tupl
         (2, 130, True, 0, 0),
     ],
 )
-def test_shards_cover_the_images_but_for_what_does_not_divide(
+def test_shards_cover_the_images(
     pool: Pool, world_size: int, images: int, drop_last: bool, missing: int, repeated: int
 ) -> None:
     spec = SamplerSpec(world_size=world_size, epoch_images=images, drop_last=drop_last)
@@ -42,6 +42,6 @@ def test_shards_cover_the_images_but_for_what_does_not_divide(
     assert max(places) < 0.2, "the next epoch is shuffled anew"
 
 
-def test_without_set_epoch_the_next_epoch_repeats_every_place(pool: Pool) -> None:
+def test_next_epoch_repeats_without_set_epoch(pool: Pool) -> None:
     missing, repeated, places = counted(pool, SamplerSpec(world_size=2, epoch_images=129, set_epoch=False))
     assert (missing, repeated, places) == ({0}, {1}, (1.0, 1.0))

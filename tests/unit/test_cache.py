@@ -82,7 +82,7 @@ def test_decoded_images_are_a_file_and_a_sidecar(images: Path, tmp_path: Path) -
     assert set(tmp_path.iterdir()) == {data.path, data.path.with_suffix(".json")}
 
 
-def test_only_older_caches_of_the_same_folder_are_removed(images: Path, tmp_path: Path) -> None:
+def test_older_caches_of_the_folder_are_removed(images: Path, tmp_path: Path) -> None:
     for name, (source, _) in OLDER.items():
         (tmp_path / f"{name}.pt").touch()
         (tmp_path / f"{name}.json").write_text(json.dumps({"source": source.format(images=images)}))

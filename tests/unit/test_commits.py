@@ -104,7 +104,7 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
         require_stored_code(stored(was), base(tmp_path), tmp_path)
 
 
-def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: Path) -> None:
+def test_base_without_root_needs_the_unchanged_tree(tmp_path: Path) -> None:
     """But for the stored run, which was committed after it was measured."""
     made(tmp_path)
     was = commit(tmp_path)
@@ -126,9 +126,7 @@ def test_a_base_without_a_root_runs_this_tree_which_must_be_as_it_was(tmp_path: 
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_of_a_tree_with_changes_the_commit_counts_and_its_changes_are_not_known(
-    tmp_path: Path, named: bool
-) -> None:
+def test_commit_of_a_changed_tree_counts(tmp_path: Path, named: bool) -> None:
     made(tmp_path)
     was, the_base = commit(tmp_path), base(tmp_path if named else None)
     require_stored_code(stored(f"{was}+"), the_base, tmp_path)
@@ -171,9 +169,7 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
     require_stored_code(stored("nogit"), sides(here, None, environment), tmp_path)
 
 
-def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_git_is_no_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path)
     was = commit(tmp_path)
     (tmp_path / "mine.py").write_text("two")
@@ -189,7 +185,7 @@ def test_a_repository_that_git_is_slow_in_is_not_said_to_be_other_code(
 
 
 @pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])
-def test_nothing_is_said_of_code_whose_commits_are_not_known(tmp_path: Path, unknown: str) -> None:
+def test_unknown_commits_are_not_compared(tmp_path: Path, unknown: str) -> None:
     """The code under test may lie in a repository of its own, of which the stored run tells nothing."""
     require_stored_code(stored(unknown), base(tmp_path), tmp_path)
     made(tmp_path)

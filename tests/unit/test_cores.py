@@ -1,4 +1,4 @@
-"""Who gets which cores of a machine, when nobody gets any, and how the kernel tells of them."""
+"""The plan of cores for ranks and controller, and how the kernel's files are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.generated import BOUNDED
 
 
 def node(first: int, last: int) -> list[tuple[int, ...]]:
-    """The cores `first`..`last`, without hyperthreads."""
+    """Return the cores `first` to `last`, without hyperthreads."""
     return [(core,) for core in range(first, last + 1)]
 
 
@@ -68,13 +68,13 @@ def span(first: int, last: int) -> tuple[int, ...]:
         "gaps",
     ],
 )
-def test_ranks_share_their_nodes_cores_and_the_controller_has_the_first(
+def test_controller_has_the_first_cores_of_each_node(
     nodes: Nodes, rank_nodes: list[int | None], ranks: list[tuple[int, ...]], controller: tuple[int, ...]
 ) -> None:
     assert share_cores(nodes, rank_nodes) == Plan(ranks=tuple(ranks), controller=controller)
 
 
-def test_eight_ranks_are_on_the_nodes_of_their_gpus() -> None:
+def test_ranks_are_on_their_gpus_nodes() -> None:
     nodes = {0: node(0, 31), 1: node(32, 63)}
     planned = share_cores(nodes, [1, 1, 0, 0, 1, 1, 0, 0])
     assert isinstance(planned, Plan)
@@ -98,7 +98,7 @@ def test_eight_ranks_are_on_the_nodes_of_their_gpus() -> None:
     ],
     ids=["whole", "whole of 64", "split", "some without"],
 )
-def test_hyperthreads_of_a_core_stay_together_where_ranks_have_enough(
+def test_hyperthreads_stay_together_if_cores_suffice(
     physical: list[tuple[int, ...]],
     world_size: int,
     ranks: tuple[tuple[int, ...], ...] | None,
@@ -124,7 +124,7 @@ def test_hyperthreads_of_a_core_stay_together_where_ranks_have_enough(
         ({0: node(0, 31), 1: node(32, 32)}, [0, 1], "1 rank on NUMA node 1 must have 2 cores, found 1"),
     ],
 )
-def test_too_few_cores_are_told_in_a_sentence(nodes: Nodes, rank_nodes: list[int | None], why: str) -> None:
+def test_too_few_cores_give_a_reason(nodes: Nodes, rank_nodes: list[int | None], why: str) -> None:
     assert share_cores(nodes, rank_nodes) == f"not pinned: {why}"
 
 
@@ -142,7 +142,7 @@ def machines(draw: st.DrawFn, threads: st.SearchStrategy[int]) -> tuple[Nodes, l
 
 
 def most_cores(nodes: Nodes, rank_nodes: list[int | None]) -> int:
-    """How many single threads each rank can have at most, by trying every node for those of no known one."""
+    """Return the most threads that each rank can have, by trying all nodes for ranks without one."""
     counts = {number: sum(map(len, physical)) for number, physical in nodes.items()}
     choices = [[home] if home is not None and home in nodes else list(nodes) for home in rank_nodes]
     each = [min(counts[home] // homes.count(home) for home in homes) for homes in itertools.product(*choices)]
@@ -179,7 +179,7 @@ def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[in
 
 @BOUNDED
 @given(machines(threads=st.just(1)))
-def test_no_spread_over_the_nodes_gives_more_cores(machine: tuple[Nodes, list[int | None]]) -> None:
+def test_no_other_spread_gives_more_cores(machine: tuple[Nodes, list[int | None]]) -> None:
     planned = share_cores(*machine)
     most = most_cores(*machine)
     assert most < MIN_CORES if isinstance(planned, str) else len(planned.ranks[0]) == most
@@ -211,7 +211,7 @@ def test_nodes_and_hyperthreads_are_read_from_the_kernel(tmp_path: Path) -> None
     assert numa_nodes([0, 4, 5], tmp_path) == {0: [(0, 4), (5,)]}
 
 
-def test_a_machine_that_does_not_tell_is_one_node(tmp_path: Path) -> None:
+def test_unknown_topology_is_one_node(tmp_path: Path) -> None:
     assert numa_nodes([3, 1], tmp_path) == {0: [(1,), (3,)]}
 
 
@@ -226,7 +226,7 @@ def test_a_machine_that_does_not_tell_is_one_node(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_a_gpus_node_is_that_of_its_slot(
+def test_gpu_has_the_node_of_its_slot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, node: int | None
 ) -> None:
     for slot, told in {"0000:4b:00.0": "1", "000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():

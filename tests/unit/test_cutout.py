@@ -1,4 +1,4 @@
-"""A square of each image that is hidden: what, where, and by which seed."""
+"""Cutout hides one square of each image, at a place drawn for epoch and seed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def epoch(cutout: int, number: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def hidden_of(cutout: int, number: int = 0, seed: int = 0) -> Tensor:
-    """bool [N, H, W]; everything else must be as it is without."""
+    """Return the hidden pixels, bool [N, H, W]; check that all others are unchanged."""
     (plain, labels), (cut, as_before) = epoch(0, number, seed), epoch(cutout, number, seed)
     assert torch.equal(labels, as_before)
     assert plain.abs().min() > 1e-3, "no pixel is the mean by itself"
@@ -60,7 +60,7 @@ def hidden_of(cutout: int, number: int = 0, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4])
-def test_a_square_around_any_pixel_is_hidden_as_far_as_it_lies_in_the_image(side: int) -> None:
+def test_square_around_any_pixel_is_hidden(side: int) -> None:
     seen = set()
     for image in hidden_of(side):
         rows, columns = (image.any(dim).nonzero().flatten().tolist() for dim in (1, 0))
@@ -79,13 +79,13 @@ def test_a_square_around_any_pixel_is_hidden_as_far_as_it_lies_in_the_image(side
     }
 
 
-def test_each_epoch_and_seed_hides_others_and_each_again_the_same() -> None:
+def test_squares_depend_on_epoch_and_seed() -> None:
     seen = {(number, seed): hidden_of(2, number, seed) for number in (0, 1) for seed in (0, 1)}
     assert torch.equal(seen[1, 1], hidden_of(2, 1, 1))
     assert len({hidden.numpy().tobytes() for hidden in seen.values()}) == 4
 
 
-def test_a_run_trains_with_the_cutout_of_its_recipe() -> None:
+def test_run_trains_with_its_cutout() -> None:
     hidden = {}
     for cutout in (0, 8):
         source = make_task(
@@ -100,7 +100,7 @@ def test_a_run_trains_with_the_cutout_of_its_recipe() -> None:
     assert hidden[8].max() == 8 * 8
 
 
-def test_a_square_that_hides_every_image_is_refused() -> None:
+def test_square_larger_than_images_is_refused() -> None:
     make_task(dataclasses.replace(SPEC, cutout=63), 0, CPU)
     with pytest.raises(
         CannotTrain, match=r"^cutout=64 hides all of images of 32 x 32 pixels, wherever it is; use less$"

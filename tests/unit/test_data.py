@@ -1,4 +1,4 @@
-"""Images: seeded and learnable, or a file's; and an epoch of them is split between ranks without a gap or a hidden repeat."""
+"""Synthetic and stored images, and how an epoch of them is split between ranks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_synthetic_images_have_the_shape_of_cifar10(count: int) -> None:
     assert (images.labels.shape, images.labels.dtype) == ((count,), torch.int64)
 
 
-def test_labels_are_of_every_class() -> None:
+def test_labels_have_every_class() -> None:
     assert synthetic_images(1000).labels.unique().tolist() == list(range(NUM_CLASSES))
 
 
-def test_the_same_number_gives_the_same_images() -> None:
+def test_same_count_gives_same_images() -> None:
     first = synthetic_images(8)
     synthetic_images.cache_clear()
     second = synthetic_images(8)
@@ -48,7 +48,7 @@ def test_no_image_comes_twice() -> None:
     assert len(synthetic_images(500).pixels.unique(dim=0)) == 500
 
 
-def test_what_half_the_images_teach_holds_in_the_others() -> None:
+def test_synthetic_images_can_be_learned() -> None:
     images = synthetic_images(700)
     pixels, labels = images.pixels.float().flatten(1), images.labels
     means = torch.stack([pixels[:500][labels[:500] == label].mean(0) for label in range(NUM_CLASSES)])
@@ -61,7 +61,7 @@ def test_images_of_a_class_differ_by_uniform_noise() -> None:
     assert of_one_class.std(0).mean().item() == pytest.approx(128 / 12**0.5, rel=0.05)
 
 
-def test_the_callers_random_numbers_are_left_alone() -> None:
+def test_callers_random_state_is_kept() -> None:
     synthetic_images.cache_clear()
     before = torch.get_rng_state()
     synthetic_images(4)
@@ -86,7 +86,7 @@ def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, 1), (4, 4), (6, 6), (100, 6)])
-def test_a_file_gives_its_first_training_images(
+def test_file_gives_its_first_training_images(
     stored: tuple[Path, dict[str, Any]], count: int, found: int
 ) -> None:
     path, content = stored
@@ -95,7 +95,7 @@ def test_a_file_gives_its_first_training_images(
     assert torch.equal(images.labels, content["train_labels"][:found])
 
 
-def test_a_file_is_mapped_and_not_copied_by_each_process_that_loads(
+def test_file_is_mapped_instead_of_copied(
     stored: tuple[Path, dict[str, Any]],
 ) -> None:
     path, _ = stored
@@ -121,7 +121,7 @@ counts: dict[str, st.SearchStrategy[Any]] = {
 def batches_of_ranks(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int = 0
 ) -> list[list[list[int]]]:
-    """By rank, the batches of an epoch."""
+    """Return the batches of an epoch by rank."""
     ranks = [
         EpochBatches(images, world_size=world_size, rank=rank, batch_size=batch_size, drop_last=drop_last)
         for rank in range(world_size)
@@ -133,10 +133,10 @@ def batches_of_ranks(
 
 @BOUNDED
 @given(**counts, epoch=st.integers(0, 5))
-def test_the_ranks_share_the_images_equally(
+def test_ranks_share_the_images_equally(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int
 ) -> None:
-    """Dropping the last, nobody sees an image twice; else all are seen, and only what fills up the last places is repeated."""
+    """With drop_last no image comes twice; without it all come, and only the last places repeat some."""
     images = max(images, world_size)
     ranks = batches_of_ranks(images, world_size, batch_size, drop_last, epoch)
     sizes = [[len(batch) for batch in rank] for rank in ranks]
@@ -163,10 +163,10 @@ def test_the_ranks_share_the_images_equally(
 
 @BOUNDED
 @given(**counts, strategy=st.sampled_from(("ddp", "data_parallel", "single")))
-def test_a_spec_counts_an_epochs_steps_and_images(
+def test_spec_counts_steps_and_images_of_an_epoch(
     images: int, world_size: int, batch_size: int, drop_last: bool, strategy: Strategy
 ) -> None:
-    """Against a plain enumeration of every process' batches: data_parallel is one process with all ranks' images."""
+    """Compares with enumerated batches; data_parallel is one process with all ranks' images."""
     world_size = 1 if strategy == "single" else max(world_size, 2)
     images = max(images, world_size)
     spec = EpochSpec(
@@ -185,7 +185,7 @@ def test_a_spec_counts_an_epochs_steps_and_images(
     assert sum(len(batch) for rank in enumerated for batch in rank) == spec.images_per_epoch
 
 
-def test_an_epoch_that_is_told_its_number_has_an_order_of_its_own() -> None:
+def test_each_epoch_has_another_order() -> None:
     epochs = [
         [index for (batch,) in batches_of_ranks(64, 2, 32, True, epoch) for index in batch]
         for epoch in range(4)
@@ -195,14 +195,14 @@ def test_an_epoch_that_is_told_its_number_has_an_order_of_its_own() -> None:
     assert epochs[0] != list(range(64)), "the first is shuffled too"
 
 
-def test_an_epoch_that_is_not_told_its_number_repeats_the_one_before() -> None:
+def test_order_repeats_without_set_epoch() -> None:
     batches = EpochBatches(64, world_size=2, rank=1, batch_size=8, drop_last=True)
     assert list(batches) == list(batches)
     batches.set_epoch(3)
     assert list(batches) == list(batches) == batches_of_ranks(64, 2, 8, True, epoch=3)[1]
 
 
-def test_a_runs_images_are_coarse_and_others_than_those_that_it_is_tested_on() -> None:
+def test_test_images_differ_and_share_coarse_patterns() -> None:
     train, test = load_run_images(None, 300), load_test_images(None, 300)
     assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
     classes = range(NUM_CLASSES)

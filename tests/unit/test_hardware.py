@@ -1,4 +1,4 @@
-"""The machine's key: what CUDA_VISIBLE_DEVICES shows, names that compare."""
+"""Hardware as the driver and the kernel report it, and the hardware key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]
         ("1.0", []),
     ],
 )
-def test_visible_devices_are_numbered_as_cuda_numbers_them(visible: str | None, indices: list[int]) -> None:
+def test_visible_devices_are_numbered_as_in_cuda(visible: str | None, indices: list[int]) -> None:
     assert select_visible(GPUS, visible) == [GPUS[index] for index in indices]
 
 
@@ -104,7 +104,7 @@ def test_gpus_give_the_key(names: list[str], key: str) -> None:
 
 
 def test_another_mix_of_gpus_gives_another_key() -> None:
-    """Ranks take the GPUs in order, so two ranks run on other hardware in each of these."""
+    """Ranks use the GPUs in order, so two ranks use different hardware in each mix."""
     mixes = ["HHAA", "HAAA", "HHHA"]
     names = {"H": "NVIDIA H200", "A": "NVIDIA A100-SXM4-80GB"}
     keys = [
@@ -132,14 +132,14 @@ def test_cores_give_the_key(monkeypatch: pytest.MonkeyPatch, model: str, cores: 
 
 @BOUNDED
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3))
-def test_a_key_is_a_folders_name(names: list[str]) -> None:
+def test_key_can_name_a_folder(names: list[str]) -> None:
     key = hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)])
     assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-+")
 
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder for the kernel's files that are read: `cpuinfo` and `cpu.max`."""
+    """A folder for the kernel's files `cpuinfo` and `cpu.max`."""
     monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / Path(path).name)
     return tmp_path
 
@@ -174,7 +174,7 @@ ARM = {"CPU_implementer": "0x41", "CPU_architecture": "8", "CPU_part": "0xd0c"}
         (ARM, "aarch64 0x41 0xd0c", "cpu2-aarch64-0x41-0xd0c"),
     ],
 )
-def test_a_cpu_without_a_number_is_told_by_its_design(
+def test_cpu_without_a_number_has_its_design(
     system: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], model: str, key: str
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -184,9 +184,7 @@ def test_a_cpu_without_a_number_is_told_by_its_design(
     assert hardware_key("cpu", []) == key
 
 
-def test_a_cpu_that_the_kernel_does_not_tell_is_its_machine(
-    system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_cpu_is_named_by_its_architecture(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not (system / "cpuinfo").exists()
@@ -205,19 +203,17 @@ def test_a_cpu_that_the_kernel_does_not_tell_is_its_machine(
         ({}, True),
     ],
 )
-def test_what_a_cpu_computes_bf16_with_is_told_by_the_kernel(
-    system: Path, flags: dict[str, str], computes: bool
-) -> None:
+def test_cpu_flags_decide_about_bf16(system: Path, flags: dict[str, str], computes: bool) -> None:
     (system / "cpuinfo").write_text(cpuinfo(**CLOUD, **flags))
     assert computes_bf16() is computes
 
 
-def test_a_cpu_that_tells_nothing_is_taken_to_compute_bf16(system: Path) -> None:
+def test_unknown_cpu_counts_as_capable_of_bf16(system: Path) -> None:
     assert not (system / "cpuinfo").exists()
     assert computes_bf16()
 
 
-def test_torch_itself_says_the_same_of_this_cpu() -> None:
+def test_torch_agrees_about_bf16() -> None:
     assert computes_bf16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -233,7 +229,7 @@ def test_torch_itself_says_the_same_of_this_cpu() -> None:
         ("", 8),
     ],
 )
-def test_cores_are_those_allowed_within_the_quota(
+def test_cores_are_limited_by_the_quota(
     system: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -248,7 +244,7 @@ def test_cores_are_those_allowed_within_the_quota(
 H200S = [replace(gpu(uuid), nvlinks=18, nvlink_bytes_per_second=450e9) for uuid in ("GPU-1", "GPU-2")]
 
 
-def test_the_link_is_what_the_driver_says_unless_the_user_says_more() -> None:
+def test_users_link_takes_precedence_over_the_drivers() -> None:
     assert machine("cuda", H200S, Links()) == Machine(
         device="cuda", gpu="NVIDIA H200", link_bytes_per_second=450e9
     )
@@ -256,7 +252,7 @@ def test_the_link_is_what_the_driver_says_unless_the_user_says_more() -> None:
     assert machine("cpu", [], Links(bytes_per_second=10e9)).link_bytes_per_second == 10e9
 
 
-def test_what_is_not_known_of_every_gpu_is_absent() -> None:
+def test_values_that_gpus_do_not_share_are_missing() -> None:
     assert machine("cuda", [H200S[0], gpu("GPU-2")], Links()) == Machine(
         device="cuda", gpu="NVIDIA H200", link_bytes_per_second=None
     )
@@ -274,10 +270,10 @@ def test_what_is_not_known_of_every_gpu_is_absent() -> None:
         ([(2, 3)], (2, 3)),
     ],
 )
-def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
+def test_first_unmapped_gpus_are_found(
     monkeypatch: pytest.MonkeyPatch, apart: list[tuple[int, int]], expected: tuple[int, int] | None
 ) -> None:
-    """First: those that the smallest number of GPUs holds."""
+    """The first pair is in the smallest number of GPUs."""
 
     def status(one: int, other: int, capability: int) -> int:
         assert (ctypes.c_int(capability).value,) == pynvml.NVML_P2P_CAPS_INDEX_READ, (
@@ -297,14 +293,14 @@ def test_the_first_gpus_that_cannot_read_each_others_memory_are_found(
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_driver_says_of_gpus_what_cuda_says() -> None:
+def test_driver_and_cuda_agree_about_mapping() -> None:
     able = all(
         torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(torch.cuda.device_count()), 2)
     )
     assert (first_unmapped(visible_gpus()) is None) == able
 
 
-def test_a_driver_that_does_not_tell_lets_all_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_driver_counts_as_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -315,6 +311,6 @@ def test_a_driver_that_does_not_tell_lets_all_be_tried(monkeypatch: pytest.Monke
     assert first_unmapped(GPUS) is None
 
 
-def test_a_lines_rate_is_more_than_it_carries_where_its_coding_needs_some() -> None:
+def test_nvlink_rates_are_without_coding() -> None:
     assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
     assert data_rate(14062) == 14.062e9, "as the driver says"

@@ -1,4 +1,4 @@
-"""The inputs against torchvision: a batch holds the images that it should, cropped and flipped as one of all the ways."""
+"""Inputs compared with torchvision: a batch holds the right images, cropped and flipped in an allowed way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.project import wait_until
 CPU = torch.device("cpu")
 COUNT = 12
 WAYS = 81 * 2  # offsets of a crop, and flipped or not
-# Not square, or height and width could be mixed up; and each image's label is its place.
+# Not square, so that exchanged height and width are found. Each image's label is its index.
 IMAGES = Images(
     pixels=torch.randint(
         256, (COUNT, 3, 6, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
@@ -55,7 +55,7 @@ def device_input(
 
 @pytest.fixture(scope="module")
 def ways() -> Tensor:
-    """By torchvision's functions, float32 [image, way, 3, H, W]: crop by crop, upright before flipped."""
+    """Return all allowed crops and flips by torchvision, float32 [image, way, 3, H, W]."""
     functional = pytest.importorskip("torchvision").transforms.functional
     height, width = IMAGES.pixels.shape[2:]
     padded = functional.pad(IMAGES.pixels, 4)
@@ -66,7 +66,7 @@ def ways() -> Tensor:
 
 
 def epoch_of(source: DeviceInput | LoaderInput, number: int) -> list[Batch]:
-    """An epoch's batches, as a training takes them; copies, for a loader's next one takes the last one's place."""
+    """Return copies of an epoch's batches, since a loader overwrites its last batch."""
     source.begin(number)
     return [next_of(source) for _ in source.batches]
 
@@ -78,13 +78,13 @@ def next_of(source: Input) -> Batch:
 
 
 def equal(some: list[Batch], others: list[Batch]) -> bool:
-    """Whether these are the same batches, bit for bit."""
+    """Return whether the batches have equal bits."""
     pairs = [pair for batches in zip(some, others, strict=True) for pair in zip(*batches, strict=True)]
     return all(torch.equal(one, other) for one, other in pairs)
 
 
 def ways_taken(batch: Batch, ways: Tensor) -> list[int]:
-    """The one way in which each image of a batch was made from the original that its label names."""
+    """Return the crop and flip of each image; its label is the index of the original."""
     taken = []
     for image, label in zip(*batch, strict=True):
         (way,) = (ways[label] - image).abs().flatten(1).amax(1).lt(1e-5).nonzero().flatten().tolist()
@@ -92,9 +92,9 @@ def ways_taken(batch: Batch, ways: Tensor) -> list[int]:
     return taken
 
 
-def test_every_image_is_a_crop_of_its_original_in_one_of_all_ways(ways: Tensor) -> None:
+def test_all_crops_and_flips_occur_equally_often(ways: Tensor) -> None:
     images, seen = device_input(), []
-    for epoch in range(300):  # of 3,600 draws a way is missed with a chance of 2e-10
+    for epoch in range(300):  # in 3,600 draws a way is missed with a chance of 2e-10
         for batch in epoch_of(images, epoch):
             seen += ways_taken(batch, ways)
     assert set(seen) == set(range(WAYS))
@@ -102,7 +102,7 @@ def test_every_image_is_a_crop_of_its_original_in_one_of_all_ways(ways: Tensor) 
     assert max(map(seen.count, range(WAYS))) < 4 * len(seen) / WAYS, "no way is much likelier than another"
 
 
-def test_each_rank_and_epoch_has_ways_of_its_own(ways: Tensor) -> None:
+def test_ranks_and_epochs_have_different_crops(ways: Tensor) -> None:
     taken = {
         (rank, epoch): tuple(
             way for batch in epoch_of(device_input(rank, 2), epoch) for way in ways_taken(batch, ways)
@@ -114,7 +114,7 @@ def test_each_rank_and_epoch_has_ways_of_its_own(ways: Tensor) -> None:
     assert all(len(set(each)) > 1 for each in taken.values()), "nor have all images of an epoch the same"
 
 
-def test_an_epoch_made_again_is_the_same() -> None:
+def test_repeated_epoch_is_the_same() -> None:
     before = torch.get_rng_state()
     again, other = epoch_of(device_input(), 1), device_input()
     epoch_of(other, 7)
@@ -131,7 +131,7 @@ def test_each_rank_has_the_images_of_its_shard() -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_batch_has_the_memory_format_asked_for(memory_format: torch.memory_format) -> None:
+def test_batch_has_the_requested_memory_format(memory_format: torch.memory_format) -> None:
     batches = epoch_of(device_input(memory_format=memory_format), 0)
     assert [len(images) for images, _ in batches] == [5, 5, 2]
     assert all(
@@ -142,7 +142,7 @@ def test_a_batch_has_the_memory_format_asked_for(memory_format: torch.memory_for
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_normalizing_is_torchvisions(memory_format: torch.memory_format) -> None:
+def test_normalized_equals_torchvision(memory_format: torch.memory_format) -> None:
     functional = pytest.importorskip("torchvision").transforms.functional
     ours = normalized(IMAGES.pixels, memory_format)
     assert ours.is_contiguous(memory_format=memory_format)
@@ -154,7 +154,7 @@ def test_normalizing_is_torchvisions(memory_format: torch.memory_format) -> None
     )
 
 
-def test_a_fixed_input_is_the_same_batch_in_each_step_and_epoch() -> None:
+def test_fixed_input_repeats_its_batch() -> None:
     batch = torch.zeros(2, 3), torch.ones(2)
     fixed = FixedInput(batch)
     for epoch in range(2):
@@ -165,7 +165,7 @@ def test_a_fixed_input_is_the_same_batch_in_each_step_and_epoch() -> None:
         fixed.prepare(epoch + 1)
 
 
-def test_an_epoch_prepared_ahead_leaves_the_one_under_way_as_it_is() -> None:
+def test_preparing_ahead_keeps_the_current_epoch() -> None:
     images, undisturbed = device_input(), epoch_of(device_input(), 3)
     images.begin(3)
     first = next_of(images)
@@ -176,8 +176,8 @@ def test_an_epoch_prepared_ahead_leaves_the_one_under_way_as_it_is() -> None:
     assert equal(epoch_of(images, 3), undisturbed), "whatever was prepared"
 
 
-def test_taking_alone_goes_on_to_the_next_batch_of_the_same_addresses() -> None:
-    """A graph repeats what it takes, and nothing of what this process does between; the epoch's plan is read where it was."""
+def test_repeated_take_gives_all_batches() -> None:
+    """A graph repeats only `take`, and reads the epoch's plan at a fixed address."""
     images, beside = (
         DeviceInput(DeviceImages(IMAGES, CPU, torch.contiguous_format), epoch_batches(batch_size=4))
         for _ in range(2)
@@ -196,7 +196,7 @@ def test_taking_alone_goes_on_to_the_next_batch_of_the_same_addresses() -> None:
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Images]:
-    """As processes that load take them: from a file, named by what can be sent to them."""
+    """A function that loader processes can receive; it opens the images' file."""
     path = tmp_path_factory.mktemp("images") / "images.pt"
     torch.save({"train_images": IMAGES.pixels, "train_labels": IMAGES.labels}, path)
     return partial(load_images, str(path), COUNT)
@@ -204,7 +204,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Images]:
 
 @pytest.fixture
 def loaders() -> Iterator[None]:
-    """No process that loads is left over from before, or afterwards."""
+    """Check that no loader process exists before and after the test."""
     assert multiprocessing.active_children() == []
     yield
     gc.collect()
@@ -213,7 +213,7 @@ def loaders() -> Iterator[None]:
 
 @pytest.mark.usefixtures("loaders")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_gives_each_batch_the_same_images_and_ends_its_processes(
+def test_dataloader_has_same_batches_and_ends_its_processes(
     workers: int, load: Callable[[], Images], ways: Tensor
 ) -> None:
     pytest.importorskip("torchvision")
@@ -244,10 +244,10 @@ def test_a_dataloader_gives_each_batch_the_same_images_and_ends_its_processes(
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_dataloaders_batches_of_one_size_lie_in_one_place(
+def test_dataloader_batches_share_an_address(
     load: Callable[[], Images], memory_format: torch.memory_format
 ) -> None:
-    """Where a graph reads them; an epoch's last and smaller one lies elsewhere."""
+    """A graph reads them there; the smaller last batch of an epoch is elsewhere."""
     pytest.importorskip("torchvision")
     loader = LoaderInput(
         load, epoch_batches(batch_size=5), workers=0, device=CPU, memory_format=memory_format
@@ -269,7 +269,7 @@ def parent_of(process: int) -> int:
     return int(Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_dataloaders_image_is_cropped_to_its_own_size(ways: Tensor) -> None:
+def test_dataloader_crops_to_the_images_size(ways: Tensor) -> None:
     pytest.importorskip("torchvision")
     crop = transform(IMAGES.pixels.shape[2:])
     batch = torch.stack([crop(IMAGES.pixels[3]) for _ in range(400)]), torch.full((400,), 3)
@@ -278,7 +278,7 @@ def test_a_dataloaders_image_is_cropped_to_its_own_size(ways: Tensor) -> None:
     assert sum(way % 2 for way in taken) / 400 == pytest.approx(0.5, abs=0.1)
 
 
-def test_without_torchvision_a_dataloader_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataloader_without_torchvision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(
         ImportError, match=r"^input dataloader needs torchvision, which is not installed; install it$"
