@@ -1,10 +1,11 @@
-"""This repository's own experiments, run once: every figure is what its definition makes of raw seconds."""
+"""This repository's experiments, run once: every metric follows from the raw samples.
+
+By default on canned measurements, as a slow test on real ranks too.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,23 +14,39 @@ from ddpperf.instruments.trace import TRACED_STEPS, read_trace, split_of
 from ddpperf.machine.hardware import computes_bf16
 from ddpperf.specs import OWN_ALGORITHMS, PARTS
 from perf.test_precision import SLOW_BF16
-from tests.experiments import Run, measure, metric, project_of_experiments, seconds, slowest_device, steps_of
+from tests.canned import CannedSuite
+from tests.experiments import (
+    PARAMETERS,
+    Run,
+    metric,
+    run_experiments,
+    seconds,
+    slowest_device,
+    steps_of,
+    with_experiments,
+)
+from tests.project import Project
 
 PARTED = [f"{part}_seconds" for part in PARTS]
-PARAMETERS = 11_689_512  # of torchvision's ResNet-18
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The one run for all tests: of several processes that test, the first makes it, and the others wait for it."""
-    folder = tmp_path_factory.getbasetemp()
-    root = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "experiments"
-    with open(root.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.exists():
-            root.mkdir()
-            measure(root)
-    return Run(root)
+@pytest.fixture(scope="module", params=["canned", pytest.param("real", marks=pytest.mark.slow)])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One run for all tests of this file."""
+    kind = CannedSuite if request.param == "canned" else Project
+    project = kind(tmp_path_factory.mktemp(request.param))
+    try:
+        yield run_experiments(project)
+    finally:
+        project.clean()
+
+
+@pytest.fixture
+def real_run(request: pytest.FixtureRequest, run: Run) -> Run:
+    """The run on real ranks; a test of what only real ranks do is skipped on canned measurements."""
+    if request.node.callspec.params["run"] == "canned":
+        pytest.skip("only real ranks learn and write traces")
+    return run
 
 
 def test_everything_is_measured_and_passes(run: Run) -> None:
@@ -59,71 +76,65 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
     assert f"PASS: {len(run.stored)} tests measured" in run.output
 
 
-def test_what_the_cpu_cannot_do_is_skipped_with_a_sentence(run: Run) -> None:
-    outcomes = {test.rpartition("::")[2]: each for test, each in run.header["outcomes"].items()}
+def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
+    outcomes = {test.rpartition("::")[2]: found for test, found in run.header["outcomes"].items()}
     skipped = {test: each["reason"] for test, each in outcomes.items() if each["kind"] == "skipped"}
     large = {
         test: skipped.pop(test)
         for test in list(skipped)
         if "large" in test or "same_result" in test or "long" in test
     }
-    assert large.pop("test_long_run[long]") == "50 epochs take a CPU hours; run them on GPUs"
-    assert large.pop("test_largest_batch[batch=32]").startswith(
-        "a CPU's memory ends where no step is worth its time"
-    )
+    assert large.pop("test_long_run[long]") == "50 epochs take hours on a CPU; run them on GPUs"
+    assert large.pop("test_largest_batch[1rank-b32]").startswith("on a CPU a step gets too slow")
     assert len(large) == 4
     assert all(
         "images of the data set" in reason or "of the data set; use a smaller one" in reason
         for reason in large.values()
     )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
-    case = "2rank-b8-data_parallel"
+    data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
     bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
-    assert (
-        skipped == {f"test_{scaling}_scaling[{case}]": one_process for scaling in ("weak", "strong")} | bf16
-    )
-    assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"], (
-        "the others are a GPU's, or take long"
-    )
+    assert skipped == dict.fromkeys(data_parallel, one_process) | bf16
+    assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"]
     assert f"skipped: {one_process}: 2 tests" in run.output.splitlines()
 
 
-def test_weak_speedup_is_n_times_one_devices_step_over_that_of_n(run: Run) -> None:
-    two = run.one("test_weak_scaling", "2rank")
+def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:
+    two = run.one("test_weak_scaling", world_size=2)
     one_device = two["references"]["one_device"]
     assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 8]
     speedup = 2 * slowest_device(one_device, 2) / seconds(two)
     assert metric(two, "speedup") == pytest.approx(speedup)
     assert metric(two, "efficiency") == pytest.approx(speedup / 2)
-    assert "speedup" not in run.one("test_weak_scaling", "1rank")["metrics"]
+    assert "speedup" not in run.one("test_weak_scaling", world_size=1)["metrics"]
 
 
-def test_strong_speedup_is_one_devices_step_of_the_global_batch_over_that_of_n(run: Run) -> None:
-    two = run.one("test_strong_scaling", "2rank")
+def test_strong_speedup_is_t1_over_tn(run: Run) -> None:
+    two = run.one("test_strong_scaling", world_size=2)
     one_device = two["references"]["one_device"]
     assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 16]
     speedup = slowest_device(one_device, 2) / seconds(two)
     assert metric(two, "speedup") == pytest.approx(speedup)
     assert metric(two, "efficiency") == pytest.approx(speedup / 2)
-    assert run.one("test_strong_scaling", "1rank")["samples"] == one_device["samples"], (
+    assert run.one("test_strong_scaling", world_size=1)["samples"] == one_device["samples"], (
         "measured once, for both"
     )
 
 
-def test_the_speedup_of_an_epoch_is_its_seconds_on_one_device_over_those_on_n(run: Run) -> None:
-    two = run.one("test_epoch_scaling", "2rank")
+def test_epoch_speedup_is_t1_over_tn(run: Run) -> None:
+    two = run.one("test_epoch_scaling", world_size=2)
     one_device = two["references"]["one_device"]
     assert [stored["spec"]["measurement"] for stored in (two, one_device)] == ["training_epoch"] * 2
     assert [stored["spec"]["world_size"] for stored in (two, one_device)] == [2, 1]
     speedup = seconds(one_device) / seconds(two)
     assert metric(two, "speedup") == pytest.approx(speedup)
     assert metric(two, "efficiency") == pytest.approx(speedup / 2)
-    for stored, images in ((two, 48), (run.one("test_epoch_scaling", "1rank"), 48)):
+    for stored, images in ((two, 48), (run.one("test_epoch_scaling", world_size=1), 48)):
         assert metric(stored, "images_per_second") == pytest.approx(images / seconds(stored))
         assert metric(stored, "step_seconds") == pytest.approx(seconds(stored) / steps_of(stored))
 
 
-def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
+def test_strategies_are_compared_with_plain_ddp(run: Run) -> None:
     strategies = {
         stored["spec"]["strategy"] + stored["spec"]["comm_hook"]: stored
         for stored in run.of("test_strategies")
@@ -140,7 +151,7 @@ def test_a_strategys_speedup_is_plain_ddps_step_over_its_own(run: Run) -> None:
     "test",
     ["test_weak_scaling", "test_strong_scaling", "test_precision", "test_execution", "test_strategies"],
 )
-def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
+def test_step_metrics_follow_from_its_seconds(run: Run, test: str) -> None:
     for stored in run.of(test):
         steps, batch = steps_of(stored), stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
         assert metric(stored, "epoch_seconds") == pytest.approx(steps * seconds(stored))
@@ -156,37 +167,37 @@ def test_a_steps_figures_follow_from_its_seconds(run: Run, test: str) -> None:
         )
 
 
-def test_each_precision_learns(run: Run) -> None:
+def test_each_precision_learns(real_run: Run) -> None:
     losses = {
-        each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in run.of("test_precision")
+        stored["spec"]["precision"]: metric(stored, "loss_after_5_steps")
+        for stored in real_run.of("test_precision")
     }
     assert set(losses) == ({"fp32", "bf16"} if computes_bf16() else {"fp32"})
     assert losses.get("bf16", losses["fp32"]) == pytest.approx(losses["fp32"], abs=0.1)
     assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
 
 
-def test_bf16_that_is_asked_for_learns_on_every_cpu(tmp_path: Path) -> None:
-    project = project_of_experiments(tmp_path)
-    asked = ("--precision", "bf16", "--model", "resnet10_cifar", "--batch-sizes", "8", "--rounds", "1")
-    try:
-        finished = project.run("perf/test_precision.py", *asked)
-    finally:
-        project.clean()
+@pytest.mark.slow
+def test_bf16_learns_on_every_cpu(project: Project) -> None:
+    with_experiments(project)
+    options = ("--precision", "bf16", "--model", "resnet10_cifar", "--batch-sizes", "8", "--rounds", "1")
+    finished = project.run("perf/test_precision.py", *options)
     finished.assert_one_sentence(0, "PASS: 2 tests measured")
     losses = {
-        each["spec"]["precision"]: metric(each, "loss_after_5_steps") for each in project.measured().values()
+        stored["spec"]["precision"]: metric(stored, "loss_after_5_steps")
+        for stored in project.measured().values()
     }
     assert set(losses) == {"fp32", "bf16"}
     assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.1)
     assert losses["bf16"] != losses["fp32"], "they are not the same computation"
-    assert 0 < losses["fp32"] < 2.3, "less than that of guessing one of 10 classes"
+    assert 0 < losses["fp32"] < 2.3, "less than guessing one of 10 classes"
 
 
-def loading_doubts(stored: dict[str, Any]) -> list[str]:
+def loading_warnings(stored: dict[str, Any]) -> list[str]:
     return [note["text"] for note in stored["notes"] if "loading" in note["text"]]
 
 
-def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
+def test_epoch_metrics_follow_from_its_seconds(run: Run) -> None:
     inputs = {stored["spec"]["input"]: stored for stored in run.of("test_batch_size")}
     assert set(inputs) == {"fixed", "device", "dataloader"}
     for stored in inputs.values():
@@ -195,12 +206,12 @@ def test_an_epochs_figures_follow_from_its_seconds(run: Run) -> None:
     for name in ("device", "dataloader"):
         share = 1 - seconds(inputs["fixed"]) / seconds(inputs[name])
         assert metric(inputs[name], "loading_fraction") == pytest.approx(share)
-        assert loading_doubts(inputs[name]) == (["loading the images limits"] if share >= 0.05 else [])
+        assert loading_warnings(inputs[name]) == (["loading limits the epoch"] if share >= 0.05 else [])
         assert inputs[name]["references"]["without_loading"]["samples"] == inputs["fixed"]["samples"]
     assert inputs["fixed"]["notes"] == []
 
 
-def test_enough_workers_are_those_from_which_on_loading_takes_less_than_5_percent(run: Run) -> None:
+def test_enough_workers_keep_loading_below_5_percent(run: Run) -> None:
     stored = run.one("test_loader_workers")
     without = seconds(stored["references"]["without_loading"])
     epochs = {0: stored["references"]["workers=0"], 1: stored["references"]["workers=1"], 2: stored}
@@ -216,10 +227,10 @@ def test_enough_workers_are_those_from_which_on_loading_takes_less_than_5_percen
     if enough:
         assert metric(stored, "enough_workers") == enough[0]
     assert ("enough_workers" in stored["metrics"]) is bool(enough)
-    assert loading_doubts(stored) == ([] if enough else ["loading the images limits, with 2 workers, too"])
+    assert loading_warnings(stored) == ([] if enough else ["loading limits the epoch even with 2 workers"])
 
 
-def test_shards_leave_out_and_repeat_only_the_rest(run: Run) -> None:
+def test_shards_drop_or_repeat_only_the_rest(run: Run) -> None:
     told, untold = (
         run.of("test_shards_are_disjoint_and_cover_the_data"),
         run.of("test_without_set_epoch_the_epochs_repeat"),
@@ -235,7 +246,7 @@ def test_shards_leave_out_and_repeat_only_the_rest(run: Run) -> None:
     assert [metric(stored, "repeated_places") for stored in untold] == [1, 1]
 
 
-def test_a_steps_communication_is_told_by_three_methods(run: Run) -> None:
+def test_communication_is_measured_by_three_methods(run: Run) -> None:
     stored = run.one("test_comm_split")
     references = stored["references"]
     by_rank = [
@@ -274,9 +285,9 @@ def test_a_steps_communication_is_told_by_three_methods(run: Run) -> None:
     assert metric(stored, "method_disagreement") == pytest.approx(disagreement)
 
 
-def test_the_trace_that_is_kept_is_what_was_told_of_it(run: Run) -> None:
-    (folder,) = run.traces.iterdir()
-    counters = run.one("test_comm_split")["references"]["trace"]["samples"][0]["counters"]
+def test_kept_trace_gives_the_stored_seconds(real_run: Run) -> None:
+    (folder,) = real_run.traces.iterdir()
+    counters = real_run.one("test_comm_split")["references"]["trace"]["samples"][0]["counters"]
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
     for rank in range(2):
         found = split_of(read_trace(folder / f"rank{rank}.json"))
@@ -284,7 +295,7 @@ def test_the_trace_that_is_kept_is_what_was_told_of_it(run: Run) -> None:
         assert found.communication / TRACED_STEPS == pytest.approx(counters["comm_seconds"][rank])
 
 
-def test_a_steps_parts_are_those_of_the_rank_that_waits_the_least(run: Run) -> None:
+def test_parts_are_those_of_the_least_waiting_rank(run: Run) -> None:
     alone, together = run.of("test_step_breakdown")
     for stored in (alone, together):
         (sample,) = stored["references"]["parts"]["samples"]
@@ -308,7 +319,7 @@ def test_a_steps_parts_are_those_of_the_rank_that_waits_the_least(run: Run) -> N
     assert "gradient_sync_seconds" not in alone["metrics"]
 
 
-def test_more_devices_cost_what_one_would_not_have_needed(run: Run) -> None:
+def test_cost_of_more_devices(run: Run) -> None:
     _, stored = run.of("test_step_breakdown")
     epoch = steps_of(stored) * seconds(stored)
     images = steps_of(stored) * stored["spec"]["world_size"] * stored["spec"]["per_rank_batch_size"]
@@ -320,14 +331,14 @@ def test_more_devices_cost_what_one_would_not_have_needed(run: Run) -> None:
     assert metric(stored, "extra_device_seconds_per_epoch") == pytest.approx(2 * epoch - one)
 
 
-def test_a_buffers_bandwidth_is_its_bytes_over_seconds(run: Run) -> None:
+def test_bandwidth_is_bytes_over_seconds(run: Run) -> None:
     """Of two ranks the bus bandwidth is the same: 2 (N - 1) / N is 1."""
     sizes = [
         stored["spec"]["nbytes"]
         for stored in run.of("test_all_reduce")
         if stored["spec"]["algorithm"] == "backend" and stored["spec"]["in_place"]
     ]
-    assert sizes == [2**10, 2**16, 2**20, 2**24, 2**26]
+    assert sizes == [2**12, 2**16, 2**18, 2**20]
     assert {stored["spec"]["algorithm"] for stored in run.of("test_all_reduce")} == {
         "backend",
         *OWN_ALGORITHMS,
@@ -339,7 +350,7 @@ def test_a_buffers_bandwidth_is_its_bytes_over_seconds(run: Run) -> None:
         assert metric(stored, "busbw_bytes_per_second") == metric(stored, "algbw_bytes_per_second")
 
 
-def test_the_fastest_algorithm_is_named(run: Run) -> None:
+def test_fastest_algorithm_is_named(run: Run) -> None:
     for stored in run.of("test_fastest_all_reduce"):
         by_algorithm = {name: seconds(reference) for name, reference in stored["references"].items()} | {
             "backend": seconds(stored)
@@ -356,7 +367,7 @@ def test_the_fastest_algorithm_is_named(run: Run) -> None:
             )
 
 
-def test_a_collectives_bandwidth_leaves_out_what_stays_where_it_is(run: Run) -> None:
+def test_busbw_of_collectives_excludes_local_bytes(run: Run) -> None:
     shares = {"reduce_scatter": 0.5, "all_gather": 0.5, "all_to_all": 0.5, "broadcast": 1.0}
     assert {stored["spec"]["kind"] for stored in run.of("test_collective")} == set(shares)
     for stored in run.of("test_collective"):
@@ -364,15 +375,11 @@ def test_a_collectives_bandwidth_leaves_out_what_stays_where_it_is(run: Run) -> 
         assert metric(stored, "busbw_bytes_per_second") == pytest.approx(busbw)
 
 
-def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
+def test_cost_model_predicts_every_call(run: Run) -> None:
     for algorithm in OWN_ALGORITHMS:
-        stored = run.one("test_cost_model", algorithm)
+        stored = run.one("test_cost_model", algorithm=algorithm)
         measured = [name for name in stored["metrics"] if name.startswith("predicted_over_measured_")]
-        assert (
-            len(measured)
-            == len(run.of("test_all_reduce", f"-{algorithm}]"))
-            == (5 if algorithm == "ring" else 4)
-        )
+        assert len(measured) == len(run.of("test_all_reduce", algorithm=algorithm)) == 4
         assert (
             metric(stored, "latency_seconds_low")
             <= metric(stored, "latency_seconds")
@@ -389,8 +396,8 @@ def test_a_model_is_laid_beside_every_call_of_each_algorithm(run: Run) -> None:
             )
 
 
-def test_the_time_counted_is_that_of_the_rounds(run: Run) -> None:
-    """Ranks that work at the same time count once, those that work in turn each; what is shared by tests counts once."""
+def test_counted_time_is_that_of_the_rounds(run: Run) -> None:
+    """Ranks that work at the same time count once, ranks that work in turn each, shared references once."""
     timing = run.header["timing"]
     parts = [part for stored in run.stored.values() for part in (stored, *stored["references"].values())]
     measured = {str(part["spec"]): part for part in [*parts, run.header["copied"]]}
@@ -399,7 +406,11 @@ def test_the_time_counted_is_that_of_the_rounds(run: Run) -> None:
         together = part["spec"].get("strategy") != "single"
         counted += sum(max(each) if together else sum(each) for each in part["samples"][0]["seconds"])
     assert timing["counted_seconds"] == pytest.approx(counted)
-    assert timing["counted_seconds"] < timing["seconds"]
     assert {test.rpartition("::")[2] for test in timing["overhead_seconds"]} == set(run.stored)
-    assert all(overhead >= 0 for overhead in timing["overhead_seconds"].values())
-    assert sum(timing["overhead_seconds"].values()) + counted <= timing["seconds"]
+
+
+def test_overhead_and_rounds_fit_into_the_run(real_run: Run) -> None:
+    timing = real_run.header["timing"]
+    overhead = timing["overhead_seconds"].values()
+    assert min(overhead) >= 0
+    assert sum(overhead) + timing["counted_seconds"] <= timing["seconds"]

@@ -1,4 +1,4 @@
-"""perf/test_projection.py on real process groups: from two ranks to three, which were measured, and to four, which were not."""
+"""perf/test_projection.py: from two ranks to three, which are measured, and to four, which are not."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import pytest
 from ddpperf.analysis.projection import Excess, Projection
 from ddpperf.machine.hardware import Machine
 from perf.test_projection import projection_metrics
-from tests.project import Project
+from tests.canned import CannedSuite
+from tests.experiments import canned_counters
+from tests.project import Finished, Project
 from tests.unit.test_all_reduce_figures import measure_on
 
-RUN = (
-    "--world-sizes",
-    "1,2,3",
-    "--batch-sizes",
-    "8",
-    "--model",
-    "resnet10_cifar",
-    "--project-to",
-    "4",
-    "--node-size",
-    "4",
+OPTIONS = (
+    *("--world-sizes", "1,2,3", "--batch-sizes", "8", "--model", "resnet10_cifar"),
+    *("--project-to", "4", "--node-size", "4"),
 )
 
 
@@ -33,9 +27,20 @@ def slowest_of(reference: dict[str, Any], ranks: int) -> float:
     return float(longest / iterations)
 
 
-def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(project: Project) -> None:
+@pytest.mark.slow
+def test_projection_on_real_ranks(project: Project) -> None:
     project.experiment.write_text("from perf.test_projection import test_projection\n")
-    run = project.run("perf", *RUN)
+    assert_projected(project, project.run("perf", *OPTIONS))
+
+
+def test_projection_from_fewer_devices(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text("from perf.test_projection import test_projection\n")
+    canned_suite.canned.counters = canned_counters
+    assert_projected(canned_suite, canned_suite.run("perf", *OPTIONS))
+
+
+def assert_projected(project: Project, run: Finished) -> None:
+    """The stored metrics follow from the raw samples, on the devices measured and on more."""
     assert run.status == 0, run
     ((name, stored),) = project.measured().items()
     assert name.startswith("test_projection[3rank-")
@@ -64,7 +69,7 @@ def test_the_excess_on_all_ranks_is_projected_from_fewer_and_from_all_beyond(pro
     assert "projected_efficiency_on_3" not in value, "it was measured"
 
 
-def test_what_one_set_leaves_open_is_told_of_none_and_the_rest_of_all() -> None:
+def test_projection_missing_in_one_set_is_not_stored() -> None:
     measure = measure_on(Machine())
     excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
     on_3, on_8 = (Projection(seconds=seconds, low=0.0, high=1.0, plain=9e-4) for seconds in (1.1e-3, 2e-3))

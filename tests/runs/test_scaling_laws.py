@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -22,8 +21,10 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import Spec, TrainingSpec
 from perf import test_scaling
+from tests.canned import CannedSuite
+from tests.experiments import with_experiments
 from tests.generated import BOUNDED
-from tests.project import REPOSITORY, SUMS_MODEL, Project
+from tests.project import SUMS_MODEL, Finished, Project
 
 SIZES = (1, 2, 4, 8)
 LAWS = [(amdahl_speedup, fit_amdahl), (gustafson_speedup, fit_gustafson)]
@@ -39,7 +40,7 @@ def test_known_points() -> None:
 
 @BOUNDED
 @given(st.floats(-0.1, 0.9), st.sampled_from(LAWS))
-def test_speedups_without_noise_give_their_share_back(share: float, law: tuple) -> None:  # type: ignore[type-arg]
+def test_speedups_without_noise_give_their_fraction_back(share: float, law: tuple) -> None:  # type: ignore[type-arg]
     speedup, fit = law
     found = fit(SIZES, [speedup(share, N) for N in SIZES])
     assert found.share == pytest.approx(share, abs=1e-9)
@@ -47,7 +48,7 @@ def test_speedups_without_noise_give_their_share_back(share: float, law: tuple) 
 
 
 @pytest.mark.parametrize(("law", "fit"), LAWS)
-def test_nineteen_of_twenty_intervals_hold_the_share(law, fit) -> None:  # type: ignore[no-untyped-def]
+def test_19_of_20_intervals_hold_the_fraction(law, fit) -> None:  # type: ignore[no-untyped-def]
     """Noise of 1 % on each speedup: 95 % of 1,000, within four standard errors."""
     drawn, sizes, held = random.Random(1), SIZES[1:] * 3, 0
     for _ in range(1000):
@@ -57,7 +58,7 @@ def test_nineteen_of_twenty_intervals_hold_the_share(law, fit) -> None:  # type:
 
 
 @pytest.mark.parametrize(("law", "fit"), LAWS)
-def test_nineteen_of_twenty_intervals_over_sets_hold_the_share_whose_speedups_share_one_t1(law, fit) -> None:  # type: ignore[no-untyped-def]
+def test_19_of_20_intervals_over_sets_hold_the_fraction(law, fit) -> None:  # type: ignore[no-untyped-def]
     drawn, held = random.Random(2), 0
     for _ in range(1000):
         shares = []
@@ -71,14 +72,14 @@ def test_nineteen_of_twenty_intervals_over_sets_hold_the_share_whose_speedups_sh
     assert 0.923 < held / 1000 < 0.977
 
 
-def test_one_speedup_leaves_nothing_to_judge_it_by() -> None:
+def test_one_speedup_has_no_interval() -> None:
     found = fit_gustafson([1, 2], [1.0, 1.8])
     assert found.share == pytest.approx(0.2)
     assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("sizes", "speedups"), [([1], [1.0]), ([2, 4], [1.8, 0.0]), ([], []), ([2], [-1.0])])
-def test_what_says_nothing_is_refused(sizes: list[int], speedups: list[float]) -> None:
+def test_too_few_or_wrong_speedups_are_refused(sizes: list[int], speedups: list[float]) -> None:
     for _, fit in LAWS:
         with pytest.raises(ValueError, match="a serial share needs positive speedups beyond one device, got"):
             fit(sizes, speedups)
@@ -87,22 +88,32 @@ def test_what_says_nothing_is_refused(sizes: list[int], speedups: list[float]) -
 # --- the experiments
 
 
-def test_the_laws_are_fitted_to_what_was_measured_and_stand_beside_it(project: Project) -> None:
-    project.experiment.unlink()
+def test_laws_are_fitted_to_the_measured_speedups(canned_suite: CannedSuite) -> None:
+    with_experiments(canned_suite)
+    sizes = ("--world-sizes", "1,2,4", "--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
+    run = canned_suite.run("perf/test_scaling.py", *sizes, "-k", "gustafson or amdahl")
+    assert_laws(canned_suite, run)
+
+
+@pytest.mark.slow
+def test_laws_are_fitted_on_real_ranks(project: Project) -> None:
+    with_experiments(project)
     (project.root / "mine.py").write_text(SUMS_MODEL.format(sums=10))
-    for path in (REPOSITORY / "perf").glob("*.py"):
-        shutil.copy(path, project.root / "perf")
     sizes = ("--world-sizes", "1,2,4", "--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
     run = project.run("perf/test_scaling.py", "--model", "mine:sums", *sizes, "-k", "gustafson or amdahl")
+    assert_laws(project, run)
+
+
+def assert_laws(project: Project, run: Finished) -> None:
+    """Each stored law is the fit of the stored speedups."""
     run.assert_one_sentence(0, "PASS: 2 tests measured")
     for stored in project.measured().values():
-        values = {name: each["value"] for name, each in stored["metrics"].items()}
+        values = {name: metric["value"] for name, metric in stored["metrics"].items()}
         weak = stored["spec"]["per_rank_batch_size"] == 8
         law, fit = LAWS[weak]
         found = fit([2, 4], [values["speedup_of_2"], values["speedup_of_4"]])
-        assert (values["serial_fraction"], values["serial_fraction_low"]) == pytest.approx(
-            (found.share, found.low)
-        )
+        assert values["serial_fraction"] == pytest.approx(found.share)
+        assert values["serial_fraction_low"] == pytest.approx(found.low)
         assert values["serial_fraction_high"] == pytest.approx(found.high)
         for N in (2, 4):
             assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.share, N))
@@ -110,8 +121,8 @@ def test_the_laws_are_fitted_to_what_was_measured_and_stand_beside_it(project: P
         assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
 
 
-class Asked:
-    """A `measure` of eight devices, each step of which takes a second, that keeps what it is asked for."""
+class FakeMeasure:
+    """A `measure` fixture of eight devices, each step of which takes a second."""
 
     def __init__(self) -> None:
         self.machine = Machine(world_sizes=SIZES)
@@ -127,15 +138,14 @@ class Asked:
         del name
         return self(spec)
 
-    def metric(self, name: str, unit: str, by_set: Mapping[str, float]) -> None:
-        del unit
+    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         self.metrics[name] = by_set
 
 
 @pytest.mark.parametrize("test", [test_scaling.test_gustafson, test_scaling.test_amdahl])
-def test_a_law_asks_for_the_most_devices_first_and_tells_the_fewest_first(test: Callable[..., None]) -> None:
-    """After a smaller group had its memory mapped, a larger one would get fresh sets, of which a test's legs must not be."""
-    measure = Asked()
+def test_largest_world_size_is_measured_first(test: Callable[..., None]) -> None:
+    """After a smaller group mapped its memory, a larger one would need fresh process sets."""
+    measure = FakeMeasure()
     test(measure, TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp"))
     assert measure.world_sizes == [8, 4, 2, 1]
     assert [name for name in measure.metrics if name.startswith("speedup")] == [
