@@ -1,4 +1,4 @@
-"""What a rank does at each command. Every answer is plain JSON values; an exception becomes the answer's error."""
+"""The commands that a rank carries out. Arguments and answers are plain JSON values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from ddpperf.workers.faults import inject
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
+COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
 
 
 class Rank:
-    """One rank's state: its device, its process group if it is in one, and the measurement that is open."""
+    """The state of a rank between commands: its device, its process group and the open measurement.
+
+    report: called now and then with the fraction of a long command that is done.
+    """
 
     def __init__(self, rank: int, report: Callable[[float], None] = lambda fraction: None) -> None:
         self.rank = rank
@@ -38,34 +42,29 @@ class Rank:
         self.opened: Opened | None = None
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
-        self.commands: dict[str, Callable[..., Message]] = {
-            "setup": self.setup,
-            "ping": self.ping,
-            "join": self.join,
-            "leave": self.leave,
-            "open": self.open,
-            "sample": self.sample,
-            "close": self.close,
-            "exit": self.exit,
-        }
+
+    def run(self, command: str, arguments: Message) -> Message:
+        """Carry out one of COMMANDS and return its answer."""
+        if command not in COMMANDS:
+            raise ValueError(f"a rank knows the commands {', '.join(COMMANDS)}, got {command}")
+        answer: Message = getattr(self, command)(**arguments)
+        return answer
 
     def setup(self, device: str, cores: list[list[int]] | None) -> Message:
-        """Take the device, and the own ones of all ranks' cores; rank 0 also starts the store at which groups meet."""
-        if cores is not None:
-            os.sched_setaffinity(
-                0, cores[self.rank]
-            )  # first of all: only threads that start later inherit it
-        torch.set_num_threads(1)  # the same at every world size, or scaling would measure the thread pool
+        """Take this rank's device and its cores; rank 0 also starts the store where process groups form."""
+        if cores is not None:  # first of all: only threads that start later inherit the cores
+            os.sched_setaffinity(0, cores[self.rank])
+        torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
         self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.device)
-        gc.freeze()  # what was imported stays: no use in looking for garbage among it
+        gc.freeze()  # the collector need not look at what the imports left
         port = self._start_store() if self.rank == 0 else None
         return {"port": port, "environment": environment(self.device)}
 
     def _start_store(self) -> int:
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))  # an own socket: no race for the port, and loopback only
+        listener.bind(("127.0.0.1", 0))  # a bound socket: no race for the port, and loopback only
         listener.listen(128)
         port: int = listener.getsockname()[1]
         self.store = dist.TCPStore(
@@ -74,10 +73,11 @@ class Rank:
         return port
 
     def ping(self) -> Message:
+        """Answer."""
         return {}
 
     def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
-        """Form the process group `name` with ranks 0..world_size-1; a name is never used twice."""
+        """Form the process group `name`, a new one each time, with ranks 0..world_size-1."""
         began = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
@@ -89,13 +89,13 @@ class Rank:
             timeout=timedelta(seconds=timeout_seconds),
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        dist.barrier()  # a communicator is ready when it was used
+        dist.barrier()  # the first use completes the communicator
         synchronize(self.device)
         self.communicator_seconds = time.perf_counter() - began
         return {}
 
     def leave(self) -> Message:
-        """End the process group, all of its ranks together."""
+        """End the process group, together with its other ranks."""
         self._drop_measurement()
         dist.barrier()
         synchronize(self.device)
@@ -103,7 +103,7 @@ class Rank:
         return {}
 
     def open(self, spec: Message) -> Message:
-        """Build the spec's measurement, and warm it up."""
+        """Build the spec's measurement and warm it up."""
         self._drop_measurement()
         self.spec = specs.from_json(spec)
         inject(self.spec.fault, self.rank, "open")
@@ -118,7 +118,10 @@ class Rank:
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
-        """One round: a barrier, one untimed step unless a step is a long whole, then `iterations` timed ones, then a check."""
+        """Measure one round: a barrier, an untimed step, `iterations` timed steps, and a check.
+
+        A step that is a whole epoch or run has no untimed step before it.
+        """
         assert self.opened is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "sample")
@@ -138,11 +141,14 @@ class Rank:
             "seconds": seconds,
             "ended": time.monotonic(),
         }
-        print(json.dumps(record))  # the rank's own account of it, in its own file
+        print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}
 
     def close(self, kernels: bool = False) -> Message:
-        """The last check, the counters, a digest of a training's kernels if asked for, and the memory given back."""
+        """Check the measurement a last time, free it, and return its counters.
+
+        kernels: whether to return a digest of a training step's kernels too.
+        """
         assert self.opened is not None
         assert self.spec is not None
         inject(self.spec.fault, self.rank, "close")
@@ -150,9 +156,9 @@ class Rank:
         if self.spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
         training = self.opened.training
-        ran = self._kernels(training) if kernels and training is not None else ""
+        kernel_digest = self._kernels(training) if kernels and training is not None else ""
         self._drop_measurement()
-        return {"counters": counters, "kernels": ran}
+        return {"counters": counters, "kernels": kernel_digest}
 
     def _kernels(self, training: MeasuredStep) -> str:
         """Return a digest of the kernels of an epoch's first step, without the epoch's start."""
@@ -160,6 +166,7 @@ class Rank:
         return digest(kernel_names(training.step, self.device))
 
     def exit(self) -> Message:
+        """End the process group, if there is one, before the process exits."""
         if dist.is_initialized():
             self.leave()
         return {}
@@ -170,23 +177,22 @@ class Rank:
         self.opened.close()
         self.spec = self.opened = None
         forget_compiled()
-        gc.collect()  # a model is a knot of references; its memory, and a loader's processes, go with it
+        gc.collect()  # frees reference cycles: a model's memory and a loader's processes
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
 
 
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """The GPU's stream on which a measurement is built, warmed up and timed: where a graph is captured and replayed the next of
-    torch's 32, else the default one.
+    """Return the stream for all of a measurement: one of torch's 32 for a CUDA graph, else the default one.
 
-    From the default stream nothing can be captured; and on it each of NCCL's calls in a graph takes 4 to 8 us longer.
+    The default stream cannot be captured. On it, each NCCL call of a graph takes 4 to 8 us longer.
     """
     return torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device)
 
 
 def environment(device: torch.device) -> Message:
-    """What this interpreter computes with; null where it does not apply."""
+    """Return the versions that this interpreter computes with, None where they do not apply."""
     cuda = device.type == "cuda"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
     return {

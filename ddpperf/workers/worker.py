@@ -53,7 +53,7 @@ def _serve(connection: Connection, rank: int) -> None:
         message = channel.receive(connection)
         command = message.pop("command")
         try:
-            answer = state.commands[command](**message)
+            answer = state.run(command, message)
         except Exception as error:
             answer = {"error": describe(error)}
         channel.send(connection, answer)

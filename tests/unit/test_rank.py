@@ -84,6 +84,12 @@ def recorder_of(mine: Rank) -> Recorder:
     return mine.opened.measurement
 
 
+@pytest.mark.parametrize("command", ["run", "device", "_drop_measurement", "__init__"])
+def test_unknown_command_is_refused(command: str) -> None:
+    with pytest.raises(ValueError, match=f"a rank knows the commands setup, .*, got {command}"):
+        Rank(0).run(command, {})
+
+
 def test_opening_warms_up(opened: Rank) -> None:
     assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
