@@ -235,7 +235,7 @@ def test_model_that_ends_its_process_is_refused(
             Finished(status=1, output="", errors="a\nmodel x must be y; do z"),
             "--model: model x must be y; do z",
         ),
-        (None, "--model own_models:good did not train a step within 120 s; train it by itself"),
+        (None, "--model own_models:good trained no step in 120 s; train it by itself"),
     ],
 )
 def test_failed_check_is_refused_with_one_sentence(

@@ -285,7 +285,7 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
     [
         ("--rounds 0", f"argument --rounds: {NUMBER} '0'; pass for example 2"),
         ("--precision fp16", "ERROR: --precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
-        ("--worker-logs pytest.ini", "(File exists); name another folder"),
+        ("--worker-logs pytest.ini", "pytest.ini (File exists); name another folder"),
         (
             "--data nonsense",
             "ERROR: --data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'",
@@ -293,11 +293,11 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
         ("-p no:benchmark", "ERROR: ddpperf needs pytest-benchmark, which was not loaded; leave"),
         (
             "--verdict perf",
-            "ERROR: --verdict takes a file in a folder that can be written, got 'perf'; name another",
+            "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another",
         ),
         (
             "--verdict pytest.ini",
-            "ERROR: --verdict replaces its file, but 'pytest.ini' is no verdict of an earlier run;",
+            "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name another file",
         ),
     ],
 )

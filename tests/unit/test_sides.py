@@ -111,7 +111,7 @@ REFUSALS = {
     "--against-env 'A B=1'": f"--against-env: {VARIABLE} 'A B=1'; pass",
     "--against-env A=1 --against-env A=2": "--against-env sets A twice, got 1 and 2; set it once",
     "--against-env GLOO_SOCKET_IFNAME=lo": (
-        "--against-env GLOO_SOCKET_IFNAME=lo changes nothing, because the base inherits"
+        "--against-env GLOO_SOCKET_IFNAME=lo changes nothing: the base has it, too; pass"
     ),
     "--against-env OMP_NUM_THREADS=2": (
         "which sets OMP_NUM_THREADS, a variable that ddpperf sets for every rank; pass"

@@ -97,10 +97,7 @@ def _check_variables(options: Options) -> None:
     variables = options.sides.candidate.environment
     if variables.items() <= rank_environment(options.device).items():
         variable = "=".join(next(iter(variables.items())))[:60]
-        raise Refused(
-            f"--against-env {variable} changes nothing, because the base inherits it from this environment; "
-            "unset it, or pass another value"
-        )
+        raise Refused(f"--against-env {variable} changes nothing: the base has it, too; pass another value")
 
 
 def _check_trainings(

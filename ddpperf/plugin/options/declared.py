@@ -19,7 +19,7 @@ BUILT_IN = ", ".join(get_args(Model))
 class Option:
     """One option of the command line, or one field of --spec.
 
-    help: what it does. default: in words, or as it would be typed on CPUs and on GPUs.
+    help: what it does. default: as typed on CPUs and on GPUs, or a description of it.
     repeated: whether it may be given several times.
     """
 
@@ -34,13 +34,12 @@ class Option:
         """Return the default in words."""
         if isinstance(self.default, str):
             return self.default
-        return "{} on CPUs; {} on GPUs".format(*self.default)
+        cpu, gpu = self.default
+        return cpu if cpu == gpu else f"{cpu} on CPUs; {gpu} on GPUs"
 
     def default_on(self, device: str) -> Any:
-        """Return the default on a device, parsed."""
-        if isinstance(self.default, str):
-            return self.parser(self.default)
-        return self.parser(self.default[device == "cuda"])
+        """Return the parsed default on a device; None for a description."""
+        return None if isinstance(self.default, str) else self.parser(self.default[device == "cuda"])
 
 
 FIELDS = (
@@ -85,7 +84,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             ("eager", "graph,compile+graph,eager"),
         ),
         Option("--spec", SPEC_FIELD, "Set a field of all trainings that have it.", repeated=True),
-        Option("--data", values.DATA, "Images to train on. Real images are decoded once.", "synthetic"),
+        Option(
+            "--data", values.DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2
+        ),
         Option("--epoch-images", values.WHOLE_NUMBER, "Images in an epoch.", "1024 on CPUs; all on GPUs"),
         Option("--buffer-sizes", values.BUFFER_SIZES, "Bytes per rank of a collective.", "from 1KiB"),
         Option("--slow-down", values.DELAY, "Delay every step, in an A/B run only the candidate's."),
@@ -93,7 +94,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "How long to measure": (
         Option("--rounds", values.WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run"),
         Option("--replicates", values.SETS, "Process sets per side and test.", "1; 3 or more in an A/B run"),
-        Option("--deadline", values.DEADLINE, "How long a rank may take, or be silent.", "120"),
+        Option("--deadline", values.DEADLINE, "How long a rank may take, or be silent.", ("120",) * 2),
     ),
     "A/B runs": AB_OPTIONS,
     "Where output goes": (

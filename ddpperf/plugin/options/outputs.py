@@ -18,9 +18,7 @@ def verdict_file(text: str | None) -> Path | None:
         return None
     path = file_to_write("--verdict", text)
     if path.exists() and not _is_page(path):
-        raise Refused(
-            f"--verdict replaces its file, but {text!r} is no verdict of an earlier run; name another file"
-        )
+        raise Refused(f"--verdict replaces earlier verdicts only, got {text!r}; name another file")
     path.unlink(missing_ok=True)
     return path
 
@@ -29,9 +27,7 @@ def file_to_write(option: str, text: str) -> Path:
     """Return the file that an option names, without links; raise Refused if it cannot be written."""
     path = Path(text).resolve()
     if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
-        raise Refused(
-            f"{option} takes a file in a folder that can be written, got {text!r}; name another file"
-        )
+        raise Refused(f"{option} takes a file in a writable folder, got {text!r}; name another file")
     return path
 
 
@@ -42,13 +38,9 @@ def make_folder(option: str, path: Path | None) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror
-    else:
-        reason = "" if os.access(path, os.W_OK) else "Permission denied"
-    if reason:
-        raise Refused(
-            f"{option} takes a folder that can be written, got {str(path)!r} ({reason}); name another folder"
-        )
+        raise Refused(f"{option} cannot make {path} ({error.strerror}); name another folder") from error
+    if not os.access(path, os.W_OK):
+        raise Refused(f"{option} takes a writable folder, got {path}; name another folder")
 
 
 def _is_page(path: Path) -> bool:

@@ -95,9 +95,7 @@ def check_model(options: Options) -> None:
     try:
         ended = run_child(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise Refused(
-            f"--model {model} did not train a step within {MODEL_SECONDS} s; train it by itself"
-        ) from error
+        raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; train it by itself") from error
     lines = ended.errors.strip().splitlines()
     if ended.status == 1 and lines:  # the check exits with a sentence
         raise Refused(f"--model: {lines[-1]}")

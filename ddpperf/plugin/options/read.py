@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ddpperf.analysis.projection import Network
-from ddpperf.data.cache import Data
 from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
 from ddpperf.machine.links import Links
@@ -29,7 +28,7 @@ ROUNDS, AB_ROUNDS = 10, 7
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
     """Return the options of the command line, with the defaults for this machine.
 
-    Raises Refused with one sentence for options that do not go together. `prepare` then does what takes time.
+    Raises Refused for options that do not go together. `prepare` then does what takes time.
     """
     given = {name: value for name in OPTIONS if (value := config.getoption(name)) not in (None, [])}
     check_benchmark_options(config, given.keys())
@@ -37,9 +36,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     if device == "auto":
         device = "cuda" if gpu_count else "cpu"
 
-    def given_or_default(name: str) -> Any:
-        return given[name] if name in given else OPTIONS[name].default_on(device)
-
+    values = {name: option.default_on(device) for name, option in OPTIONS.items()} | given
     world_sizes = given.get("--world-sizes") or default_world_sizes(device, gpu_count)
     delay_seconds = given.get("--slow-down", 0.0)
     sides = _sides(given, delay_seconds)
@@ -49,21 +46,21 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         given=frozenset(given),
         device=device,
         world_sizes=world_sizes,
-        batch_sizes=given_or_default("--batch-sizes"),
+        batch_sizes=values["--batch-sizes"],
         batch_sweep=given.get("--batch-sizes", GPU_BATCH_SWEEP if device == "cuda" else CPU_BATCH_SWEEP),
-        global_batch_sizes=given_or_default("--global-batch-sizes"),
-        model=given_or_default("--model"),
-        precision=given_or_default("--precision"),
-        executions=given_or_default("--executions"),
+        global_batch_sizes=values["--global-batch-sizes"],
+        model=values["--model"],
+        precision=values["--precision"],
+        executions=values["--executions"],
         spec_fields=_unique("--spec", given.get("--spec", ())),
-        data_source=given_or_default("--data"),
-        images=_synthetic_images(given_or_default("--data")),
+        data_source=values["--data"],
+        images=prepare_data("synthetic", Path(), print) if values["--data"] == "synthetic" else None,
         requested_epoch_images=given.get("--epoch-images"),
         delay_seconds=delay_seconds,
         rounds=given.get("--rounds", ROUNDS if sides is None else AB_ROUNDS),
         replicates=given.get("--replicates"),
         sides=sides,
-        deadline_seconds=given_or_default("--deadline"),
+        deadline_seconds=values["--deadline"],
         worker_logs=_path(given.get("--worker-logs")),
         traces=_path(given.get("--traces")),
         checkpoints=_path(given.get("--checkpoints")),
@@ -72,11 +69,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     )
     check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
     return options
-
-
-def _synthetic_images(source: str) -> Data | None:
-    """Return synthetic images, which cost nothing; None if the source is another."""
-    return prepare_data(source, Path(), print) if source == "synthetic" else None
 
 
 def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
@@ -116,12 +108,12 @@ def _found(given: dict[str, Any], option: str, find: Callable[[str], Any]) -> An
 
 def _unique(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Any]:
     """Return the pairs of a repeated option as a dict. Raises Refused if a name is set twice."""
-    values: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in pairs:
-        if name in values:
-            raise Refused(f"{option} sets {name} twice, got {values[name]} and {value}; set it once")
-        values[name] = value
-    return values
+        if name in found:
+            raise Refused(f"{option} sets {name} twice, got {found[name]} and {value}; set it once")
+        found[name] = value
+    return found
 
 
 def _links(given: dict[str, Any], most_devices: int) -> Links:
