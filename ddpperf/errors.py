@@ -8,17 +8,17 @@ class Refused(Exception):
 
 
 class CannotTrain(ValueError):
-    """A model, a form or an option cannot be had here; one sentence says why, and what to do."""
+    """A training that cannot run as its spec requires; one sentence says why and what to do."""
 
 
-MOST_LETTERS = 200  # of an error within a sentence
+MAX_LETTERS = 200  # of an error that is quoted in a sentence
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as far as one sentence has room for it."""
-    return (str(error).strip().splitlines() or ["no message"])[0][:MOST_LETTERS]
+    """Return the first line of an error, short enough to be quoted in a sentence."""
+    return (str(error).strip().splitlines() or ["no message"])[0][:MAX_LETTERS]
 
 
 def last_line(error: BaseException) -> str:
-    """The same, where the reason comes last."""
-    return (str(error).strip().splitlines() or ["no message"])[-1].strip(" -")[:MOST_LETTERS]
+    """Return the last line of an error, for errors that end with the reason."""
+    return (str(error).strip().splitlines() or ["no message"])[-1].strip(" -")[:MAX_LETTERS]

@@ -1,4 +1,6 @@
-"""Small images as files, in the folders that `--data imagefolder:DIR` means, and a disk that is soon full."""
+"""Small images as files, in the folders that `--data imagefolder:DIR` means, and a disk that is
+soon full.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,11 @@ UNREADABLE = 113  # fills a tensor until its message arrives; every type holds i
 
 
 class ThreadTransport:
-    """A rank that is a thread; `run_in_threads` makes all of them. sent: numbers of messages and elements.
+    """A rank that is a thread; `run_in_threads` makes all of them. sent: numbers of messages and
+    elements.
 
-    Waiting raises RuntimeError if a tensor was changed before it was sent. A tensor that is read before its
-    message arrives holds UNREADABLE.
+    Waiting raises RuntimeError if a tensor was changed before it was sent. A tensor that is read
+    before its message arrives holds UNREADABLE.
     """
 
     def __init__(self, rank: int, world_size: int, boxes: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
@@ -54,7 +55,8 @@ class ThreadTransport:
 def run_in_threads(world_size: int, work: Callable[[ThreadTransport], None]) -> list[ThreadTransport]:
     """Call `work` for every rank in a thread.
 
-    Raises the first exception of any rank, and RuntimeError if a message was sent and never received.
+    Raises the first exception of any rank, and RuntimeError if a message was sent and never
+    received.
     """
     ranks = range(world_size)
     boxes: dict[tuple[int, int], queue.Queue[Tensor]] = {

@@ -1,7 +1,8 @@
 """All-reduce algorithms of the literature: every rank's buffer becomes the sum over all ranks.
 
-Each function takes a contiguous buffer of one dimension and changes it in place. The buffers of all ranks
-have the same length and type. `ddpperf.analysis.cost_models` has the cost of each algorithm.
+Each function takes a contiguous buffer of one dimension and changes it in place. The buffers of
+all ranks have the same length and type. `ddpperf.analysis.cost_models` has the cost of each
+algorithm.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
 
 
 def tree(buffer: Tensor, transport: Transport) -> None:
-    """Add up along a binomial tree until rank 0 has the sum, and send it back along the same tree."""
+    """Add up along a binomial tree until rank 0 has the sum, then send it back."""
     rank, distance = transport.rank, 1
     received = torch.empty_like(buffer)
     while distance < transport.world_size and not rank & distance:
@@ -48,7 +49,7 @@ def tree(buffer: Tensor, transport: Transport) -> None:
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Exchange whole buffers with partners at distance 1, 2, 4, ...: few messages, all of them long."""
+    """Exchange whole buffers with partners at distance 1, 2, 4, ..."""
     received = torch.empty_like(buffer)
     with power_of_two(buffer, transport) as ranks:
         distance = 1
@@ -60,9 +61,10 @@ def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
 
 
 def halving_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Exchange halves with partners at distance N/2, N/4, ..., then gather them back (Rabenseifner 2004).
+    """Exchange halves at distance N/2, N/4, ..., then gather them (Rabenseifner 2004).
 
-    Each rank keeps and adds up half of what it kept before, until it has the sum of one part of the buffer.
+    Each rank keeps and adds up half of what it kept before, until it has the sum of one part of
+    the buffer.
     """
     with power_of_two(buffer, transport) as ranks:
         kept, given_up = buffer, []
@@ -84,8 +86,8 @@ def halving_doubling(buffer: Tensor, transport: Transport) -> None:
 def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
     """Reduce the number of ranks that take part to a power of two, and yield this number.
 
-    Before, each further rank sends its buffer to one that takes part. After, it receives the sum. A further
-    rank itself gets 0, since it has nothing to do in between.
+    Before, each further rank sends its buffer to one that takes part. After, it receives the sum.
+    A further rank itself gets 0, since it has nothing to do in between.
     """
     ranks = 2 ** (transport.world_size.bit_length() - 1)
     helped, helper = transport.rank - ranks, transport.rank + ranks
@@ -106,9 +108,9 @@ def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
 def ring(buffer: Tensor, transport: Transport) -> None:
     """Send the buffer's N segments around a ring twice (Patarasuk and Yuan 2009).
 
-    In the first round segments are added up, in the second the sums reach all ranks. Each rank sends
-    2 (N-1)/N of its buffer to its right neighbour. A segment travels in pieces: while one is added up,
-    others are under way.
+    In the first round segments are added up, in the second the sums reach all ranks. Each rank
+    sends 2 (N-1)/N of its buffer to its right neighbour. A segment travels in pieces: while one is
+    added up, others are under way.
     """
     rank, N = transport.rank, transport.world_size
     right, left = (rank + 1) % N, (rank - 1) % N

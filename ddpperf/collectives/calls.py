@@ -26,7 +26,8 @@ _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not chang
 class RepeatedCall:
     """A collective call that is repeated, or captured in a graph of GRAPH_CALLS calls.
 
-    Subclasses set `call`, the timed function. `start_round` fills the buffers, `end_round` checks the result.
+    Subclasses set `call`, the timed function. `start_round` fills the buffers, `end_round` checks
+    the result.
     """
 
     max_iterations = 1000
@@ -80,8 +81,8 @@ class AllReduce(RepeatedCall):
     """All-reduce of a float32 buffer of `spec.nbytes` bytes, in place or into another buffer.
 
     Element i of rank r starts as (i % 13 + 1 + r) * 2**-120. After k steps in place the result is
-    world_size**(k-1) times the sum of the starts. `max_iterations` keeps it within float32: zeros and
-    infinities are never timed.
+    world_size**(k-1) times the sum of the starts. `max_iterations` keeps it within float32: zeros
+    and infinities are never timed.
     """
 
     def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
@@ -193,7 +194,7 @@ class Collective(RepeatedCall):
             self.result.fill_(-1)
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless the result is right; it is the same after any number of steps."""
+        """Raise ArithmeticError unless the result is right."""
         if not torch.equal(self.result, self.expected):
             index = int((self.result != self.expected).nonzero()[0])
             raise ArithmeticError(

@@ -1,16 +1,16 @@
 """A low-latency all-reduce for small buffers, in one Triton kernel and without a barrier.
 
-Each rank writes its elements into a mailbox in every rank's mapped memory and adds up what arrives in its
-own. The price is that each rank sends its whole buffer to every other rank.
+Each rank writes its elements into a mailbox in every rank's mapped memory and adds up what arrives
+in its own. The price is that each rank sends its whole buffer to every other rank.
 
-There are two kernels. For the smallest buffers, each word of 8 bytes holds an element and a flag of 4 bytes
-each, as in NCCL's protocol LL. A GPU writes and reads a word as a whole: whoever sees the flag has the
-element. This doubles the bytes. For larger buffers a flag follows each block of elements, as in NCCL's
-protocol Simple.
+There are two kernels. For the smallest buffers, each word of 8 bytes holds an element and a flag
+of 4 bytes each, as in NCCL's protocol LL. A GPU writes and reads a word as a whole: whoever sees
+the flag has the element. This doubles the bytes. For larger buffers a flag follows each block of
+elements, as in NCCL's protocol Simple.
 
-A thread block sends all its elements before it waits, and then waits only for the same block of the other
-ranks. GPUs start blocks in order, so this needs no minimum number of blocks that run at once. An H200 runs
-all 512 blocks (of 256 threads) of a 4 MiB buffer at once.
+A thread block sends all its elements before it waits, and then waits only for the same block of
+the other ranks. GPUs start blocks in order, so this needs no minimum number of blocks that run at
+once. An H200 runs all 512 blocks (of 256 threads) of a 4 MiB buffer at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from ddpperf.specs import FLOAT32_BYTES
 WORDS_BYTES = 2**18  # the largest buffer that is sent in words
 WORDS_BLOCK, FLAGGED_BLOCK = 128, 2048  # elements for each thread block
 FLAGGED_WARPS = 8
-# Calls use two slots of the mailbox in turn. A rank is at most one call ahead of another, since it needs
-# the other's elements.
+# Calls use two slots of the mailbox in turn. A rank is at most one call ahead of another, since it
+# needs the other's elements.
 SLOTS = 2
 
 
-@triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]  # all ranks need the same instructions
+# rank is not specialized: all ranks need the same instructions
+@triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
 def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning for annotations
     source,
     result,
@@ -50,8 +51,8 @@ def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning 
 ):
     """Sum a buffer over all ranks, sent in words of an element and a flag.
 
-    mailbox: SLOTS x N rows of `slot` words. mailboxes: the address of each rank's mailbox. calls: the
-    number of calls so far, by block. The flag is the call's number.
+    mailbox: SLOTS x N rows of `slot` words. mailboxes: the address of each rank's mailbox. calls:
+    the number of calls so far, by block. The flag is the call's number.
     """
     block = tl.program_id(0)
     call = tl.load(calls + block) + 1
@@ -82,7 +83,8 @@ def flagged_kernel(  # type: ignore[no-untyped-def]
 ):
     """Sum a buffer over all ranks, sent as elements with a flag after each block.
 
-    mailbox: SLOTS x N rows of `slot` elements, then N flags for each block. Else as in `words_kernel`.
+    mailbox: SLOTS x N rows of `slot` elements, then N flags for each block. Else as in
+    `words_kernel`.
     """
     block = tl.program_id(0)
     call = tl.load(calls + block) + 1
@@ -135,7 +137,7 @@ def launch(
 
 
 def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, int, torch.dtype]:
-    """Return the number of thread blocks, the slot's row length, and the mailbox's size and type."""
+    """Return the number of thread blocks, a row's length, and the mailbox's size and type."""
     block = WORDS_BLOCK if words else FLAGGED_BLOCK
     blocks = triton.cdiv(count, block)
     slot = blocks * block
@@ -146,8 +148,9 @@ def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, int, t
 class LowLatency:
     """A low-latency all-reduce of `source` into `result`, which may be the same tensor.
 
-    source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. All ranks of the
-    default group create one together and call `sum` equally often. The sums are bit-identical on all ranks.
+    source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. All ranks of
+    the default group create one together and call `sum` equally often. The sums are bit-identical
+    on all ranks.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:

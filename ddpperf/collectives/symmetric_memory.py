@@ -1,4 +1,4 @@
-"""Memory that all GPUs of a node have mapped, and all-reduces in it: each rank reads the others' buffers."""
+"""All-reduces in memory that all GPUs of a node have mapped: ranks read each other's buffers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped
 
 
 def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a buffer that all ranks of the default group have mapped; all ranks call this together."""
+    """Allocate a buffer that all ranks have mapped; all ranks call this together."""
     import torch.distributed._symmetric_memory as symmetric_memory  # a torch for the CPU may lack it
 
     buffer: Tensor = symmetric_memory.empty(count, dtype=dtype, device=device)
-    # torch 2.11 clears signals and copies addresses on other streams than those that use them. Without these
-    # synchronizations a signal could be lost, and an earlier kernel could overwrite an address.
+    # torch 2.11 clears signals and copies addresses on other streams than those that use them.
+    # Without these synchronizations a signal could be lost, and an earlier kernel could overwrite
+    # an address.
     torch.cuda.synchronize(device)
     symmetric_memory.rendezvous(buffer, group_name())
     torch.cuda.synchronize(device)
@@ -43,10 +44,10 @@ def two_shot(shared: Tensor) -> Tensor:
 
 
 class CopyEngines:
-    """An all-reduce in place of a `symmetric_buffer`, whose data is moved by the GPUs' copy engines.
+    """An all-reduce in place of a `symmetric_buffer`, moved by the GPUs' copy engines.
 
-    Each rank copies one part of all other buffers, adds it up, and then copies the other parts' sums.
-    Multiprocessors are needed for the additions only, so that concurrent kernels keep them.
+    Each rank copies one part of all other buffers, adds it up, and then copies the other parts'
+    sums. Multiprocessors are needed for the additions only, so that concurrent kernels keep them.
     """
 
     def __init__(self, buffer: Tensor) -> None:

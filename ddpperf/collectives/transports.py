@@ -12,7 +12,7 @@ Route = tuple[Tensor, int]  # a tensor, and the rank that it goes to or comes fr
 
 
 class Transport(Protocol):
-    """One rank's connections to all others. Tensors between two ranks arrive in the order of sending."""
+    """One rank's connections to all others, each of which keeps the order of its tensors."""
 
     rank: int
     world_size: int
@@ -20,8 +20,8 @@ class Transport(Protocol):
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
         """Start all sends and receives together and return a function that waits for them.
 
-        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. A tensor without
-        elements is skipped, on both sides.
+        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. A tensor
+        without elements is skipped, on both sides.
         """
 
 

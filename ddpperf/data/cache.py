@@ -1,4 +1,4 @@
-"""The images of --data: decoded once, in a child process, and kept as one checked file of tensors."""
+"""The images of --data: decoded once, in a child process, into a file with a checksum."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Source:
 
 
 def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
-    """Return the images of `--data text` from the cache in `folder`; decode them if they are not there.
+    """Return the images of `--data text` from the cache in `folder`; decode missing ones.
 
     say: called with each line of progress. Raises Refused for images that cannot be decoded.
     """
@@ -111,7 +111,7 @@ def _read_option(text: str, folder: Path) -> _Source | None:
 
 
 def _key(source: _Source) -> str:
-    """Return hex digits that change with the format, the folder, and any file's name, size or time."""
+    """Return hex digits that change with the format, the folder and its files."""
     try:
         files = sorted(file for part in source.parts for file in _files(str(source.folder / part)))
     except OSError as error:
@@ -121,7 +121,7 @@ def _key(source: _Source) -> str:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Yield path, bytes and time in ns of every file below a folder; follow links, like ImageFolder."""
+    """Yield path, bytes and time in ns of all files below a folder, also behind links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -137,7 +137,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _cached(source: _Source, path: Path) -> Data | None:
-    """Return the cached images at `path`, None unless the file is there and has its checksum."""
+    """Return the cached images at `path`, None without a file with the right checksum."""
     try:
         about = json.loads(_sidecar(path).read_text())
         return _data(source, path, about) if about["sha256"] == _sha256(path) else None
@@ -158,7 +158,7 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
 
 
 def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
-    """Decode into a temporary folder, then move the tensors to `path` and the sidecar beside them."""
+    """Decode into a temporary folder, then move tensors and sidecar to `path`."""
     if importlib.util.find_spec("torchvision") is None:
         raise Refused(
             f"--data {source.name} needs torchvision, which is not installed; install it, or leave --data out"
@@ -207,7 +207,7 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary folders of killed runs. A folder older than the time limit is in no run's use."""
+    """Remove the temporary folders of killed runs: those older than the time limit."""
     for temporary in folder.glob(f"{TEMPORARY_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > DECODE_SECONDS:

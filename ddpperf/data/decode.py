@@ -2,11 +2,10 @@
 
     python -m ddpperf.data.decode imagefolder|cifar10|download SOURCE OUT
 
-ddpperf/data/cache.py runs this as a child process. OUT/images.pt is read by
-`torch.load(path, weights_only=True, mmap=True)`: train_images uint8 [N, 3, H, W] (RGB), train_labels
-int64 [N], test_images, test_labels, and classes, the names in the order of the labels.
-OUT/result.json is what `save` returns, or {"refused": one sentence}. The lines of progress go to
-standard output.
+ddpperf/data/cache.py runs this as a child process. OUT/images.pt is a file for torch.load:
+train_images uint8 [N, 3, H, W] (RGB), train_labels int64 [N], test_images, test_labels, and
+classes, the names in the order of the labels. OUT/result.json is what `save` returns, or
+{"refused": one sentence}. The lines of progress go to standard output.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Say = Callable[[str], None]
 
 
 def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
-    """Return the tensors of all images in folder/train/<class>/ and folder/test/<class>/; raises Refused."""
+    """Return the images of folder/train/<class> and folder/test/<class>; raises Refused."""
     try:
         train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
@@ -116,12 +115,12 @@ def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
 
 
 def shuffled(count: int) -> Tensor:
-    """Return the fixed random order in which `count` images are stored: the first ones sample all classes."""
+    """Return a fixed random order of `count` images, so that the first sample all classes."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) -> dict[str, Any]:
-    """Put together the images, which are shuffled already, and the labels and classes of their datasets."""
+    """Combine images, which are shuffled already, with labels and classes of their datasets."""
     train_labels, test_labels = (torch.tensor(split.targets)[shuffled(len(split))] for split in (train, test))
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     return {
@@ -156,7 +155,7 @@ def _wrong_cifar10(root: Path) -> Path | None:
 
 
 def download_cifar10(root: Path, out: Path, say: Say) -> None:
-    """Download CIFAR-10 into `root` unless it is there; it appears whole or not at all. Raises Refused."""
+    """Download CIFAR-10 into `root`, as a whole or not at all; raises Refused."""
     if not _wrong_cifar10(root):
         return
     host = urlsplit(CIFAR10.url).hostname
@@ -183,10 +182,10 @@ def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:
 
 
 def save(document: dict[str, Any], path: Path) -> dict[str, object]:
-    """Write the tensors to `path` and return what describes them; raises Refused if the disk is full.
+    """Write the tensors to `path` and return a summary; raises Refused if the disk is full.
 
-    digest: 12 hex digits of a sha256 over images and labels. classes: their number. image_size: height
-    and width.
+    digest: 12 hex digits of a sha256 over images and labels. classes: their number. image_size:
+    height and width.
     """
     tensors = [value for value in document.values() if isinstance(value, Tensor)]
     nbytes = (

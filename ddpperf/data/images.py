@@ -29,7 +29,7 @@ class Images:
 
 @lru_cache(maxsize=1)
 def synthetic_images(count: int) -> Images:
-    """Return seeded images in CIFAR-10's shape that can be learned: a pattern for each class, with noise."""
+    """Return seeded images in CIFAR-10's shape: a pattern for each class, with noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
     return _with_noise(patterns, count, generator)
@@ -37,7 +37,7 @@ def synthetic_images(count: int) -> Images:
 
 @lru_cache(maxsize=2)
 def coarse_images(count: int, seed: int) -> Images:
-    """Return images with coarse patterns, which crops and flips keep, so that a few epochs learn them.
+    """Return images with coarse patterns, which survive crops and flips.
 
     Another seed gives other images with the same patterns.
     """
@@ -54,7 +54,7 @@ def _with_noise(patterns: Tensor, count: int, generator: torch.Generator) -> Ima
 
 
 def load_images(path: str | None, count: int) -> Images:
-    """Return the first training images of the file at `path`, or synthetic ones; at most `count`."""
+    """Return at most `count` training images: those of the file at `path`, or synthetic ones."""
     return synthetic_images(count) if path is None else _stored(path, "train", count)
 
 
@@ -76,7 +76,8 @@ def _stored(path: str, part: str, count: int) -> Images:
 class EpochBatches:
     """The image indices of each batch of one rank, for the epoch that `set_epoch` named last.
 
-    The rank's shard is DistributedSampler's. A batch larger than the shard is filled by repeating its images.
+    The rank's shard is DistributedSampler's. A batch larger than the shard is filled by repeating
+    its images.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Inputs that turn images into batches: a fixed batch, images on the device, or torch's DataLoader."""
+"""Inputs of a training: a fixed batch, images on the device, or torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class FixedInput:
 
 
 class DeviceImages:
-    """A data set as uint8 on the device, from which batches are cropped, flipped and normalized there.
+    """A data set as uint8 on the device, where batches are cropped, flipped and normalized.
 
     cutout: the side of a square that is hidden in each image (DeVries & Taylor 2017, "Improved
-    Regularization of CNNs with Cutout"). Its middle is any pixel, so that it may lie partly outside. Hidden
-    pixels have the data set's mean.
+    Regularization of CNNs with Cutout"). Its middle is any pixel, so that it may lie partly
+    outside. Hidden pixels have the data set's mean.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class DeviceImages:
     def plan(self, order: Tensor, generator: torch.Generator) -> Tensor:
         """Draw how each image of an epoch is changed.
 
-        Returns int64 [4, images] in the CPU's memory: index, offsets and flip. With cutout it is [6, images],
-        with the square's first row and column.
+        Returns int64 [4, images] in the CPU's memory: index, offsets and flip. With cutout it is
+        [6, images], with the square's first row and column.
         """
         offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
         flips = torch.randint(2, (1, len(order)), generator=generator)
@@ -127,9 +127,9 @@ class DeviceImages:
 class DeviceInput:
     """Batches of images that are on the device, with random crops and flips made there.
 
-    The changes are those of torchvision's RandomCrop(padding=4) and RandomHorizontalFlip, drawn for each
-    image. The epoch's plan and a counter of images are on the device, so that taking a batch is always the
-    same work at the same addresses.
+    The changes are those of torchvision's RandomCrop(padding=4) and RandomHorizontalFlip, drawn
+    for each image. The epoch's plan and a counter of images are on the device, so that taking a
+    batch is always the same work at the same addresses.
     """
 
     def __init__(self, images: DeviceImages, batches: EpochBatches) -> None:
@@ -179,7 +179,8 @@ class DeviceInput:
 class LoaderInput:
     """Batches from a torch DataLoader with torchvision's transforms.
 
-    workers: loader processes, which a fork server starts; with 0 the transforms run in this process.
+    workers: loader processes, which a fork server starts; with 0 the transforms run in this
+    process.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class LoaderInput:
 
 
 class TransformedImages(torch.utils.data.Dataset[Batch]):
-    """Images that are cropped, flipped and normalized one by one; each loader process opens them itself."""
+    """Images that are transformed one by one; each loader process opens them itself."""
 
     def __init__(self, images: Callable[[], Images]) -> None:
         self.images = images

@@ -48,7 +48,8 @@ class Sampling:
     def finish(self) -> dict[str, float]:
         """Count the images that an epoch misses or repeats over all ranks.
 
-        repeated_places: the fraction of places in this rank's shard with the same image in the next epoch.
+        repeated_places: the fraction of places in this rank's shard with the same image in the
+        next epoch.
         """
         self.step()
         first = self._indices()

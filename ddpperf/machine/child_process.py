@@ -1,4 +1,7 @@
-"""Child processes with limits on time and output that end when their parent does. Standard library only."""
+"""Child processes with limits on time and output, which die with their parent.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ def run_child(
 ) -> Finished:
     """Run a command in a child process with limits on its time and its output.
 
-    variables: added to this process's environment. on_line: called with each line of the child's output
-    while it runs. The child gets its own temporary folder. At the end, the folder is removed and all
-    processes that the child started are killed. Raises OSError if the command cannot be started and
-    subprocess.TimeoutExpired after `seconds`.
+    variables: added to this process's environment. on_line: called with each line of the child's
+    output while it runs. The child gets its own temporary folder. At the end, the folder is
+    removed and all processes that the child started are killed. Raises OSError if the command
+    cannot be started and subprocess.TimeoutExpired after `seconds`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open
@@ -89,7 +92,7 @@ def end_of(log: Path, begin: int = 0) -> str:
 
 
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended after it closed its connection; its status may come a moment later."""
+    """Return how a process ended that closed its connection; the status may come later."""
     try:
         return describe_status(process.wait(timeout=5))
     except subprocess.TimeoutExpired:

@@ -25,7 +25,8 @@ COMPILE_SECONDS, LIST_SECONDS = 20, 60
 def compiler_reason(device: str = "cpu") -> str:
     """Return why torch.compile cannot work here, "" if it can; compiles a line to find out.
 
-    torch.compile writes C++ for $CXX or g++. For GPUs Triton also writes C for $CC (one word), gcc or clang.
+    torch.compile writes C++ for $CXX or g++. For GPUs Triton also writes C for $CC (one word), gcc
+    or clang.
     """
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
     if not _compiles(cxx, "tried.cpp"):
@@ -41,7 +42,7 @@ def _reason(language: str, found: str) -> str:
 
 
 def _compiles(compiler: str, name: str) -> bool:
-    """Return whether a compiler makes a library of a file with this name that includes Python's headers."""
+    """Return whether a compiler can compile a file of this name with Python's headers."""
     if not compiler:
         return False
     with (

@@ -1,4 +1,7 @@
-"""Pin each rank to cores near its GPU and the controller to others. Ranks that share cores make noise."""
+"""Pin each rank to cores near its GPU, and the controller to others.
+
+Ranks that share cores with others make times noisy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Plan:
 
 
 def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
-    """Return the NUMA nodes of the allowed cores; one node without hyperthreads if the kernel lists none."""
+    """Return the NUMA nodes of the allowed cores; one node if the kernel lists none."""
     left = set(allowed)
     cores = {}
     for core in sorted(left):
@@ -61,9 +64,10 @@ def _listed(path: Path) -> set[int]:
 def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
     """Return a plan that gives each rank equally many neighbouring cores, as many as possible.
 
-    rank_nodes: the NUMA node of each rank's GPU. Ranks without one are spread over the nodes. A physical core
-    is split between processes only if a rank would have fewer than MIN_CORES otherwise. The controller gets
-    the first cores of the nodes, where the kernel works, too. Returns a sentence if there are too few cores.
+    rank_nodes: the NUMA node of each rank's GPU. Ranks without one are spread over the nodes. A
+    physical core is split between processes only if a rank would have fewer than MIN_CORES
+    otherwise. The controller gets the first cores of the nodes, where the kernel works, too.
+    Returns a sentence if there are too few cores.
     """
     homes = _homes(nodes, rank_nodes)
     found = sum(map(_count, nodes.values()))
@@ -90,7 +94,7 @@ def _count(cores: Sequence[tuple[int, ...]]) -> int:
 
 
 def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return the ranks of each node. A rank without a node goes where the most cores per rank are left."""
+    """Return each node's ranks. A rank without a node goes where most cores are left."""
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
     chosen: list[int] = []
@@ -106,7 +110,7 @@ def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int
 
 
 def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
-    """Give each rank `size` cores from the end of its node, in whole units; None if there are too few."""
+    """Give each rank `size` cores from its node's end, in whole units; None if too few."""
     ranks: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
     for node, unused in ((node, list(cores)) for node, cores in units.items()):
@@ -148,7 +152,7 @@ class Pinning:
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def _refusal(self, plan: Plan) -> str | None:
-        """Try the cores with this process; returns why the kernel refuses some, None if it does not."""
+        """Try all cores with this process; return why the kernel refuses some, or None."""
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)

@@ -13,17 +13,17 @@ from ddpperf.errors import Refused
 
 
 class DeviceLock:
-    """The lock of one run: a locked file for each device, freed by the kernel when the process ends.
+    """The lock of one run: a locked file for each device. The kernel frees it at a process's end.
 
-    The files are in the folder $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the process id
-    of the last run that measured on the device.
+    The files are in the folder $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the
+    process id of the last run that measured on the device.
     """
 
     def __init__(self) -> None:
         self._files: list[IO[str]] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
-        """Lock all devices or none; raises Refused with the process id of the run that holds one."""
+        """Lock all devices or none; raises Refused that names the run which holds one."""
         try:
             for device in devices:
                 self._files.append(_lock(device))

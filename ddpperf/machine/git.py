@@ -21,6 +21,9 @@ def commit(root: Path) -> str:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what a git command prints; raises OSError or subprocess.SubprocessError if it fails."""
+    """Return what a git command prints.
+
+    Raises OSError or subprocess.SubprocessError if it fails.
+    """
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

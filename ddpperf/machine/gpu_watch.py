@@ -1,4 +1,7 @@
-"""Watch the GPUs for throttled clocks and other processes during rounds, without initialising CUDA."""
+"""Watch the GPUs for throttled clocks and other processes during rounds.
+
+CUDA is never initialised here.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
 EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; they move in steps below 1%
-# A round is throttled from this fraction of its time on. Less slows it by less than steady rounds differ.
+# A round is throttled from this fraction of its time on. Less slows it by less than steady rounds
+# differ.
 THROTTLED_FRACTION = 0.01
 
-# NVML's counters of nanoseconds with throttled clocks, by field: NVML_FI_DEV_PERF_POLICY_*. The newer
-# NVML_FI_DEV_CLOCKS_EVENT_REASON_* also count power brakes, but their numbers changed between drivers: an
-# older driver answers with something else. Left out: the totals, and 78, low utilization, which every idle
-# GPU has.
+# NVML's counters of nanoseconds with throttled clocks, by field: NVML_FI_DEV_PERF_POLICY_*. The
+# newer NVML_FI_DEV_CLOCKS_EVENT_REASON_* also count power brakes, but their numbers changed
+# between drivers: an older driver answers with something else. Left out: the totals, and 78, low
+# utilization, which every idle GPU has.
 COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
 IDLE = 0x01
 SM_CLOCK = 1  # NVML_CLOCK_SM
-# Why the clocks are held down at this moment, by bit. Left out: idle, application clocks and display, which
-# somebody chose.
+# Why the clocks are held down at this moment, by bit. Left out: idle, application clocks and
+# display, which somebody chose.
 REASONS = {
     0x04: POWER_CAP,
     0x08: "hardware slowdown",
@@ -40,9 +44,9 @@ REASONS = {
 class GpuState:
     """One GPU at one moment. Values that the driver does not report are empty.
 
-    monotonic_seconds: when. violations_ns: nanoseconds with throttled clocks since the driver started, by
-    reason. reasons: why the clocks are throttled now. processes: the ids of processes on the GPU. megahertz:
-    the multiprocessors' clock unless they are idle.
+    monotonic_seconds: when. violations_ns: nanoseconds with throttled clocks since the driver
+    started, by reason. reasons: why the clocks are throttled now. processes: the ids of processes
+    on the GPU. megahertz: the multiprocessors' clock unless they are idle.
     """
 
     monotonic_seconds: float
@@ -66,7 +70,7 @@ Disturbances = Mapping[int, Disturbance]  # by GPU
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The disturbances of one round. number: from 1; a round that is repeated has the same number again."""
+    """The disturbances of one round. number: from 1; a repeated round keeps its number."""
 
     number: int
     disturbances: Disturbances
@@ -74,10 +78,13 @@ class Round:
 
 
 class GpuWatch:
-    """The disturbances of GPUs in each round. Never raises: what the driver does not report is no warning."""
+    """The disturbances of all GPUs in each round.
+
+    It never raises: without an answer from the driver there is no warning.
+    """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """Start watching the GPUs that ranks will use, in CUDA's order. Processes on them now are foreign."""
+        """Start to watch the GPUs of the ranks, in CUDA's order; processes on them are foreign."""
         self._handles = _handles(uuids)
         self._last = self._states()
         self._before = {gpu: state.processes for gpu, state in self._last.items()}
@@ -85,10 +92,10 @@ class GpuWatch:
         self._rounds: list[Round] = []
 
     def look(self, own: Collection[int], done: int) -> str:
-        """Record what disturbed the round that has just ended; returns what spoiled it, "" for nothing.
+        """Record what disturbed the last round, and return what spoiled it, "" for nothing.
 
-        own: the process ids of the ranks. done: the number of rounds so far; 0 starts a measurement.
-        A round with the number of the last one replaces it.
+        own: the process ids of the ranks. done: the number of rounds so far; 0 starts a
+        measurement. A round with the number of the last one replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
         before, self._last = self._last, self._states()
@@ -108,7 +115,7 @@ class GpuWatch:
         return "; ".join(spoiled)
 
     def warnings(self) -> list[Note]:
-        """Return warnings about the rounds that count and a note about repeated ones; then forget them."""
+        """Return warnings about rounds that count and a note about repeated ones; forget both."""
         rounds, self._rounds = self._rounds, []
         counting = {recorded.number: recorded for recorded in rounds}  # of equal numbers the last
         repeated = [recorded for recorded in rounds if counting[recorded.number] is not recorded]
@@ -125,9 +132,9 @@ class GpuWatch:
 def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
     """Return why the clocks were held down between two states.
 
-    By NVML's counters, where the GPU has them, else by the reasons at the second moment. Counters cover the
-    whole time, but may move in steps longer than a round, so that a neighbouring round is taken for the
-    throttled one. Momentary reasons miss what ends before the round does.
+    By NVML's counters, where the GPU has them, else by the reasons at the second moment. Counters
+    cover the whole time, but may move in steps longer than a round, so that a neighbouring round
+    is taken for the throttled one. Momentary reasons miss what ends before the round does.
     """
     counted = before.violations_ns.keys() & now.violations_ns.keys()
     least_ns = THROTTLED_FRACTION * (now.monotonic_seconds - before.monotonic_seconds) * 1e9
@@ -140,17 +147,18 @@ def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
 def foreign(listed: Collection[int], own: Collection[int], before: Collection[int]) -> frozenset[int]:
     """Return which of the listed processes on a GPU are not ours.
 
-    In a container the driver may list the process ids of the host. Then none of ours is listed, and only the
-    processes that were there before the ranks started are known to be foreign.
+    In a container the driver may list the process ids of the host. Then none of ours is listed,
+    and only the processes that were there before the ranks started are known to be foreign.
     """
     others = frozenset(listed) - frozenset(own)
     return others if others != frozenset(listed) else others & frozenset(before)
 
 
 def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
-    """Return what spoiled the last of a measurement's rounds so far, GPU by GPU; nothing for a good round.
+    """Return what spoiled the last of a measurement's rounds, GPU by GPU.
 
-    A power cap in at least half of the rounds belongs to the work itself: a repeated round has it, too.
+    A power cap in at least half of the rounds belongs to the work itself: a repeated round has it,
+    too.
     """
     texts = []
     for gpu, last in sorted(rounds[-1].items()):
@@ -167,7 +175,7 @@ def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
 
 
 def is_lower(megahertz: int | None, than: int) -> bool:
-    """Return whether a clock is known and lower than another by more than clocks usually differ."""
+    """Return whether a clock is known and clearly lower than another."""
     return megahertz is not None and megahertz < (1 - EQUAL_CLOCKS) * than
 
 
@@ -206,7 +214,7 @@ def _processes(pids: Collection[int]) -> str:
 
 
 def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    """Return the driver's handles by index of the uuid. NVML stays loaded, since loading it takes long."""
+    """Return the driver's handles by index. NVML stays loaded, since loading it takes long."""
     try:
         import pynvml
 
@@ -241,6 +249,6 @@ def reasons_of(bits: int) -> frozenset[str]:
 
 
 def counter_values(values: Iterable[Any]) -> dict[str, int]:
-    """Return nanoseconds by reason from NVML's values of COUNTERS, without those that the GPU has not."""
+    """Return nanoseconds by reason from NVML's values, without unsupported counters."""
     success = 0
     return {COUNTERS[value.fieldId]: value.value.ullVal for value in values if value.nvmlReturn == success}

@@ -1,4 +1,7 @@
-"""The hardware that times depend on, from the driver and the kernel. CUDA is never initialised here."""
+"""The hardware that times depend on, as driver and kernel report it.
+
+CUDA is never initialised here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from ddpperf.machine.git import commit
 from ddpperf.machine.links import Links
 from ddpperf.specs import Spec
 
-# flags of CPUs on which torch computes in bf16 quickly: on x86 the first or the second set, on Arm the last
+# flags of CPUs on which torch computes in bf16 quickly: on x86 the first or the second set, on Arm
+# the last
 BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
@@ -134,7 +138,7 @@ def query_nvml(function: str, *arguments: Any) -> Any | None:
 
 
 def data_rate(megabytes_per_second: int) -> float:
-    """Return the bytes per second that an NVLink carries in one direction, from the driver's line rate.
+    """Return an NVLink's bytes per second in one direction from the driver's line rate.
 
     For NVLink 2, 4 and 5 the line rate includes coding and error correction.
     """
@@ -145,9 +149,9 @@ def data_rate(megabytes_per_second: int) -> float:
 class Machine:
     """The machine as experiments see it; None for values that are not known.
 
-    gpu: the GPUs' name if all have the same. link_bytes_per_second: between one GPU and all others, in one
-    direction. links: as the user describes them. world_sizes: the numbers of devices that the run uses.
-    unmapped: the first two GPUs that cannot read each other's memory.
+    gpu: the GPUs' name if all have the same. link_bytes_per_second: between one GPU and all
+    others, in one direction. links: as the user describes them. world_sizes: the numbers of
+    devices that the run uses. unmapped: the first two GPUs that cannot read each other's memory.
     """
 
     device: str = "cpu"
@@ -166,7 +170,7 @@ class Machine:
 
 
 def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
-    """Describe the machine; the user's figure for a link takes precedence over the driver's."""
+    """Describe the machine; a link's speed from the user overrides the driver's."""
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     rates = {gpu.nvlink_bytes_per_second for gpu in gpus} if alike else {None}
     reported = rates.pop() if len(rates) == 1 else None
@@ -181,7 +185,7 @@ def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[i
 
 
 def _numa_node(address: str) -> int | None:
-    """Return the NUMA node of a device's slot, by its PCI address; None if the kernel does not know it.
+    """Return the NUMA node of a PCI address, None if the kernel does not know it.
 
     nvmlDeviceGetNumaNodeId is something else: the node that the GPU's own memory forms.
     """
@@ -235,7 +239,7 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def core_count() -> int:
-    """Return the number of cores that this process may use, by its affinity and its control group's quota."""
+    """Return how many cores this process may use, by its affinity and its quota."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -244,7 +248,7 @@ def core_count() -> int:
 
 
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
-    """Return the name shared by machines with comparable times: `h200x4`, or `cpu2-xeon-8581c` for cores."""
+    """Return the name of machines with comparable times, such as `h200x4`."""
     if device == "cuda":
         counts = Counter(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus)
         return "+".join(f"{name}x{count}" for name, count in counts.items())
@@ -258,7 +262,7 @@ def _slug(name: str, drop: set[str]) -> str:
 
 
 def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
-    """Return what the controller knows of the machine; the ranks add torch, CUDA and the backend."""
+    """Return what the controller knows of the machine; ranks add torch and the backend."""
     return {
         "commit": commit(root),
         "cpu": cpu_model(),

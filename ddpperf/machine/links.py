@@ -11,9 +11,9 @@ from ddpperf.analysis.projection import Network
 class Links:
     """The user's options about links, and what is computed from them.
 
-    bytes_per_second: between a device and the others of its node, None if not given. node: devices in a node.
-    network: between nodes. project_to: numbers of devices. buffer_sizes: bytes per rank of collectives, empty
-    for each experiment's default.
+    bytes_per_second: between a device and the others of its node, None if not given. node: devices
+    in a node. network: between nodes. project_to: numbers of devices. buffer_sizes: bytes per rank
+    of collectives, empty for each experiment's default.
     """
 
     bytes_per_second: float | None = None

@@ -1,4 +1,6 @@
-"""Child processes end with their parent and keep to their limits; the kernel frees a dead process's lock."""
+"""Child processes end with their parent and keep to their limits; the kernel frees a dead
+process's lock.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,11 @@ def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(3, "exited with status 3 before it answered"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
-)  # fmt: skip
+    [
+        (3, "exited with status 3 before it answered"),
+        (-9, "was killed by SIGKILL"),
+        (-40, "was killed by signal 40"),
+    ],
+)
 def test_exit_status_in_words(status: int, words: str) -> None:
     assert child_process.describe_status(status) == words

@@ -1,6 +1,8 @@
-"""The low-latency all-reduce by Triton's interpreter, in processes that share memory, with late ranks.
+"""The low-latency all-reduce by Triton's interpreter, in processes that share memory, with late
+ranks.
 
-And the instructions compiled for an H200: words are written and read as a whole, flags follow elements.
+And the instructions compiled for an H200: words are written and read as a whole, flags follow
+elements.
 """
 
 from __future__ import annotations

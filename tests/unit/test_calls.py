@@ -1,4 +1,6 @@
-"""The checks of collective calls, with simulated ranks: right results pass, a wrong element is found."""
+"""The checks of collective calls, with simulated ranks: right results pass, a wrong element is
+found.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ WORLD_SIZES = [2, 3, 4, 8]
 class Ranks:
     """Ranks in this process, whose `all_reduce` sums all buffers in float32.
 
-    order: the order in which the ranks' buffers are added, as a ring's segments begin at different ranks.
+    order: the order in which the ranks' buffers are added, as a ring's segments begin at different
+    ranks.
     """
 
     def __init__(self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:

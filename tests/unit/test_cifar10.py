@@ -23,7 +23,9 @@ from tests.images import silent, truncate
 
 @pytest.fixture
 def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small CIFAR-10 in its published form, with its own checksums put where torchvision keeps the published ones."""
+    """A small CIFAR-10 in its published form, with its own checksums put where torchvision keeps
+    the published ones.
+    """
     root = tmp_path / "cifar"
     (root / CIFAR10.base_folder).mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
@@ -114,7 +116,9 @@ def test_failed_download_is_refused(
     archive: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str
 ) -> None:
     spoil(archive)
-    sentence = rf"^CIFAR-10 cannot be downloaded from 127.0.0.1 \({why}\); pass cifar10:DIR with .*, or imagefolder:DIR$"
+    sentence = (
+        rf"^CIFAR-10 cannot be downloaded from 127.0.0.1 \({why}\); pass cifar10:DIR .*, or imagefolder:DIR$"
+    )
     with pytest.raises(Refused, match=sentence):
         download_cifar10(tmp_path / "kept", tmp_path / "out", silent)
     assert not (tmp_path / "kept").exists()

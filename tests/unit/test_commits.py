@@ -96,7 +96,10 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
     (tmp_path / "built").write_text("by whoever built it there")
     require_stored_code(stored(was), base(tmp_path), tmp_path)
     (tmp_path / "mine.py").write_text("two")
-    found = rf"0007_main.json was measured at commit {was}, --baseline-root .* holds {was} with changes; check {was} out there"
+    found = (
+        rf"0007_main.json was measured at commit {was}, "
+        rf"--baseline-root .* holds {was} with changes; check {was} out there"
+    )
     with pytest.raises(pytest.UsageError, match=found):
         require_stored_code(stored(was), base(tmp_path), tmp_path)
     git(tmp_path, "commit", "-a", "-m", "two")
@@ -116,7 +119,10 @@ def test_base_without_root_needs_the_unchanged_tree(tmp_path: Path) -> None:
         require_stored_code(stored(was), the_base, tmp_path)
     require_stored_code(stored("0123456789"), base(None), tmp_path)
     (tmp_path / "mine.py").write_text("two")
-    sentence = f" at commit {was}, from which this tree, which the base runs, differs; check {was} out elsewhere, and name that"
+    sentence = (
+        f" at commit {was}, from which this tree, which the base runs, differs; "
+        f"check {was} out elsewhere, and name that"
+    )
     for _ in ("with changes", "committed"):
         with pytest.raises(
             pytest.UsageError, match=f"^0007_main.json was measured{sentence} with --baseline-root$"
@@ -186,7 +192,9 @@ def test_slow_git_is_no_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])
 def test_unknown_commits_are_not_compared(tmp_path: Path, unknown: str) -> None:
-    """The code under test may lie in a repository of its own, of which the stored run tells nothing."""
+    """The code under test may lie in a repository of its own, of which the stored run tells
+    nothing.
+    """
     require_stored_code(stored(unknown), base(tmp_path), tmp_path)
     made(tmp_path)
     require_stored_code(stored(unknown), base(tmp_path), tmp_path)
@@ -196,6 +204,7 @@ def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
     require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
     with pytest.raises(
         pytest.UsageError,
-        match=r"^0007_main.json was measured with torch 2.11.0, its code's side has 2.12.0; name an interpreter that has",
+        match=r"^0007_main.json was measured with torch 2.11.0, its code's side has 2.12.0; "
+        r"name an interpreter that has",
     ):
         require_stored_code(stored("nogit"), base(None, torch="2.12.0"), tmp_path)

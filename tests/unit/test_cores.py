@@ -130,7 +130,9 @@ def test_too_few_cores_give_a_reason(nodes: Nodes, rank_nodes: list[int | None],
 
 @st.composite
 def machines(draw: st.DrawFn, threads: st.SearchStrategy[int]) -> tuple[Nodes, list[int | None]]:
-    """Nodes of up to 9 physical cores with gaps in their numbers, and ranks' nodes, some of them unknown."""
+    """Nodes of up to 9 physical cores with gaps in their numbers, and ranks' nodes, some of them
+    unknown.
+    """
     numbers = itertools.count()
     nodes = {
         number: [

@@ -136,7 +136,9 @@ def batches_of_ranks(
 def test_ranks_share_the_images_equally(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int
 ) -> None:
-    """With drop_last no image comes twice; without it all come, and only the last places repeat some."""
+    """With drop_last no image comes twice; without it all come, and only the last places repeat
+    some.
+    """
     images = max(images, world_size)
     ranks = batches_of_ranks(images, world_size, batch_size, drop_last, epoch)
     sizes = [[len(batch) for batch in rank] for rank in ranks]

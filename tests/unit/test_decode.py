@@ -1,4 +1,6 @@
-"""Decoded images equal torchvision's, in one order everywhere; bad folders are refused in one sentence."""
+"""Decoded images equal torchvision's, in one order everywhere; bad folders are refused in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -129,17 +131,30 @@ def put(path: Path, content: bytes) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
-    "empty": (lambda f: put(f / "test/bee/x.jpg", b""), r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or"),
+    "text": (
+        lambda f: put(f / "test/bee/x.jpg", b"hello"),
+        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+    ),
+    "empty": (
+        lambda f: put(f / "test/bee/x.jpg", b""),
+        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+    ),
     "truncated": (
         lambda f: truncate(picture(f / "train/cat/x.jpg", 1, size=(64, 64))),
         r"/train/cat/x.jpg cannot be decoded \(.*truncated.*\); repair or remove it$",
     ),
-    "damaged png": (lambda f: truncate(f / "train/ape/0.png"), r"/train/ape/0.png cannot be decoded \(.*\); repair or remove"),
-    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), r"/ape/x.png cannot be decoded \(.*No such file"),
+    "damaged png": (
+        lambda f: truncate(f / "train/ape/0.png"),
+        r"/train/ape/0.png cannot be decoded \(.*\); repair or remove",
+    ),
+    "dead link": (
+        lambda f: (f / "train/ape/x.png").symlink_to("gone"),
+        r"/ape/x.png cannot be decoded \(.*No such file",
+    ),
     "sizes": (
         lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
-        r"one size, but .*/train/ape/0.png has 4x3 pixels and .*/test/cat/x.png has 3x4; resize them, or leave one out$",
+        r"one size, but .*/train/ape/0.png has 4x3 pixels and .*/test/cat/x.png has 3x4; "
+        r"resize them, or leave one out$",
     ),
     "class only in test": (
         lambda f: picture(f / "test/dog/0.png", 1),
@@ -151,13 +166,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "class without images": (
         lambda f: put(f / "train/dog/notes.txt", b"no image"),
-        r"images must have images of every class in train/<class> and test/<class>: Found no valid file for the classes dog, ",
+        r"images must have images of every class in train/<class> and test/<class>: "
+        r"Found no valid file for the classes dog, ",
     ),
     "no classes": (
         lambda f: [f.joinpath("test", name).rename(f / name) for name in CLASSES],
         r"images must have images of every class .*: Couldn't find any class folder in .*/test$",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("spoil", "sentence"), BAD.values(), ids=BAD)
@@ -172,7 +188,9 @@ def test_pillows_errors_become_one_line(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Image, "MAX_IMAGE_PIXELS", 4
     )  # above twice as many it raises an error of its own, no OSError
-    sentence = r"/0.png cannot be decoded \(Image size \(12 pixels\) exceeds limit of 8 pixels, .*\); repair or remove it$"
+    sentence = (
+        r"/0.png cannot be decoded \(Image size \(12 pixels\) exceeds limit of 8 .*\); repair or remove it$"
+    )
     with pytest.raises(Refused, match=sentence):
         decode_folder(folder, silent)
 

@@ -1,4 +1,6 @@
-"""The device lock: one run at a time, all devices or none. Two locks of one process refuse each other, too."""
+"""The device lock: one run at a time, all devices or none. Two locks of one process refuse each
+other, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Inputs compared with torchvision: a batch holds the right images, cropped and flipped in an allowed way."""
+"""Inputs compared with torchvision: a batch holds the right images, cropped and flipped in an
+allowed way.
+"""
 
 from __future__ import annotations
 
