@@ -1,12 +1,12 @@
-"""What a step's time is spent on, what of the hardware it uses, and what training on more devices saves and costs."""
+"""The parts of a step, its use of the hardware, and what an epoch on more devices saves and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Floating point operations per second at the most, without sparsity, by the name that the driver gives a GPU and by precision:
-# NVIDIA's data sheets. fp32 is that of the CUDA cores; whatever is not here is not known.
+# The peak floating point operations per second without sparsity, by the GPU's name in the driver and by
+# precision, from NVIDIA's data sheets. fp32 is that of the CUDA cores.
 _HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
 _AMPERE = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
 _VOLTA = {"fp16": 125e12, "fp32": 15.7e12}
@@ -26,37 +26,48 @@ PEAK_FLOPS_PER_SECOND: dict[str, Mapping[str, float]] = {
 
 
 def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
-    """What a GPU of that name can compute in this precision at the most; None of one that is not known."""
+    """Return the peak FLOP/s of a GPU by its name in the driver; None if unknown."""
     return PEAK_FLOPS_PER_SECOND.get(gpu or "", {}).get(precision)
 
 
 def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> float:
-    """Model FLOPs utilization, flops / (step_seconds * peak_flops_per_second): the share of what the device could compute that
-    a step's forward and backward pass need (Chowdhery et al., PaLM, 2022, appendix B)."""
+    """Return the model FLOPs utilization, flops / (step_seconds * peak_flops_per_second).
+
+    The fraction of the device's peak that a step's forward and backward pass need (Chowdhery et al., PaLM,
+    2022, appendix B).
+    """
     return flops / (step_seconds * peak_flops_per_second)
 
 
 def parts_without_waiting(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """From the seconds of each part of a step on each rank, those of one: of ranks that synchronize, whose steps take equally
-    long, that which waits the least for the others' gradients."""
+    """Return the seconds of each part on the rank that waits least for the others' gradients.
+
+    parts[name][rank]. Steps of synchronized ranks take equally long on all of them.
+    """
     return {part: seconds[least_waiting_rank(parts)] for part, seconds in parts.items()}
 
 
 def least_waiting_rank(parts: Mapping[str, Sequence[float]]) -> int:
+    """Return the rank with the shortest gradient synchronization."""
     waits = parts.get("gradient_sync", (0.0,))
     return min(range(len(waits)), key=waits.__getitem__)
 
 
 def straggler_spread(alone: Sequence[float]) -> float:
-    """By how much longer than the fastest rank the slowest takes, as a share of the fastest's seconds; of steps in which none
-    waits for another."""
+    """Return by what fraction the slowest rank's step is longer than the fastest one's.
+
+    alone[rank]: seconds of steps in which no rank waits for another.
+    """
     return max(alone) / min(alone) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """What N devices make of an epoch: its device-seconds, N * T(N); the seconds saved, T(1) - T(N); and what these cost, the
-    device-seconds that one device would not have needed, N * T(N) - T(1)."""
+    """The cost of an epoch on N devices.
+
+    device_seconds: N * T(N). saved_seconds: T(1) - T(N). extra_device_seconds: N * T(N) - T(1), what the
+    saved seconds cost.
+    """
 
     device_seconds: float
     saved_seconds: float
@@ -64,5 +75,5 @@ class EpochCost:
 
 
 def epoch_cost(T1: float, TN: float, N: int) -> EpochCost:
-    """From the seconds of an epoch of the same images on one device, and on N."""
+    """Return the cost from the seconds of an epoch of the same images on one device and on N."""
     return EpochCost(device_seconds=N * TN, saved_seconds=T1 - TN, extra_device_seconds=N * TN - T1)

@@ -1,7 +1,8 @@
-"""How much of a step is communication, by three methods that know nothing of each other. Seconds of a step, by rank.
+"""How much of a step is exposed communication, by independent methods. All seconds are per step and rank.
 
-(a) a difference: the step of DDP less that of ranks that leave each other alone; (b) a trace: when something is sent and
-nothing computed; (c) the step's messages by themselves, which says how long sending takes, not how much of it is seen.
+(a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time in which
+something is sent and nothing computes. (c) The step's messages alone, which show how long sending takes but
+not how much of it is exposed.
 """
 
 from __future__ import annotations
@@ -9,44 +10,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_PROFILING = (
-    0.1  # of a step: what the profiler may add to it before its trace says little of the step without
-)
-AGREEMENT = 0.05  # of a step: how far two methods may be apart without a word
+MOST_PROFILING = 0.1  # a profiler that makes a step longer by more than this fraction traces another step
+AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Method (a). exposed: by how much communicating makes the step longer, on the rank that waits the most, of which
-    `bookkeeping` is what DDP does besides sending: filling buckets, dividing. skew: how much later than the first the last rank
-    is ready if none waits for another; late_rank: which that is.
+    """The result of method (a).
 
-    What ranks leave out under no_sync is more than the messages: the buckets and the division too, waiting for each other, and
-    the buffers' broadcasts. And beside messages what is computed takes longer, for both use the same memory and processors.
+    exposed: how much longer communication makes the step, on the rank that waits most. bucket_copies: the
+    part of it in which DDP fills and divides its buckets, which sends nothing. skew: how much later than
+    the first the last rank is ready if none waits. late_rank: that last rank.
+
+    Under no_sync ranks skip more than messages: the buckets, waiting for each other, and the broadcasts of
+    buffers. Communication also slows the computation beside it, because both use the same memory and
+    processors.
     """
 
     exposed: float
-    bookkeeping: float
+    bucket_copies: float
     skew: float
     late_rank: int
 
 
 def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[float]) -> Difference:
-    """From the seconds of a step on each rank: of DDP, under no_sync, and of DDP that fills its buckets and sends nothing."""
+    """Apply method (a) to steps[rank]: with DDP, under no_sync, and with DDP that fills buckets and sends nothing."""
     _require_ranks(ddp, no_sync, local)
     return Difference(
         exposed=max(together - alone for together, alone in zip(ddp, no_sync, strict=True)),
-        bookkeeping=max(filled - alone for filled, alone in zip(local, no_sync, strict=True)),
+        bucket_copies=max(filled - alone for filled, alone in zip(local, no_sync, strict=True)),
         skew=max(local) - min(local),
-        late_rank=max(range(len(local)), key=local.__getitem__),
+        late_rank=_largest(local),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """Method (b). rank: the one that waits the most, whose figures these are. total: of all communication; exposed: that beside
-    which nothing is computed; overlap_fraction: what of it is not exposed. least_total: of the rank that waits the least, which
-    is what sending takes. skew: how much longer the others communicate than late_rank, the last to come, who waits for nobody.
+    """The result of method (b).
+
+    rank: the rank that waits most. total, exposed: its communication, and the part beside which nothing
+    computes. overlap_fraction: the part of total that is not exposed. least_total: the communication of the
+    rank that waits least, which is what sending takes. skew: how much longer the others communicate than
+    late_rank, which comes last and waits for nobody.
     """
 
     rank: int
@@ -59,55 +64,62 @@ class Traced:
 
 
 def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
-    """From the seconds of a step's communication on each rank; None where nothing was communicated."""
+    """Apply method (b) to a step's communication on each rank; None if a rank did not communicate."""
     _require_ranks(total, exposed)
     if not all(total):
         return None
-    most = max(range(len(exposed)), key=exposed.__getitem__)
+    rank = _largest(exposed)
     return Traced(
-        rank=most,
-        total=total[most],
+        rank=rank,
+        total=total[rank],
         least_total=min(total),
-        exposed=exposed[most],
-        overlap_fraction=1 - exposed[most] / total[most],
+        exposed=exposed[rank],
+        overlap_fraction=1 - exposed[rank] / total[rank],
         skew=max(total) - min(total),
-        late_rank=min(range(len(total)), key=total.__getitem__),
+        late_rank=_largest([-seconds for seconds in total]),
     )
 
 
+def _largest(seconds: Sequence[float]) -> int:
+    return max(range(len(seconds)), key=seconds.__getitem__)
+
+
 def _require_ranks(*by_rank: Sequence[float]) -> None:
-    if len({len(seconds) for seconds in by_rank}) != 1 or len(by_rank[0]) < 2:
-        raise ValueError(
-            f"communication needs the seconds of the same two ranks or more, got {[len(each) for each in by_rank]}"
-        )
+    counts = [len(seconds) for seconds in by_rank]
+    if len(set(counts)) != 1 or counts[0] < 2:
+        raise ValueError(f"communication needs the seconds of the same two ranks or more, got {counts}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """share: of the step, by which (a) finds more exposed than (b). reason: a sentence where that is more than AGREEMENT."""
+    """How much more exposed communication (a) finds than (b), as a fraction of the step.
 
-    share: float
+    reason: an explanation if the two do not agree.
+    """
+
+    fraction: float
     reason: str = ""
 
 
 def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float) -> Disagreement:
-    """Beside the two, a step's seconds without and with the profiler."""
-    share = (a.exposed - b.exposed) / step_seconds
-    if abs(share) <= AGREEMENT:
-        return Disagreement(share=share)
-    bookkeeping = a.bookkeeping / step_seconds
+    """Compare both methods, given the seconds of a step without and with the profiler."""
+    fraction = (a.exposed - b.exposed) / step_seconds
+    if abs(fraction) <= AGREEMENT:
+        return Disagreement(fraction=fraction)
+    copies = a.bucket_copies / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
-        f"difference and trace disagree by {share:+.1%} of the step: {bookkeeping:+.1%} is DDP's bookkeeping, which sends "
-        f"nothing, {share - bookkeeping:+.1%} is not explained; the profiler makes the step {longer:+.1%} longer"
+        f"difference and trace disagree by {fraction:+.1%} of the step: {copies:+.1%} is DDP's bucket copies, "
+        f"which send nothing, {fraction - copies:+.1%} is not explained; the profiler makes the step "
+        f"{longer:+.1%} longer"
     )
-    return Disagreement(
-        share=share, reason=reason + ", so that the trace is of another one" * (longer > MOST_PROFILING)
-    )
+    if longer > MOST_PROFILING:
+        reason += ", too much for its trace to stand for the step"
+    return Disagreement(fraction=fraction, reason=reason)
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Which rank the others wait for, by each method, where that is for more than AGREEMENT of a step."""
+    """Return a sentence about the rank that the others wait for; empty if they wait for at most `AGREEMENT`."""
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
     by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""

@@ -1,8 +1,8 @@
-"""What an all_reduce must cost: of N ranks and S bytes a rank, by messages' latency, a link's bandwidth, and adding up.
+"""Cost models of all-reduce algorithms: N ranks, S bytes per rank.
 
-A cost is latency * a + volume * S / B + reduced * S * g: a is the seconds of a message without its bytes, B a link's bytes per
-second in one direction, g the seconds to add up a byte. The three counts are of the rank that has the most to do, one step
-after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al. 2007).
+A cost is latency * a + volume * S / B + reduced * S * g. a is the seconds of an empty message, B a link's
+bytes per second in one direction, g the seconds to add one byte. The three counts are those of the busiest
+rank, one step after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al. 2007).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.log_fit import Estimate, fit_logarithms, spread_of
+from ddpperf.analysis.log_fit import Estimate, fit_logarithms, standard_deviation
 from ddpperf.analysis.protocols import DIGITS, require_sizes
 from ddpperf.specs.collective import ring_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Of an algorithm with N ranks: messages one after the other, whole buffers that a link carries, and that are added up."""
+    """What an algorithm does: messages one after the other, and the buffers that a link carries and a rank adds."""
 
     latency: float
     volume: float
@@ -31,31 +31,28 @@ class Counts:
 
 
 def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
-    """Of a buffer of `nbytes` bytes a rank: a ring sends a large one in more messages than a small one.
+    """Return an algorithm's counts for a buffer of `nbytes` bytes per rank; a ring sends large ones in pieces.
 
     Raises ValueError for fewer than two ranks, or an algorithm without a model.
     """
     if N < 2:
         raise ValueError(f"a cost model needs two ranks or more, got {N}")
-    levels = math.floor(math.log2(N))
-    helps = 0 if 2**levels == N else 1  # ranks beyond a power of two give their buffers away, and get the sum
-    share = 1 - 2.0**-levels
+    levels, all_levels = math.floor(math.log2(N)), math.ceil(math.log2(N))
+    # Ranks beyond a power of two hand over their buffers first, and get the sum back at the end.
+    extra = all_levels - levels
+    halved = 1 - 2.0**-levels
     known = {
         "gather_broadcast": Counts(latency=2, volume=2 * (N - 1), reduced=N - 1),
         "ring": Counts(
             latency=2 * (N - 1) * ring_pieces(nbytes, N), volume=2 * (N - 1) / N, reduced=(N - 1) / N
         ),
         "recursive_doubling": Counts(
-            latency=levels + 2 * helps, volume=levels + 2 * helps, reduced=levels + helps
+            latency=levels + 2 * extra, volume=levels + 2 * extra, reduced=levels + extra
         ),
         "halving_doubling": Counts(
-            latency=2 * levels + 2 * helps, volume=2 * share + 2 * helps, reduced=share + helps
+            latency=2 * levels + 2 * extra, volume=2 * halved + 2 * extra, reduced=halved + extra
         ),
-        "tree": Counts(
-            latency=2 * math.ceil(math.log2(N)),
-            volume=2 * math.ceil(math.log2(N)),
-            reduced=math.ceil(math.log2(N)),
-        ),
+        "tree": Counts(latency=2 * all_levels, volume=2 * all_levels, reduced=all_levels),
     }
     if algorithm not in known:
         raise ValueError(f"{algorithm} has no cost model; those that have are {', '.join(known)}")
@@ -64,7 +61,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A measured call: the seconds of `nbytes` bytes a rank."""
+    """A measured all-reduce of `nbytes` bytes per rank."""
 
     algorithm: str
     N: int
@@ -74,8 +71,10 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """Fitted: latency in seconds, seconds to send a byte (the inverse of the bandwidth), and to add one up; None if that is not
-    told apart from sending."""
+    """A fitted cost model: seconds of an empty message, to send a byte, and to add a byte.
+
+    reduce_seconds: None if the model counts the addition as a part of sending.
+    """
 
     latency: Estimate
     byte_seconds: Estimate
@@ -83,26 +82,26 @@ class LinkModel:
 
     @property
     def bandwidth(self) -> Estimate:
-        """Bytes per second; infinite where sending may cost nothing that can be seen."""
+        """Bytes per second; infinite where sending is too fast to be seen."""
         return self.byte_seconds.inverse()
 
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
-        each = counts(algorithm, N, nbytes)
+        """Return the predicted seconds of an all-reduce."""
+        cost = counts(algorithm, N, nbytes)
         reduce = self.reduce_seconds.value if self.reduce_seconds is not None else 0.0
-        return each.latency * self.latency.value + nbytes * (
-            each.volume * self.byte_seconds.value + each.reduced * reduce
-        )
+        byte_seconds = cost.volume * self.byte_seconds.value + cost.reduced * reduce
+        return cost.latency * self.latency.value + nbytes * byte_seconds
 
 
-class NotToldApart(ValueError):
-    """Every split between two of a model's values fits as well."""
+class Undetermined(ValueError):
+    """The measured calls fit any split between two of a model's values equally well."""
 
 
 def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
-    """The model whose logarithms are off by the least in square, over all cells at once; none of its values is negative.
+    """Fit the cost model to all cases, by least squares of logarithms, without negative values.
 
-    Raises ValueError for cells of one size, from which latency and bandwidth cannot be told apart, and NotToldApart for others
-    that leave open what a message's start, sending and adding up take.
+    reduction: whether adding has a value of its own. Raises ValueError for cases of one size, and
+    Undetermined for others that do not determine all values.
     """
     if len({case.nbytes for case in cases}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
@@ -110,64 +109,68 @@ def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
     seconds = [case.seconds for case in cases]
     scaled = rows / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
-        raise NotToldApart(
-            "a fit needs calls that tell what sending and adding up take apart; measure other sizes or algorithms"
+        raise Undetermined(
+            "these calls cannot separate the time of sending from that of adding; measure other sizes or algorithms"
         )
     fit = fit_logarithms(rows.tolist(), seconds)
-    latency, byte_seconds, *others = fit.estimates(*spread_of(fit.logarithms, len(fit.values)))
+    latency, byte_seconds, *others = fit.estimates(*standard_deviation(fit.residuals, len(fit.values)))
     return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
+
+
+def _row(case: Case, *, reduction: bool) -> list[float]:
+    cost = counts(case.algorithm, case.N, case.nbytes)
+    return [cost.latency, cost.volume * case.nbytes, *([cost.reduced * case.nbytes] if reduction else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenLinks:
-    """The model, with a reduction of its own or without, that has the least error on sizes that were left out. held_out_error:
-    the median of |predicted / measured - 1| over the cells of sizes that were left out of fit and choice alike."""
+    """The cost model, with or without a value for adding, that predicts held-out sizes best.
+
+    held_out_error: the median of |predicted / measured - 1| over sizes that neither the fit nor the choice
+    used.
+    """
 
     model: LinkModel
     held_out_error: float
 
 
 def choose_links(cases: Sequence[Case]) -> ChosenLinks:
-    """By leaving out all cells of one size, for each but the least and the greatest in turn.
+    """Choose the model by cross-validation over all sizes but the smallest and the largest.
 
-    Raises ValueError for fewer than four sizes, and NotToldApart.
+    Raises ValueError for fewer than four sizes, and Undetermined.
     """
     require_sizes(len({case.nbytes for case in cases}))
-    return ChosenLinks(model=_best_links(cases), held_out_error=_held_out(cases, _best_links))
+    return ChosenLinks(model=_best_links(cases), held_out_error=_held_out_error(cases, _best_links))
 
 
 def _best_links(cases: Sequence[Case]) -> LinkModel:
-    errors = {False: _held_out(cases, partial(fit_links, reduction=False))}
-    with contextlib.suppress(NotToldApart):
-        errors[True] = _held_out(cases, partial(fit_links, reduction=True))
+    errors = {False: _held_out_error(cases, partial(fit_links, reduction=False))}
+    with contextlib.suppress(Undetermined):
+        errors[True] = _held_out_error(cases, partial(fit_links, reduction=True))
     return fit_links(cases, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 
-def _held_out(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkModel]) -> float:
-    """The median error on the cells of each size but the ends, of what the others are fitted by."""
+def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkModel]) -> float:
     errors = []
-    for left_out in sorted({case.nbytes for case in cases})[1:-1]:
-        model = fit([case for case in cases if case.nbytes != left_out])
+    for held_out in sorted({case.nbytes for case in cases})[1:-1]:
+        model = fit([case for case in cases if case.nbytes != held_out])
         errors += [
             abs(model.seconds(case.algorithm, case.N, case.nbytes) / case.seconds - 1)
             for case in cases
-            if case.nbytes == left_out
+            if case.nbytes == held_out
         ]
     return median(errors)
 
 
-def _row(case: Case, *, reduction: bool) -> list[float]:
-    each = counts(case.algorithm, case.N, case.nbytes)
-    return [each.latency, each.volume * case.nbytes, *([each.reduced * case.nbytes] if reduction else [])]
-
-
-# --- what reports of such measurements write, and what it describes
+# --- the formulas in course reports
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
-    """formula: as it is written, of N ranks, S bytes a rank, B bytes per second. describes: what its value is, and is not.
-    is_time: whether that is seconds, or bytes."""
+class ReportFormula:
+    """A formula of course reports, for N ranks, S bytes per rank and B bytes per second.
+
+    describes: what its value is, and what it is not. is_time: whether the value is in seconds, else bytes.
+    """
 
     name: str
     formula: str
@@ -176,31 +179,31 @@ class Execution:
     is_time: bool = False
 
     def seconds(self, N: int, S: float, B: float) -> float:
-        """What a report makes of it: bytes over one link's bandwidth."""
+        """Return the seconds that a report makes of it: bytes are divided by one link's bandwidth."""
         return self.value(N, S, B) / (1 if self.is_time else B)
 
 
-FORMS = (
-    Execution(
+REPORT_FORMULAS = (
+    ReportFormula(
         name="ring_bytes",
         formula="2 (N-1) S / N",
         value=lambda N, S, B: 2 * (N - 1) * S / N,
-        describes="the bytes that each rank sends in a ring, the least that the busiest rank can do with where only ranks add "
-        "up; no time; from S on two ranks to below 2 S on many",
+        describes="the bytes that each rank sends in a ring, the minimum for the busiest rank if only ranks "
+        "add; from S on two ranks to nearly 2 S on many; not a time",
     ),
-    Execution(
+    ReportFormula(
         name="doubling_seconds",
         formula="(S / B) log2 N",
         value=lambda N, S, B: S / B * math.log2(N),
         is_time=True,
-        describes="the seconds of recursive doubling without latency, where N is a power of two; not what a ring takes, nor a "
-        "tree, which takes twice as long",
+        describes="the seconds of recursive doubling without latency, if N is a power of two; a tree takes "
+        "twice as long, a ring another time",
     ),
-    Execution(
+    ReportFormula(
         name="aggregate_bytes",
         formula="2 (N-1) S",
         value=lambda N, S, B: 2 * (N - 1) * S,
-        describes="the bytes that all ranks of a ring send together, or what rank 0 of gather and broadcast moves; over one "
-        "link's B it is N times a ring's seconds, for all links work at once",
+        describes="the bytes that all ranks of a ring send together, or that rank 0 of gather and broadcast "
+        "moves; over one link's B it is N times a ring's seconds, because all links work at once",
     ),
 )

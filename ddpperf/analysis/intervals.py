@@ -1,4 +1,4 @@
-"""Intervals of time, and what a step's time is spent on by them. Standard library only; any unit, the same for all."""
+"""Unions and overlaps of time intervals, and the parts of a step that they give. Any unit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Interval = tuple[float, float]
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union, as disjoint intervals in their order; those without a length are left out."""
+    """Return the union as disjoint intervals in order, without empty ones."""
     union: list[Interval] = []
     for begin, end in sorted(each for each in intervals if each[1] > each[0]):
         if union and begin <= union[-1][1]:
@@ -20,20 +20,22 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Of the union."""
+    """Return the length of the union."""
     return sum(end - begin for begin, end in merged(intervals))
 
 
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """How long both last at the same time."""
+    """Return the length of the intersection of both unions."""
     one, other = merged(first), merged(second)
     return length(one) + length(other) - length([*one, *other])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A rank's time: what of it is any communication, which of that is all_reduces, and which exposed, for nothing computes
-    beside it, what computes, what copies, and what is idle, for nothing of these runs. Each is merged first.
+    """The parts of a rank's time; intervals of one kind are merged first.
+
+    exposed: communication beside which nothing computes. all_reduces: a part of communication. idle: time
+    in which nothing communicates, computes or copies.
     """
 
     whole: float
@@ -52,19 +54,18 @@ def split(
     copies: Iterable[Interval],
     all_reduces: Iterable[Interval] = (),
 ) -> Split:
-    """What `whole` is spent on; what of the intervals lies outside of it does not count. all_reduces: of the communication."""
-    kinds = (communication, compute, copies, all_reduces)
-    talks, works, moves, sums = ([_within(each, whole) for each in kind] for kind in kinds)
-    return Split(
-        whole=whole[1] - whole[0],
-        communication=length(talks),
-        all_reduces=length(sums),
-        exposed=length(talks) - overlap(talks, works),
-        compute=length(works),
-        copies=length(moves),
-        idle=whole[1] - whole[0] - length([*talks, *works, *moves]),
+    """Split the interval `whole` into its parts; intervals count as far as they lie within it."""
+    begin, end = whole
+    sending, computing, copying, reducing = (
+        [(max(start, begin), min(stop, end)) for start, stop in kind]
+        for kind in (communication, compute, copies, all_reduces)
     )
-
-
-def _within(interval: Interval, whole: Interval) -> Interval:
-    return max(interval[0], whole[0]), min(interval[1], whole[1])
+    return Split(
+        whole=end - begin,
+        communication=length(sending),
+        all_reduces=length(reducing),
+        exposed=length(sending) - overlap(sending, computing),
+        compute=length(computing),
+        copies=length(copying),
+        idle=end - begin - length([*sending, *computing, *copying]),
+    )

@@ -1,32 +1,30 @@
-"""What loading images costs an epoch, against the same epoch without it."""
+"""The fraction of an epoch that waits for its images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
-LEAST_SHARE = 0.05  # of an epoch, from which on loading limits it
+LEAST_FRACTION = 0.05  # from this fraction on, loading limits an epoch
 
 
-def loading_share(with_loading: float, without: float) -> float:
-    """1 - without / with_loading, from two epochs' seconds: the share of an epoch that is spent waiting for its images.
+def loading_fraction(with_loading: float, without: float) -> float:
+    """Return 1 - without / with_loading, from the seconds of two epochs.
 
-    Below 0 where noise exceeds what loading costs.
+    The result is below 0 where noise exceeds the cost of loading.
     """
     if not (with_loading > 0 and without > 0):
         raise ValueError(
-            f"a share of loading needs positive times, got {with_loading} s with and {without} s without it"
+            f"a loading fraction needs positive times, got {with_loading} s with and {without} s without loading"
         )
     return 1 - without / with_loading
 
 
-def enough_workers(shares: Mapping[int, float]) -> int | None:
-    """The number of workers from which on loading takes less than `LEAST_SHARE` of an epoch; None if none is enough.
+def enough_workers(fractions: Mapping[int, float]) -> int | None:
+    """Return the number of workers from which on loading takes less than `LEAST_FRACTION` of an epoch.
 
-    shares: by number of workers, the share of loading.
+    fractions: by number of workers. Returns None if no number is enough.
     """
-    enough = None
-    for workers in sorted(shares, reverse=True):
-        if shares[workers] >= LEAST_SHARE:
-            break
-        enough = workers
-    return enough
+    descending = sorted(fractions, reverse=True)
+    enough = list(takewhile(lambda workers: fractions[workers] < LEAST_FRACTION, descending))
+    return enough[-1] if enough else None

@@ -1,49 +1,56 @@
-"""By how much longer than on one device a step takes on more devices than were measured.
+"""The excess of a step, t(N) - t(1), projected to more devices than were measured.
 
-A step's excess over t(1) is what DDP does besides sending, which hardly depends on N, and the part of sending that is not
-hidden behind computing: excess(N) = bookkeeping + exposed(N). sending(N) adds up the all_reduces of the step's buckets, by the
-lines of the backend on N devices. Of it the share is exposed that was exposed on the numbers of devices that were measured, or,
-where sending takes long, all that does not fit behind the backward pass: max(share * sending(N), sending(N) - hideable). The
-share is above 1 where sending slows computing down, too; of a network between nodes no more than all is exposed.
+excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N. Exposed is the part of
+sending that computation does not hide. sending(N) adds up the all-reduces of the step's buckets, by the
+fitted lines of the backend on N devices. Its exposed fraction is that on the measured numbers of devices,
+or, where sending takes long, all that does not fit behind the backward pass:
+max(fraction * sending(N), sending(N) - hideable). The fraction is above 1 where sending slows computation
+down, too; of a network between nodes at most all is exposed.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.analysis.cost_models import NotToldApart, counts
+from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.log_fit import CONFIDENCE
 from ddpperf.analysis.protocols import Envelope
 
 DRAWS = 1000
-DOUBLING_ERROR = (
-    0.15  # relative, of all_reduces of twice as many devices as were measured: seen between 2, 4 and 8 H200s
-)
+# The relative error of all-reduces for each doubling of the measured devices, as between 2, 4 and 8 H200s.
+DOUBLING_ERROR = 0.15
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
-    """Of one buffer on N devices of a node. On a number that was not measured: the lines of the nearest, their slopes as a
-    ring's bytes grow, their starts by as much for each doubling as from the least number of devices measured to the
-    greatest; of one number only they stay."""
+    """Return the seconds of one all-reduce on N devices of a node.
+
+    For a number that was not measured, the nearest number's lines are scaled. Their slopes grow as a ring's
+    bytes do. Their starts grow for each doubling by as much as between the smallest and the largest measured
+    number; with only one measured number they stay.
+    """
     if N in measured:
         return measured[N].seconds(nbytes)
     least, greatest = min(measured), max(measured)
-    nearest = min(measured, key=lambda other: abs(math.log2(N / other)))
+    nearest = _nearest(measured, N)
     growth = 0.0
     if least != greatest:
         growth = (measured[greatest].seconds(0) - measured[least].seconds(0)) / math.log2(greatest / least)
-    longer = counts("ring", N).volume / counts("ring", nearest).volume
+    slope_factor = counts("ring", N).volume / counts("ring", nearest).volume
     shift = max(0.0, growth) * math.log2(N / nearest)
-    lines = tuple((max(0.0, start + shift), slope * longer) for start, slope in measured[nearest].lines)
+    lines = tuple((max(0.0, start + shift), slope * slope_factor) for start, slope in measured[nearest].lines)
     return Envelope(lines=lines).seconds(nbytes)
+
+
+def _nearest(numbers: Iterable[int], N: int) -> int:
+    return min(numbers, key=lambda number: abs(math.log2(N / number)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Between nodes, as the user gives it: seconds of a message without its bytes, bytes per second of one device's part."""
+    """The network between nodes: seconds of an empty message, and bytes per second of each device."""
 
     latency: float
     bandwidth: float
@@ -51,38 +58,38 @@ class Network:
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and 0 < self.bandwidth < math.inf):
             raise ValueError(
-                f"a network needs a latency of 0 or more and a bandwidth above 0, got {self.latency}, {self.bandwidth}"
+                "a network needs a latency of 0 or more and a bandwidth above 0, got "
+                f"{self.latency}, {self.bandwidth}"
             )
 
     def all_reduce_seconds(self, nbytes: float, nodes: int, devices: int) -> float:
-        """Between nodes of so many devices, each of which sums its share of the buffer over all nodes in a ring."""
+        """Return the seconds in which each of a node's devices sums its part of the buffer over nodes in a ring."""
         ring = counts("ring", nodes)
         return ring.latency * self.latency + ring.volume * nbytes / devices / self.bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """Seconds of a step's all_reduces: within nodes, which the lines give, and between them, as the user gives the network."""
+    """The seconds of a step's all-reduces within nodes and between them."""
 
     within: float
     between: float = 0.0
 
     @property
     def seconds(self) -> float:
+        """The sum of both."""
         return self.within + self.between
 
 
 def sending_seconds(
     measured: Mapping[int, Envelope], buckets: Sequence[float], N: int, *, node: int, network: Network | None
 ) -> Sending:
-    """Of all buckets on N devices: within a node of `node` devices, and beyond it by the network.
+    """Return the seconds of all buckets' all-reduces on N devices, in nodes of `node` devices.
 
-    Raises ValueError for no bytes at all, for more devices than a node's without a network, or for part of a node.
+    Raises ValueError for no bytes, for more devices than a node without a network, or for part of a node.
     """
     if not sum(buckets) > 0:
-        raise ValueError(
-            f"a projection is of a step that sends gradients, got buckets of {list(buckets)} bytes"
-        )
+        raise ValueError(f"a projection needs a step that sends gradients, got buckets of {list(buckets)} bytes")
     if node >= N:
         return Sending(within=sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets))
     if network is None:
@@ -99,18 +106,24 @@ def sending_seconds(
 
 
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Relative, as a standard error, of what is sent within nodes: that of the nearest number of devices measured, whose lines
-    miss sizes by so much, and DOUBLING_ERROR for each doubling from there to N, or to a whole node. What the user says of a
-    network is taken for true."""
-    here = min(N, node)
-    nearest = min(measured, key=lambda other: abs(math.log2(here / other)))
-    return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(here / nearest)))
+    """Return the relative standard error of the sending time within nodes.
+
+    It combines the error of the nearest measured number's lines with `DOUBLING_ERROR` for each doubling from
+    there to N, or to a whole node. The user's figures for a network count as exact. measured: errors by
+    number of devices.
+    """
+    within = min(N, node)
+    nearest = _nearest(measured, within)
+    return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(within / nearest)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """How much longer than on one device a step takes. error: the standard error of the longer step, one_device_error: that of
-    t(1), which all excesses of a set of processes are taken from."""
+    """How many seconds longer a step takes than on one device.
+
+    error: the standard error of the longer step. one_device_error: the standard error of t(1), which all
+    excesses of a process set share.
+    """
 
     seconds: float
     error: float
@@ -119,8 +132,10 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """seconds with an interval of CONFIDENCE, from what was measured and how far off sending may be. plain: the guess that it
-    is the same as on the greatest number of devices that was measured."""
+    """Projected seconds with their 95% interval, from the errors of the measurements and of sending.
+
+    plain: the guess that the excess stays that of the largest measured number of devices.
+    """
 
     seconds: float
     low: float
@@ -130,48 +145,50 @@ class Projection:
 
 def project(
     excess: Mapping[int, Excess],
-    bookkeeping: Excess,
+    bucket_copies: Excess,
     sending: Callable[[int], Sending],
     N: int,
     *,
     hideable: float,
     error: float,
 ) -> Projection:
-    """The excess on N devices from that on others. hideable: seconds of the backward pass, behind which sending may hide.
-    error: of what sending(N) takes within nodes, relative, as a standard error.
+    """Project the excess to N devices from that on other numbers of devices.
 
-    Raises ValueError if none was measured, and NotToldApart where sending is fitted to take no time.
+    hideable: seconds of the backward pass, behind which sending may hide. error: the relative standard error
+    of sending(N) within nodes. Raises ValueError without any excess, and Undetermined where sending is
+    fitted to take no time.
     """
     if not excess:
         raise ValueError("a projection needs the excess on some devices, got none")
     sent = {devices: sending(devices) for devices in (*excess, N)}
     if not all(each.seconds > 0 for each in sent.values()):
-        raise NotToldApart(
-            "the all_reduces that were measured do not tell what sending a step's gradients takes; measure more --rounds, or "
-            "other --buffer-sizes"
+        raise Undetermined(
+            "the measured all-reduces do not show how long sending a step's gradients takes; measure more "
+            "--rounds, or other --buffer-sizes"
         )
 
-    def projected(excess: Mapping[int, float], bookkeeping: float, off: float) -> float:
-        share = sum((excess[other] - bookkeeping) / sent[other].seconds for other in excess) / len(excess)
-        within, between = sent[N].within * off, sent[N].between
-        return bookkeeping + max(0.0, share * within + min(1.0, share) * between, within + between - hideable)
+    def projected(excess: Mapping[int, float], copies: float, factor: float) -> float:
+        fraction = sum((excess[other] - copies) / sent[other].seconds for other in excess) / len(excess)
+        within, between = sent[N].within * factor, sent[N].between
+        exposed = fraction * within + min(1.0, fraction) * between
+        return copies + max(0.0, exposed, within + between - hideable)
 
-    drawn = random.Random(0)
+    rng = random.Random(0)
 
     def draw() -> float:
-        one_device = drawn.gauss(0, 1)
+        one_device = rng.gauss(0, 1)
 
-        def off(each: Excess) -> float:
-            return each.seconds + drawn.gauss(0, each.error) - one_device * each.one_device_error
+        def with_error(value: Excess) -> float:
+            return value.seconds + rng.gauss(0, value.error) - one_device * value.one_device_error
 
-        return projected(
-            {N: off(each) for N, each in excess.items()}, off(bookkeeping), drawn.lognormvariate(0, error)
-        )
+        drawn = {devices: with_error(value) for devices, value in excess.items()}
+        return projected(drawn, with_error(bucket_copies), rng.lognormvariate(0, error))
 
     draws = sorted(draw() for _ in range(DRAWS))
     tail = int(DRAWS * (1 - CONFIDENCE) / 2)
+    measured = {devices: value.seconds for devices, value in excess.items()}
     return Projection(
-        seconds=projected({other: each.seconds for other, each in excess.items()}, bookkeeping.seconds, 1.0),
+        seconds=projected(measured, bucket_copies.seconds, 1.0),
         low=draws[tail],
         high=draws[-tail - 1],
         plain=excess[max(excess)].seconds,

@@ -1,4 +1,4 @@
-"""The seconds of a library's call over the size of its buffer: lines, of which it takes the fastest."""
+"""The time of a library's all-reduce over the buffer size: several lines, of which it takes the fastest."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.log_fit import Estimate, LogFit, fit_logarithms, spread_of
+from ddpperf.analysis.log_fit import Estimate, LogFit, fit_logarithms, standard_deviation
 
-MOST_LINES = 3  # of a library's protocols
-FEWEST_SIZES = 4  # a model is chosen by sizes between others that are left out
-DIGITS = 3  # of an error: what differs by less is as good
+MOST_LINES = 3  # the protocols of a library
+FEWEST_SIZES = 4  # cross-validation leaves out sizes between others
+DIGITS = 3  # errors that are equal to this many digits are equally good
+
+Points = Sequence[tuple[int, float]]  # sizes with their seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A library that chooses among protocols as the buffer grows: the least of lines, seconds = start + nbytes * slope."""
+    """The minimum of several lines, seconds = start + nbytes * slope, one for each of a library's protocols."""
 
     lines: tuple[tuple[float, float], ...]
 
     @property
     def byte_seconds(self) -> float:
-        """Of the last bytes of a large buffer: the least slope."""
+        """Seconds for one more byte of a large buffer: the smallest slope."""
         return min(slope for _, slope in self.lines)
 
     def seconds(self, nbytes: float) -> float:
+        """Return the seconds of a buffer."""
         return min(start + nbytes * slope for start, slope in self.lines)
 
 
 def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
-    """So many lines, each through sizes next to each other, where the logarithms are off by the least in square.
+    """Fit this many lines, each to neighbouring sizes, by least squares of logarithms.
 
-    Raises ValueError for fewer than two sizes a line.
+    Raises ValueError for fewer than two sizes per line.
     """
-    return _envelope(_fits(sorted(zip(sizes, seconds, strict=True)), lines))
+    return _envelope(_best_fits(sorted(zip(sizes, seconds, strict=True)), lines))
 
 
-Points = Sequence[tuple[int, float]]
-
-
-def _fits(order: Points, lines: int) -> list[LogFit]:
-    """Of the runs of points that are best fitted by a line each."""
-    if len(order) < 2 * lines:
-        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(order)}; measure more")
+def _best_fits(points: Points, lines: int) -> list[LogFit]:
+    if len(points) < 2 * lines:
+        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(points)}; measure more")
 
     def squares(fits: list[LogFit]) -> float:
         envelope = _envelope(fits)
-        return sum(log(envelope.seconds(size) / took) ** 2 for size, took in order)
+        return sum(log(envelope.seconds(size) / seconds) ** 2 for size, seconds in points)
 
-    return min(([_line(tuple(part)) for part in parts] for parts in _splits(order, lines)), key=squares)
+    return min(([_line(tuple(part)) for part in parts] for parts in _splits(points, lines)), key=squares)
 
 
 def _envelope(fits: Iterable[LogFit]) -> Envelope:
@@ -60,7 +59,7 @@ def _envelope(fits: Iterable[LogFit]) -> Envelope:
 
 
 def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
-    """All ways to cut the points into so many runs of two or more."""
+    """Yield all ways to cut the points into this many runs of two or more."""
     if parts == 1:
         yield [points]
         return
@@ -71,15 +70,18 @@ def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
 
 @lru_cache(maxsize=4096)  # the same runs of points are parts of many splits
 def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
-    return fit_logarithms([(1, size) for size, _ in points], [took for _, took in points])
+    return fit_logarithms([(1, size) for size, _ in points], [seconds for _, seconds in points])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """As many lines as have the least error on sizes that were left out. latency: the least start of a line; byte_seconds: the
-    least slope; both with intervals, of what all lines leave. held_out_error: the median of
-    |predicted / measured - 1| of sizes that were left out of fit and choice alike (nested cross-validation: Varma and Simon
-    2006), for the error that a model was chosen by is less than new sizes show."""
+    """The envelope with the number of lines that predicts held-out sizes best.
+
+    latency: the smallest start of a line. byte_seconds: the smallest slope. Their intervals use the
+    residuals of all lines. held_out_error: the median of |predicted / measured - 1| over sizes that neither
+    the fit nor the choice used. Nested cross-validation is needed because the error that chose a model is
+    too optimistic for new sizes (Varma and Simon 2006).
+    """
 
     envelope: Envelope
     latency: Estimate
@@ -88,44 +90,44 @@ class Chosen:
 
 
 def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
-    """By leaving out each size in turn, but the least and the greatest: beyond what was measured nothing is known of protocols.
+    """Choose the number of lines by leaving out each size in turn, but the smallest and the largest.
 
-    Raises ValueError for fewer than four sizes.
+    Nothing is known of protocols beyond the measured sizes. Raises ValueError for fewer than four sizes.
     """
     require_sizes(len(set(sizes)))
-    order = sorted(zip(sizes, seconds, strict=True))
-    most = min(
-        MOST_LINES, (len(order) - 2) // 2
-    )  # that can be fitted where two sizes are left out, of fit and choice
-    fits = _fits(order, _best_lines(order, most))
-    left = spread_of(np.concatenate([fit.logarithms for fit in fits]), 2 * len(fits))
-    starts, slopes = zip(*(fit.estimates(*left) for fit in fits), strict=True)
+    points = sorted(zip(sizes, seconds, strict=True))
+    # Two sizes per line must remain when the choice leaves out one size, and its test another.
+    most = min(MOST_LINES, (len(points) - 2) // 2)
+    fits = _best_fits(points, _best_lines(points, most))
+    deviation = standard_deviation(np.concatenate([fit.residuals for fit in fits]), 2 * len(fits))
+    starts, slopes = zip(*(fit.estimates(*deviation) for fit in fits), strict=True)
     return Chosen(
         envelope=_envelope(fits),
-        latency=min(starts, key=lambda each: each.value),
-        byte_seconds=min(slopes, key=lambda each: each.value),
-        held_out_error=_held_out(order, lambda kept: _predict(kept, _best_lines(kept, most))),
+        latency=min(starts, key=lambda estimate: estimate.value),
+        byte_seconds=min(slopes, key=lambda estimate: estimate.value),
+        held_out_error=_held_out_error(points, lambda kept: _predict(kept, _best_lines(kept, most))),
     )
 
 
 def _best_lines(points: Points, most: int) -> int:
-    """The fewest of those that are as good."""
-    errors = {lines: _held_out(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
+    """Return the smallest number of lines that is as good as any."""
+    errors = {lines: _held_out_error(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
 
 def _predict(points: Points, lines: int) -> Callable[[int], float]:
-    return fit_envelope([size for size, _ in points], [took for _, took in points], lines=lines).seconds
+    return _envelope(_best_fits(points, lines)).seconds
 
 
-def _held_out(points: Points, fit: Callable[[Points], Callable[[int], float]]) -> float:
-    """The median error on each point but the ends, of what the others are fitted by."""
-    left_out = range(1, len(points) - 1)
-    fitted = {place: fit([*points[:place], *points[place + 1 :]]) for place in left_out}
-    return median(abs(fitted[place](points[place][0]) / points[place][1] - 1) for place in left_out)
+def _held_out_error(points: Points, fit: Callable[[Points], Callable[[int], float]]) -> float:
+    errors = []
+    for place, (size, seconds) in list(enumerate(points))[1:-1]:
+        predict = fit([*points[:place], *points[place + 1 :]])
+        errors.append(abs(predict(size) / seconds - 1))
+    return median(errors)
 
 
 def require_sizes(number: int) -> None:
-    """Raises ValueError for fewer than FEWEST_SIZES."""
+    """Raise ValueError for fewer than `FEWEST_SIZES`."""
     if number < FEWEST_SIZES:
         raise ValueError(f"choosing a model needs four sizes or more, got {number}; measure more")

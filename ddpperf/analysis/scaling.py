@@ -1,22 +1,22 @@
-"""Speedup and efficiency, from step times. N is the world size, t(N) the slowest rank's seconds of a step on N devices."""
+"""Speedup and efficiency from step times: t(N) is the slowest rank's seconds of a step on N devices."""
 
 from __future__ import annotations
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
-    """N * t(1) / t(N): with the batch per rank constant, N devices do N times the work in a step (Gustafson 1988)."""
+    """Return N * t(1) / t(N): with a constant batch per rank, N devices do N times the work (Gustafson 1988)."""
     _require_positive(t1, tN, N)
     return N * t1 / tN
 
 
 def strong_speedup(t1: float, tN: float, N: int) -> float:
-    """t(1) / t(N): with the global batch constant, N devices share the work of one step (Amdahl 1967)."""
+    """Return t(1) / t(N): with a constant global batch, N devices divide the work of a step (Amdahl 1967)."""
     _require_positive(t1, tN, N)
     return t1 / tN
 
 
 def efficiency(speedup: float, N: int) -> float:
-    """speedup / N: the fraction of N devices' work that is got."""
+    """Return speedup / N: the fraction of N devices' capacity that is used."""
     _require_positive(speedup, speedup, N)
     return speedup / N
 

@@ -1,17 +1,20 @@
-"""The largest of many sizes, by trying few."""
+"""The search for the largest size that fits, with few trials."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 FACTOR = 4
-RESOLUTION = 1 / 16  # how much more than what fits need not be tried
+RESOLUTION = 1 / 16  # the search ends when the sizes differ by this fraction
 MOST = 2**30
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int) -> int:
-    """From `first` on FACTOR-fold until one does not fit, then halfway between the two, until they differ by RESOLUTION; each
-    is tried once. If not even the first fits, 0."""
+    """Return the largest size that fits, within `RESOLUTION`; 0 if `first` does not fit.
+
+    Sizes grow from `first` by `FACTOR` until one does not fit. Then the interval is halved. No size is
+    tried twice.
+    """
     low, high = 0, first
     while high <= MOST and fits(high):
         low, high = high, high * FACTOR
