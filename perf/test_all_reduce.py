@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.cost_models import FORMS, ChosenLinks, choose_links
+from ddpperf.analysis.cost_models import REPORT_FORMULAS, ChosenLinks, choose_links
 from ddpperf.analysis.cost_models import Case as Call
 from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.plugin.cases import Case, size_id, skipped
@@ -250,7 +250,7 @@ def model_metrics(
     used = dict.fromkeys(links, link) if link else {}
     if bounded:
         used = {name: estimate.value for name, estimate in links.items()}
-    for report in FORMS if used else ():
+    for report in REPORT_FORMULAS if used else ():
         written = {
             name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]
             for name, B in used.items()

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
+from ddpperf.analysis.loading import LEAST_FRACTION, enough_workers, loading_fraction
 from ddpperf.analysis.search import largest_that_fits
 from ddpperf.plugin.cases import Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure import Measure
@@ -68,7 +68,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     if spec.input != "fixed":
         fraction = loading_fractions(epoch, measure.reference("without_loading", without_loading(spec)))
         measure.metric("loading_fraction", fraction)
-        if median(fraction.values()) >= LEAST_SHARE:
+        if median(fraction.values()) >= LEAST_FRACTION:
             measure.warn("loading limits the epoch")
 
 
@@ -142,4 +142,4 @@ def without_loading(spec: EpochSpec) -> EpochSpec:
 def loading_fractions(loaded: Measured, without: Measured) -> dict[str, float]:
     """Return by set the fraction of an epoch that loading takes."""
     alone = without.median_step_seconds()
-    return {name: loading_share(t, alone[name]) for name, t in loaded.median_step_seconds().items()}
+    return {name: loading_fraction(t, alone[name]) for name, t in loaded.median_step_seconds().items()}

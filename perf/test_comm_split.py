@@ -56,7 +56,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         "comm_without_waiting_seconds": {name: each.least_total for name, each in traces.items()},
         "replayed_comm_seconds": replay.median_step_seconds(),
         "step_minus_one_device_seconds": {name: tN[name] - t1[name] for name in tN},
-        "bucket_copy_seconds": {name: each.bookkeeping for name, each in differences.items()},
+        "bucket_copy_seconds": {name: each.bucket_copies for name, each in differences.items()},
         "comm_skew_seconds": {name: each.skew for name, each in differences.items()},
         "traced_comm_skew_seconds": {name: each.skew for name, each in traces.items()},
     }
@@ -103,7 +103,7 @@ def compared(
     """Store the difference of the two methods as a fraction of the step, and explain a large one."""
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
-    measure.metric("method_disagreement", {name: each.share for name, each in apart.items()})
+    measure.metric("method_disagreement", {name: each.fraction for name, each in apart.items()})
     for found in apart.values():
         if found.reason:
             measure.note(found.reason)

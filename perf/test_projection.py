@@ -74,7 +74,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         projected = partial(
             projection,
             measure,
-            bookkeeping=excess(local, one_device, name),  # all that N devices lose without sending
+            bucket_copies=excess(local, one_device, name),  # all that N devices lose without sending
             lines={N: each[name] for N, each in lines.items()},
             buckets=buckets,
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
@@ -121,7 +121,7 @@ def projection(
     measured: Mapping[int, Excess],
     N: int,
     *,
-    bookkeeping: Excess,
+    bucket_copies: Excess,
     lines: Mapping[int, Chosen],
     buckets: list[float],
     hideable: float,
@@ -132,7 +132,7 @@ def projection(
     missed = {other: NORMAL * lines[other].held_out_error for other in measured}
     return project(
         measured,
-        bookkeeping,
+        bucket_copies,
         lambda devices: sending_seconds(envelopes, buckets, devices, node=links.node, network=links.network),
         N,
         hideable=hideable,

@@ -12,7 +12,7 @@ import pytest
 
 from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
 from ddpperf.analysis.scaling_laws import (
-    SerialShare,
+    SerialFraction,
     amdahl_speedup,
     fit_amdahl,
     fit_gustafson,
@@ -195,7 +195,7 @@ def law_metrics(
     cases: Mapping[int, TrainingSpec],
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
-    fit: Callable[[Sequence[int], Sequence[float]], SerialShare],
+    fit: Callable[[Sequence[int], Sequence[float]], SerialFraction],
     law: Callable[[float, int], float],
 ) -> None:
     """Fit the law; store the serial fraction with its interval, and measured and predicted speedups."""
@@ -206,7 +206,7 @@ def law_metrics(
     t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
     sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
-    shares = {name: fit(sizes, speedups[name]).share for name in sets}
+    shares = {name: fit(sizes, speedups[name]).fraction for name in sets}
     measure.metric("serial_fraction", shares)
     together = over_sets(list(shares.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
     if math.isfinite(together.high):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
-NEGLIGIBLE = 1e-9  # a part that is a smaller fraction of every call is fitted to take no time
+NEGLIGIBLE = 1e-6  # a part that is a smaller fraction of every call is fitted to take no time
 Array = npt.NDArray[np.float64]
 
 

@@ -89,7 +89,9 @@ def sending_seconds(
     Raises ValueError for no bytes, for more devices than a node without a network, or for part of a node.
     """
     if not sum(buckets) > 0:
-        raise ValueError(f"a projection needs a step that sends gradients, got buckets of {list(buckets)} bytes")
+        raise ValueError(
+            f"a projection needs a step that sends gradients, got buckets of {list(buckets)} bytes"
+        )
     if node >= N:
         return Sending(within=sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets))
     if network is None:

@@ -70,8 +70,6 @@ def _fit(
     x, y = zip(*points, strict=True)
     if len(points) == 1:
         return SerialFraction(fraction=y[0] / x[0], low=-inf, high=inf)
-    (fraction,), ((variance,),) = curve_fit(
-        lambda x, s: s * x, x, y, jac=lambda x, s: x[:, None]
-    )
-    low, high = t.interval(CONFIDENCE, len(points) - 1, fraction, variance**0.5)
-    return SerialFraction(fraction=float(fraction), low=float(low), high=float(high))
+    (fraction,), ((variance,),) = curve_fit(lambda x, s: s * x, x, y, jac=lambda x, s: x[:, None])
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(points) - 1)) * float(variance) ** 0.5
+    return SerialFraction(fraction=float(fraction), low=float(fraction) - half, high=float(fraction) + half)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from ddpperf.analysis.cost_models import NotToldApart
+from ddpperf.analysis.cost_models import Undetermined
 from ddpperf.analysis.log_fit import Estimate
 from ddpperf.analysis.protocols import FEWEST_SIZES
 from ddpperf.analysis.statistics import median_and_error
@@ -93,7 +93,7 @@ def warn_if_undetermined(measure: Measure, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except NotToldApart as error:
+    except Undetermined as error:
         measure.warn(f"{what} is missing: {error}")
 
 

@@ -56,7 +56,7 @@ def test_the_methods_agree_on_a_captured_step(pool: Pool, batch_size: int) -> No
         max(ranks(pool.measure_once(spec))),
         max(ranks(pool.measure(measured_as(BucketReplaySpec, spec)))),
     )
-    named = a.bookkeeping if batch_size == 128 else 0.0
+    named = a.bucket_copies if batch_size == 128 else 0.0
     assert a.exposed - named == pytest.approx(b.exposed, abs=0.05 * step)
     assert 0.5 * replay < b.total < 3 * replay, (
         "beside what is computed messages are slower, and the last may wait"

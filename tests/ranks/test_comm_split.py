@@ -22,7 +22,7 @@ RESNET18_BYTES = 4 * 11_689_512
 def test_the_difference_says_what_is_in_it() -> None:
     found = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.1], local=[1.05, 1.15])
     assert found.exposed == pytest.approx(0.3), "of the rank that waits the most"
-    assert found.bookkeeping == pytest.approx(0.05)
+    assert found.bucket_copies == pytest.approx(0.05)
     assert found.skew == pytest.approx(0.1)
     assert found.late_rank == 1
 
@@ -53,10 +53,10 @@ def test_methods_that_disagree_say_what_they_know_of_it() -> None:
     assert far is not None
     assert disagreement(a, near, 1.3, 1.4).reason == ""
     found = disagreement(a, far, 1.3, 1.43)
-    assert found.share == pytest.approx(0.2 / 1.3)
+    assert found.fraction == pytest.approx(0.2 / 1.3)
     assert found.reason == (
-        "difference and trace disagree by +15.4% of the step: +6.2% is DDP's bookkeeping, which sends nothing, +9.2% is not "
-        "explained; the profiler makes the step +10.0% longer"
+        "difference and trace disagree by +15.4% of the step: +6.2% is DDP's bucket copies, which send nothing, "
+        "+9.2% is not explained; the profiler makes the step +10.0% longer"
     )
 
 

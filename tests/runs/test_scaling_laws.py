@@ -43,7 +43,7 @@ def test_known_points() -> None:
 def test_speedups_without_noise_give_their_fraction_back(share: float, law: tuple) -> None:  # type: ignore[type-arg]
     speedup, fit = law
     found = fit(SIZES, [speedup(share, N) for N in SIZES])
-    assert found.share == pytest.approx(share, abs=1e-9)
+    assert found.fraction == pytest.approx(share, abs=1e-9)
     assert found.low - 1e-9 <= share <= found.high + 1e-9
 
 
@@ -65,7 +65,7 @@ def test_19_of_20_intervals_over_sets_hold_the_fraction(law, fit) -> None:  # ty
         for _ in range(3):
             t1 = drawn.gauss(0, 0.01)
             shares.append(
-                fit(SIZES, [law(0.1, N) * math.exp(t1 + drawn.gauss(0, 0.003)) for N in SIZES]).share
+                fit(SIZES, [law(0.1, N) * math.exp(t1 + drawn.gauss(0, 0.003)) for N in SIZES]).fraction
             )
         found = over_sets(shares)
         held += found.low <= 0.1 <= found.high
@@ -74,14 +74,16 @@ def test_19_of_20_intervals_over_sets_hold_the_fraction(law, fit) -> None:  # ty
 
 def test_one_speedup_has_no_interval() -> None:
     found = fit_gustafson([1, 2], [1.0, 1.8])
-    assert found.share == pytest.approx(0.2)
+    assert found.fraction == pytest.approx(0.2)
     assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("sizes", "speedups"), [([1], [1.0]), ([2, 4], [1.8, 0.0]), ([], []), ([2], [-1.0])])
 def test_too_few_or_wrong_speedups_are_refused(sizes: list[int], speedups: list[float]) -> None:
     for _, fit in LAWS:
-        with pytest.raises(ValueError, match="a serial share needs positive speedups beyond one device, got"):
+        with pytest.raises(
+            ValueError, match="a serial fraction needs positive speedups beyond one device, got"
+        ):
             fit(sizes, speedups)
 
 
@@ -112,11 +114,11 @@ def assert_laws(project: Project, run: Finished) -> None:
         weak = stored["spec"]["per_rank_batch_size"] == 8
         law, fit = LAWS[weak]
         found = fit([2, 4], [values["speedup_of_2"], values["speedup_of_4"]])
-        assert values["serial_fraction"] == pytest.approx(found.share)
+        assert values["serial_fraction"] == pytest.approx(found.fraction)
         assert values["serial_fraction_low"] == pytest.approx(found.low)
         assert values["serial_fraction_high"] == pytest.approx(found.high)
         for N in (2, 4):
-            assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.share, N))
+            assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.fraction, N))
         reference = stored["references"]["world_size=2"]["spec"]
         assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
 

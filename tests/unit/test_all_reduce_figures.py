@@ -115,7 +115,7 @@ def test_undetermined_model_is_a_warning() -> None:
         choose_links(cases)
     (note,) = measure.notes
     assert note.kind is NoteKind.WARNING
-    assert note.text.startswith("a model is missing: a fit needs calls that tell ")
+    assert note.text.startswith("a model is missing: these calls cannot separate ")
     assert note.text.endswith("measure other sizes or algorithms")
 
 

@@ -140,7 +140,7 @@ def test_a_bandwidth_of_no_time_is_refused(S: float, t: float) -> None:
 
 @pytest.mark.parametrize("N", [1, 0, -2])
 def test_one_rank_has_no_bus_bandwidth(N: int) -> None:
-    with pytest.raises(ValueError, match=f"an all_reduce has a bus bandwidth from 2 ranks up, got {N}"):
+    with pytest.raises(ValueError, match=f"all_reduce has a bus bandwidth from 2 ranks up, got {N}"):
         all_reduce_busbw(1024, 1.0, N)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.loading import LEAST_SHARE, enough_workers, loading_share
+from ddpperf.analysis.loading import LEAST_FRACTION, enough_workers, loading_fraction
 from tests.generated import BOUNDED, seconds
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
@@ -19,13 +19,13 @@ shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
     [(10.0, 8.0, 0.2), (1.0, 1.0, 0.0), (4.0, 1.0, 0.75), (1.0, 1.25, -0.25)],
 )
 def test_the_share_is_of_the_epoch_with_loading(with_loading: float, without: float, share: float) -> None:
-    assert loading_share(with_loading, without) == pytest.approx(share)
+    assert loading_fraction(with_loading, without) == pytest.approx(share)
 
 
 @BOUNDED
 @given(seconds, seconds)
 def test_what_loading_adds_is_its_share_of_the_longer_epoch(without: float, loading: float) -> None:
-    share = loading_share(without + loading, without)
+    share = loading_fraction(without + loading, without)
     assert 0 <= share < 1
     assert share * (without + loading) == pytest.approx(loading, rel=1e-6, abs=1e-9 * (without + loading))
 
@@ -34,8 +34,8 @@ def test_what_loading_adds_is_its_share_of_the_longer_epoch(without: float, load
     ("with_loading", "without"), [(0, 1), (1, 0), (-1, 1), (1, -1), (math.nan, 1), (1, math.nan)]
 )
 def test_a_share_of_no_time_is_refused(with_loading: float, without: float) -> None:
-    with pytest.raises(ValueError, match="a share of loading needs positive times, got"):
-        loading_share(with_loading, without)
+    with pytest.raises(ValueError, match="a loading fraction needs positive times, got"):
+        loading_fraction(with_loading, without)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_share_of_no_time_is_refused(with_loading: float, without: float) -> N
         ({4: 0.01, 2: 0.04, 1: 0.2, 0: 0.5}, 2),  # in whichever order they were measured
         ({0: -0.01, 8: 0.0}, 0),
         ({0: 0.2, 1: 0.04, 2: 0.11, 4: 0.09, 8: 0.02}, 8),  # one lucky count is not enough
-        ({0: 0.5, 8: LEAST_SHARE}, None),  # a share from which on loading limits
+        ({0: 0.5, 8: LEAST_FRACTION}, None),  # a share from which on loading limits
         ({}, None),
     ],
 )
@@ -62,9 +62,9 @@ def test_with_enough_workers_or_more_loading_takes_little_and_with_the_next_fewe
 ) -> None:
     enough = enough_workers(by_workers)
     assert all(
-        share < LEAST_SHARE
+        share < LEAST_FRACTION
         for workers, share in by_workers.items()
         if enough is not None and workers >= enough
     )
     fewer = [workers for workers in by_workers if enough is None or workers < enough]
-    assert not fewer or by_workers[max(fewer)] >= LEAST_SHARE
+    assert not fewer or by_workers[max(fewer)] >= LEAST_FRACTION

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ddpperf.analysis.cost_models import NotToldApart, counts
+from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     Excess,
@@ -192,6 +192,6 @@ def test_gradients_that_seem_to_be_sent_in_no_time_project_nothing() -> None:
     """As where all that was measured of sending is noise."""
     excess = {2: Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)}
     with pytest.raises(
-        NotToldApart, match="do not tell what sending a step's gradients takes; measure more --rounds"
+        Undetermined, match="do not show how long sending a step's gradients takes; measure more --rounds"
     ):
         project(excess, BOOKKEEPING, lambda devices: Sending(within=0.0), 8, hideable=1.0, error=0)
