@@ -8,7 +8,13 @@ import os
 import pytest
 
 from ddpperf.report.page import markdown
-from tests.project import Project
+from tests.canned import CannedSuite
+
+
+@pytest.fixture
+def project(canned_suite: CannedSuite) -> CannedSuite:
+    """Return a project whose runs take place in this process."""
+    return canned_suite
 
 
 def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
@@ -68,7 +74,7 @@ def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
     assert table[2].endswith("for information")
 
 
-def test_it_is_written_where_that_was_asked_for(project: Project) -> None:
+def test_it_is_written_where_that_was_asked_for(project: CannedSuite) -> None:
     summary = project.root / "summary.md"
     summary.write_text("an earlier step\n")
     project.environment["GITHUB_STEP_SUMMARY"] = str(summary)
@@ -84,7 +90,7 @@ def test_it_is_written_where_that_was_asked_for(project: Project) -> None:
     )
 
 
-def test_an_earlier_runs_is_never_taken_for_this_ones(project: Project) -> None:
+def test_an_earlier_runs_is_never_taken_for_this_ones(project: CannedSuite) -> None:
     page = project.root / "verdict.md"
     page.write_text("## ddpperf: PASS")
     assert project.run("perf", "-k", "nothing", "--verdict", "verdict.md").status == 125
@@ -93,12 +99,12 @@ def test_an_earlier_runs_is_never_taken_for_this_ones(project: Project) -> None:
     assert not page.exists()
 
 
-def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
+def test_a_file_that_is_no_verdict_is_left_alone(project: CannedSuite) -> None:
     thresholds = project.root / "perf" / "thresholds.toml"
     thresholds.write_text("# mine\n")
     run = project.run("perf", "--verdict", "perf/thresholds.toml")
     run.assert_one_sentence(
-        4, "--verdict writes its file anew, and 'perf/thresholds.toml' is no verdict of an earlier run;"
+        4, "--verdict replaces its file, but 'perf/thresholds.toml' is no verdict of an earlier run;"
     )
     assert thresholds.read_text() == "# mine\n"
     (project.root / "empty.md").touch()
@@ -106,14 +112,15 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: Project) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
-def test_a_file_that_cannot_be_written_is_refused(project: Project, wrong: str) -> None:
-    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
+def test_a_file_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
+    instead = "name another" if wrong else "pass for example verdict.md"
+    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; {instead}")
     assert project.saved_runs() == []
 
 
 @pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
 def test_a_json_that_cannot_be_written_is_refused_before_anything_is_measured(
-    project: Project, wrong: str
+    project: CannedSuite, wrong: str
 ) -> None:
     os.mkfifo(project.root / "pipe")
     project.run("perf", f"--benchmark-json={wrong}").assert_one_sentence(4)
@@ -121,7 +128,7 @@ def test_a_json_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert project.saved_runs() == []
 
 
-def test_a_json_goes_to_where_a_link_leads(project: Project) -> None:
+def test_a_json_goes_to_where_a_link_leads(project: CannedSuite) -> None:
     (project.root / "kept").mkdir()
     (project.root / "link.json").symlink_to("kept/run.json")
     project.run("perf", "--benchmark-json", "link.json").assert_one_sentence(0, "PASS: 1 test measured")

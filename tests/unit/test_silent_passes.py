@@ -27,10 +27,11 @@ import pytest
 
 from ddpperf.machine.hardware import hardware_key
 from ddpperf.results.stored_runs import Storage
-from tests.project import NOISY, Finished, Project
+from tests.canned import CannedSuite
+from tests.project import NOISY, Finished
 
 ALONE = ("--world-sizes", "1", "--rounds", "1")
-SIDES = (*ALONE, "--replicates", "2", "--against-env", "X=1")
+SIDES = ("--rounds", "1", "--replicates", "2", "--against-spec", "comm_hook=bf16")
 
 COPY = """
 from ddpperf.specs import CopySpec
@@ -87,14 +88,19 @@ busbw_bytes_per_second = 1e15
 """
 
 
+@pytest.fixture
+def project(canned_suite: CannedSuite) -> CannedSuite:
+    """Return a project whose runs take place in this process."""
+    return canned_suite
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The JSON of a run of COPY, outside of the projects that compare with it."""
-    project = Project(tmp_path_factory.mktemp("measured"))
+    """Return the JSON of a run of COPY, outside of the projects that compare with it."""
+    project = CannedSuite(tmp_path_factory.mktemp("measured"))
     project.experiment.write_text(COPY)
-    project.run("perf", *ALONE, "--benchmark-json", "base.json").assert_one_sentence(
-        0, "PASS: 1 test measured"
-    )
+    run = project.run("perf", *ALONE, "--benchmark-json", "base.json")
+    run.assert_one_sentence(0, "PASS: 1 test measured")
     yield project.root / "base.json"
     project.clean()
 
@@ -102,7 +108,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 # --- tests that are not the baseline's
 
 
-def test_a_new_test_is_no_pass(project: Project, measured: Path) -> None:
+def test_a_new_test_is_no_pass(project: CannedSuite, measured: Path) -> None:
     project.experiment.write_text(COPY + NEW)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
@@ -121,7 +127,7 @@ def test_a_new_test_is_no_pass(project: Project, measured: Path) -> None:
     ids=["no file but a plain test", "no file", "no function", "no cells"],
 )
 def test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left(
-    project: Project, measured: Path, source: str | None, beside: str | None
+    project: CannedSuite, measured: Path, source: str | None, beside: str | None
 ) -> None:
     for path, text in ((project.experiment, source), (project.root / "perf" / "test_plain.py", beside)):
         path.unlink(missing_ok=True)
@@ -131,7 +137,7 @@ def test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left(
     run.assert_one_sentence(125, "perf/test_it.py::test_copy is in base.json but was not measured")
 
 
-def test_a_run_that_skips_everything_is_no_pass(project: Project) -> None:
+def test_a_run_that_skips_everything_is_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(SKIPPED + SKIPPED_WITHIN)
     run = project.run()
     run.assert_one_sentence(125, "NO VERDICT: no test was measured")
@@ -143,7 +149,7 @@ def test_a_run_that_skips_everything_is_no_pass(project: Project) -> None:
 
 
 def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(
-    project: Project, measured: Path
+    project: CannedSuite, measured: Path
 ) -> None:
     project.experiment.write_text(COPY)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
@@ -164,9 +170,9 @@ def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Finished]]:
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CannedSuite, Finished]]:
     """A run with thresholds that nothing reaches, and with a test that fails at last, compared with one that had neither."""
-    project, key = Project(tmp_path_factory.mktemp("failed")), hardware_key("cpu", [])
+    project, key = CannedSuite(tmp_path_factory.mktemp("failed")), hardware_key("cpu", [])
     project.experiment.write_text(SCALING)
     project.run("perf", "--rounds", "1").assert_one_sentence(0, "PASS: 2 tests measured")
     project.experiment.write_text(SCALING + PARTLY)
@@ -183,7 +189,7 @@ def rows(run: Finished) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=False)) for row in cases if row[0].startswith("test_")}
 
 
-def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[Project, Finished]) -> None:
+def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[CannedSuite, Finished]) -> None:
     _, run = failed
     for test, metric in (("test_speedup", "speedup"), ("test_bandwidth", "busbw_bytes_per_second")):
         run.assert_one_sentence(
@@ -196,7 +202,7 @@ def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[Pr
 
 
 def test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline(
-    failed: tuple[Project, Finished],
+    failed: tuple[CannedSuite, Finished],
 ) -> None:
     project, run = failed
     run.assert_one_sentence(
@@ -220,7 +226,7 @@ def test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline(
     ids=["skipped", "deselected"],
 )
 def test_two_sides_of_which_nothing_was_measured_are_no_pass(
-    project: Project, source: str, arguments: tuple[str, ...], words: str
+    project: CannedSuite, source: str, arguments: tuple[str, ...], words: str
 ) -> None:
     project.experiment.write_text(source)
     run = project.run("perf", *SIDES, *arguments)
@@ -228,13 +234,13 @@ def test_two_sides_of_which_nothing_was_measured_are_no_pass(
     run.assert_one_sentence(125, "the two sides were not compared: no test measured both to its end")
 
 
-def test_two_sides_that_were_disabled_or_measured_nothing_are_no_pass(project: Project) -> None:
+def test_two_sides_that_were_disabled_or_measured_nothing_are_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(COPY + IDLE)
     run = project.run("perf", *SIDES, "--benchmark-disable")
     run.assert_one_sentence(125, "benchmarks were disabled on the command line")
     run.assert_one_sentence(125, "perf/test_it.py::test_idle passed without a measurement")
 
 
-def test_two_sides_that_no_test_measures_are_no_pass(project: Project) -> None:
+def test_two_sides_that_no_test_measures_are_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(PLAIN)
     project.run("perf", *SIDES).assert_one_sentence(125, "no test was measured")

@@ -21,14 +21,20 @@ from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run import Change, Comparison, compare
 from ddpperf.verdict.verdict import decide
+from tests.canned import CannedSuite
 from tests.generated import BOUNDED
-from tests.project import Project
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 GPU = read_decision({}, name="t.toml")["gpu"]
 LAUNCHES: dict[str, tuple[float, ...]] = {"device_seconds": (0.05,), "cpu_seconds": (0.004,)}
 QUIET = (1.0, 1.001, 1.002, 1.003)
 NOISY = (1.0, 1.1, 1.2, 1.3)
+
+
+@pytest.fixture
+def project(canned_suite: CannedSuite) -> CannedSuite:
+    """Return a project whose runs take place in this process."""
+    return canned_suite
 
 
 def measured(*step_seconds: float, spec: Spec = SPEC) -> Measured:
@@ -283,7 +289,7 @@ def test_of_many_files_the_first_promoted_and_the_newest_are_read(tmp_path: Path
     assert len(storage.history(storage.load(storage.find("10")))) == MOST_READ + 1, "it is compared with"
 
 
-def test_a_baseline_with_a_nan_costs_the_verdict_and_no_result(project: Project) -> None:
+def test_a_baseline_with_a_nan_costs_the_verdict_and_no_result(project: CannedSuite) -> None:
     """Nor does one that is cut, empty or older: test_storage.py has their sentences."""
     assert project.run("perf", "--benchmark-save=first").status == 0
     (baseline,) = project.root.glob("perf/baselines/*/*.json")

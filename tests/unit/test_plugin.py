@@ -1,0 +1,200 @@
+"""The plugin in runs of their own with canned measurements: the exit status says what was seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddpperf.machine.hardware import hardware_key
+from tests.canned import CannedSuite
+from tests.project import ALL_REDUCE, NOISY
+
+TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
+
+
+ONE_DEVICE = """
+import pytest
+from ddpperf.specs import AllReduceSpec, TrainingSpec
+
+def steps(options):
+    for world_size in [1]:
+        yield TrainingSpec(world_size=world_size, per_rank_batch_size=2, strategy="single")
+
+def reductions(options):
+    for world_size in options.world_sizes:
+        if world_size > 1:
+            yield AllReduceSpec(world_size=world_size, nbytes=1024)
+
+@pytest.mark.specs(cases=steps)
+def test_step(measure, spec):
+    measure(spec)
+
+@pytest.mark.specs(cases=reductions)
+def test_all_reduce(measure, spec):
+    measure(spec)
+"""
+
+STEP = """
+import pytest
+
+def steps(options):
+    yield options.step(world_size=1, per_rank_batch_size=2)
+
+@pytest.mark.specs(cases=steps)
+def test_step(measure, spec):
+    seconds = measure(spec).median_step_seconds()
+    measure.metric("images_per_second", {name: 2 / t for name, t in seconds.items()})
+"""
+
+THRESHOLD = """
+[[threshold]]
+hardware = "{}"
+test = "test_step"
+where = {{ world_size = 1 }}
+images_per_second = {!r}
+
+[[threshold]]
+hardware = "h200x4"
+test = "test_step"
+images_per_second = 1e12
+"""
+
+
+@pytest.fixture
+def project(canned_suite: CannedSuite) -> CannedSuite:
+    """Return a project whose runs take place in this process."""
+    return canned_suite
+
+
+def test_compare_lists_the_holes_on_either_side(project: CannedSuite) -> None:
+    project.experiment.write_text(TWO)
+    without = project.run("perf", "--benchmark-save=first", "--benchmark-compare")
+    without.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "--benchmark-save=NAME")
+    assert "saved the baseline: perf/baselines/" in without.output, (
+        "what was measured and passed may be one all the same"
+    )
+    project.experiment.write_text(TWO.replace("test_all_reduce", "test_renamed").replace("2048", "4096"))
+    changed = project.run("perf", "--benchmark-compare")
+    changed.assert_one_sentence(125, "test_renamed is not in 0001_first.json")
+    changed.assert_one_sentence(125, "test_all_reduce is in 0001_first.json but was not measured")
+    changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
+
+
+def test_a_slower_test_fails_and_never_becomes_a_baseline(project: CannedSuite) -> None:
+    project.run("perf", "--benchmark-save=first")
+    (baseline,) = project.root.glob("perf/baselines/*/*.json")
+    document = json.loads(baseline.read_text())
+    for sample in document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]:
+        sample["seconds"] = [[seconds / 10_000 for seconds in ranks] for ranks in sample["seconds"]]
+    baseline.write_text(json.dumps(document))
+    slower = project.run(
+        "perf", "--benchmark-save=second", "--benchmark-compare-fail=median:900%", "--benchmark-compare"
+    )
+    slower.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce is slower", "limit 10")
+    assert "not saved as a baseline" in slower.output
+    assert [path.name for path in project.root.glob("perf/baselines/*/*.json")] == ["0001_first.json"]
+
+
+def test_skipped_disabled_or_deselected_tests_are_no_pass(project: CannedSuite) -> None:
+    project.run("perf", "--benchmark-disable").assert_one_sentence(
+        125, "NO VERDICT: benchmarks were disabled"
+    )
+    project.run("perf", "--benchmark-skip").assert_one_sentence(
+        125, "benchmarks were disabled on the command line"
+    )
+    project.run("perf", "-k", "nothing").assert_one_sentence(125, "NO VERDICT: all 1 tests were deselected")
+    project.experiment.write_text("import nothing_like_it\n")
+    uncollected = project.run()
+    assert uncollected.status == 125
+    assert "NO VERDICT: perf/test_it.py could not be collected: ImportError" in uncollected.output
+    project.experiment.write_text("def test_idle(measure):\n    pass\n")
+    project.run().assert_one_sentence(125, "test_idle passed without a measurement")
+
+
+def test_a_failed_assertion_is_a_fail_with_its_reason_whatever_its_test_measures(
+    project: CannedSuite,
+) -> None:
+    project.experiment.write_text(ALL_REDUCE + "    assert 1.5 > 2, 'speedup 1.5 is below 2'\n")
+    (project.root / "perf" / "test_plain.py").write_text("def test_plain():\n    assert 1 == 2\n")
+    run = project.run()
+    run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce failed", "speedup 1.5 is below 2")
+    run.assert_one_sentence(1, "perf/test_plain.py::test_plain failed: assert 1 == 2")
+    (saved,) = project.saved_runs()
+    assert len(saved["benchmarks"]) == 1, "what was measured is kept"
+
+
+def test_a_folder_that_cannot_be_written_costs_no_result(project: CannedSuite) -> None:
+    (project.root / ".ddpperf").write_text("a file in the place of the folder")
+    (project.root / "perf" / "baselines").write_text("here too")
+    (project.root / "copy.json").write_text("kept or replaced, but never half of each")
+    run = project.run("perf", "--benchmark-save=first", "--benchmark-json", "copy.json")
+    run.assert_one_sentence(4, "the run was not saved", "cannot be written", "make it writable")
+    run.assert_one_sentence(4, "the baseline was not saved", "cannot be written")
+    assert json.loads((project.root / "copy.json").read_text())["ddpperf"]["verdict"]["status"] == "PASS"
+    assert "PASS: 1 test measured" in run.output
+
+
+def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: CannedSuite) -> None:
+    (project.root / "base.json").write_text(
+        '{"ddpperf": {"schema": 2, "hardware_key": "h200x4"}, "benchmarks": []}'
+    )
+    run = project.run("perf", "--benchmark-compare=base.json")
+    run.assert_one_sentence(125, "NO VERDICT: base.json was measured on h200x4, this is cpu")
+    assert len(project.saved_runs()) == 1
+
+
+def test_one_device_is_enough_for_a_comparison(project: CannedSuite) -> None:
+    project.experiment.write_text(ONE_DEVICE)
+    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
+    saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
+    assert saved.status == 0, saved
+    assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"
+    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    assert compared.status == 0, compared
+
+
+def test_two_cells_of_one_id_and_impossible_cells_are_refused(project: CannedSuite) -> None:
+    project.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
+    project.run().assert_one_sentence(
+        4, "ERROR: test_step has two cases with the id 1rank-b2", "measure each once"
+    )
+    project.experiment.write_text(ONE_DEVICE.replace("batch_size=2", "batch_size=1"))
+    project.run().assert_one_sentence(
+        4, "ERROR: test_step cannot be measured: resnet18", "use batches of at least 2"
+    )
+
+
+def test_a_metric_below_its_threshold_fails_its_test_and_a_slowed_step_is_noticed(
+    project: CannedSuite,
+) -> None:
+    """A second run may be six times as slow, the machine being busy; the delay makes the step at least ten times as slow."""
+    project.experiment.write_text(STEP)
+    thresholds, key = project.root / "perf" / "thresholds.toml", hardware_key("cpu", [])
+    thresholds.write_text(THRESHOLD.format(key, 1e6))
+    arguments = "perf", "--world-sizes", "1", "--rounds", "1"
+    run = project.run(*arguments)
+    ((test, stored),) = project.measured().items()
+    found = stored["metrics"]["images_per_second"]["value"]
+    sentence = "images_per_second {:.6g} is below {:.6g}, the minimum of threshold 1 (test_step on {}, world_size=1)"
+    run.assert_one_sentence(1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, 1e6, key)}")
+    run.assert_one_sentence(1, f"thresholds: 1 of 1 for {key} applied")
+    least = found / 6
+    thresholds.write_text(THRESHOLD.format(key, least))
+    project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")
+    slowed = project.run(*arguments, "--slow-down", "2")
+    ((test, stored),) = project.measured().items()
+    found = stored["metrics"]["images_per_second"]["value"]
+    slowed.assert_one_sentence(
+        1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, least, key)}"
+    )
+
+
+def test_other_tests_keep_their_exit_status(project: CannedSuite) -> None:
+    (project.root / "test_other.py").write_text("def test_fine():\n    pass\n")
+    run = project.run("test_other.py")
+    assert run.status == 0
+    assert "ddpperf on" not in run.output
+    assert project.run("test_other.py", "-k", "nothing").status == 5
+    assert not (project.root / ".ddpperf").exists()
+    assert not (project.root / ".benchmarks").exists()
