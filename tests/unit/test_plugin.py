@@ -176,7 +176,9 @@ def test_a_metric_below_its_threshold_fails_its_test_and_a_slowed_step_is_notice
     run = project.run(*arguments)
     ((test, stored),) = project.measured().items()
     found = stored["metrics"]["images_per_second"]["value"]
-    sentence = "images_per_second {:.6g} is below {:.6g}, the minimum of threshold 1 (test_step on {}, world_size=1)"
+    sentence = (
+        "images_per_second {:.6g} is below {:.6g}, the minimum of threshold 1 (test_step on {}, world_size=1)"
+    )
     run.assert_one_sentence(1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, 1e6, key)}")
     run.assert_one_sentence(1, f"thresholds: 1 of 1 for {key} applied")
     least = found / 6

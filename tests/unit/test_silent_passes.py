@@ -231,7 +231,7 @@ def test_two_sides_of_which_nothing_was_measured_are_no_pass(
     project.experiment.write_text(source)
     run = project.run("perf", *SIDES, *arguments)
     run.assert_one_sentence(125, words)
-    run.assert_one_sentence(125, "the two sides were not compared: no test measured both to its end")
+    run.assert_one_sentence(125, "base and candidate were not compared: no test measured both")
 
 
 def test_two_sides_that_were_disabled_or_measured_nothing_are_no_pass(project: CannedSuite) -> None:

@@ -55,7 +55,7 @@ def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
         "low": 1.4,
         "high": 1.6,
         "detectable": 0.01,
-        "look": 1,
+        "confirmed": False,
         "control": None,
     }
     rows = [
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: CannedSuite) -> None:
     thresholds.write_text("# mine\n")
     run = project.run("perf", "--verdict", "perf/thresholds.toml")
     run.assert_one_sentence(
-        4, "--verdict replaces its file, but 'perf/thresholds.toml' is no verdict of an earlier run;"
+        4, "--verdict replaces earlier verdicts only, got 'perf/thresholds.toml'; name another file"
     )
     assert thresholds.read_text() == "# mine\n"
     (project.root / "empty.md").touch()
@@ -113,8 +113,7 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: CannedSuite) -> None:
 
 @pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
 def test_a_file_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
-    instead = "name another" if wrong else "pass for example verdict.md"
-    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; {instead}")
+    project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert project.saved_runs() == []
 
 
