@@ -1,8 +1,6 @@
-"""What -m gate selects: the cells that tell most for each second, none that is bound by launches or noise."""
+"""The cases that -m gate selects: none that launches or noise bind."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,8 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
-from tests.project import REPOSITORY, Project
+from tests.canned import CannedSuite
+from tests.project import REPOSITORY
 
 pytest_plugins = ["pytester"]
 
@@ -41,7 +40,7 @@ def gated(options: Options) -> list[AllReduceSpec | TrainingSpec]:
     return found
 
 
-def test_on_gpus_every_cell_is_captured_or_a_large_all_reduce(pytester: pytest.Pytester) -> None:
+def test_gpu_cases_are_captured_or_large(pytester: pytest.Pytester) -> None:
     selected = gated(options(pytester, gpus=4))
     steps = [spec for spec in selected if isinstance(spec, TrainingSpec)]
     assert all(spec.captured for spec in steps)
@@ -56,14 +55,14 @@ def test_on_gpus_every_cell_is_captured_or_a_large_all_reduce(pytester: pytest.P
     }
 
 
-def test_our_own_ddp_is_gated_where_it_is_asked_for(pytester: pytest.Pytester) -> None:
+def test_own_ddp_is_gated_if_requested(pytester: pytest.Pytester) -> None:
     chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", "--spec", "strategy=own_ddp"), 4)
     spread = [spec for spec in gated(chosen) if isinstance(spec, TrainingSpec) and spec.world_size == 4]
     assert {(spec.strategy, spec.comm_hook) for spec in spread} == {("own_ddp", "symmetric_memory")}
 
 
-def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytester) -> None:
-    """Or a larger group would need fresh process sets, whose t(1) is another."""
+def test_largest_group_maps_memory_first(pytester: pytest.Pytester) -> None:
+    """A larger group would need fresh process sets afterwards."""
     for cases in (test_all_reduce.calls, test_scaling.weak_scaling, test_scaling.epochs):
         found = [
             case
@@ -76,7 +75,7 @@ def test_what_maps_memory_comes_with_the_most_ranks_first(pytester: pytest.Pytes
 
 
 @pytest.mark.parametrize("computes_bf16", [True, False])
-def test_on_a_cpu_no_all_reduce_is_selected(
+def test_cpu_gate_has_no_all_reduce(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, computes_bf16: bool
 ) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: computes_bf16)
@@ -92,7 +91,7 @@ def test_on_a_cpu_no_all_reduce_is_selected(
 
 
 @pytest.mark.parametrize(("arguments", "gpus"), [(("--precision", "bf16"), 0), ((), 1)])
-def test_bf16_is_measured_where_it_is_asked_for_and_on_gpus(
+def test_bf16_is_measured_if_requested_and_on_gpus(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], gpus: int
 ) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
@@ -102,9 +101,7 @@ def test_bf16_is_measured_where_it_is_asked_for_and_on_gpus(
     assert "bf16" in {case.precision for case in cases if isinstance(case, TrainingSpec)}
 
 
-def test_bf16_that_a_cpu_does_not_compute_stays_in_the_gate_to_say_why(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipped_bf16_stays_in_the_gate(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
     (marker,) = test_precision.test_precision.pytestmark  # type: ignore[attr-defined]
     cases = parameters("test_precision", marker, options(pytester, gpus=0), Machine())
@@ -112,30 +109,26 @@ def test_bf16_that_a_cpu_does_not_compute_stays_in_the_gate_to_say_why(
     assert {mark.name for mark in left_out.marks} == {"skip", "gate"}
 
 
-def test_the_marker_selects_cells_of_an_own_experiment(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    project.experiment.write_text(
+def test_marker_selects_cases_of_any_experiment(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(
         "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cells(options):\n"
+        "def cases(options):\n"
         "    for nbytes in (1024, 2048):\n"
         "        yield AllReduceSpec(world_size=2, nbytes=nbytes)\n\n"
-        "@pytest.mark.specs(cases=cells, gate=lambda options, spec: spec.nbytes > 1024)\n"
+        "@pytest.mark.specs(cases=cases, gate=lambda options, spec: spec.nbytes > 1024)\n"
         "def test_it(measure, spec):\n"
         "    measure(spec)\n\n"
-        "@pytest.mark.specs(cases=cells)\n"
+        "@pytest.mark.specs(cases=cases)\n"
         "def test_other(measure, spec):\n"
         "    measure(spec)\n"
     )
-    try:
-        finished = project.run("perf", "-m", "gate", "--strict-markers")
-    finally:
-        project.clean()
+    finished = canned_suite.run("perf", "-m", "gate", "--strict-markers")
     assert finished.status == 0, finished
-    assert list(project.measured()) == ["test_it[2rank-2KiB]"]
+    assert list(canned_suite.measured()) == ["test_it[2rank-2KiB]"]
 
 
-def test_the_page_on_the_gate_names_what_is_selected_now(pytester: pytest.Pytester) -> None:
-    """Its table is of a run on a CPU; a cell that comes or goes must be measured, and told."""
+def test_page_on_the_gate_is_current(pytester: pytest.Pytester) -> None:
+    """Its table is of a run on a CPU; a new case must be measured."""
     page = (REPOSITORY / "docs" / "gate.md").read_text()
     chosen = [line for line in page.splitlines() if line.endswith("| yes |")]
     assert chosen

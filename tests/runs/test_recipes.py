@@ -1,11 +1,10 @@
-"""What large batches are trained by: every recipe can be, the best rate of its grid is measured, and seeds are averaged."""
+"""The recipes of large batches: each can be trained, the best rate is kept, and seeds are averaged."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-import shutil
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # before pytester, which forgets what a test imports: a second import of its libraries ends the process
+from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
@@ -23,7 +23,9 @@ from perf.common.recipes import read_recipes, seeds_of
 from perf.test_large_batch import largest_tuned
 from perf.test_large_batch import recipes as cases
 from perf.tuning import FIRST_SEED, grid
-from tests.project import REPOSITORY, Project, script
+from tests.canned import CannedSuite
+from tests.experiments import canned_counters, with_experiments
+from tests.project import REPOSITORY, Finished, Project, script
 
 pytest_plugins = ["pytester"]
 
@@ -51,29 +53,30 @@ def test_every_recipe_can_be_trained(options: Any, device: str, gpus: int) -> No
     assert {spec.epoch_images for spec in specs} == ({256} if device == "cpu" else {50_000})
 
 
-def test_a_batch_that_is_not_shared_or_too_large_is_refused(options: Any) -> None:
+def test_batch_that_does_not_fit_is_refused(options: Any) -> None:
     large = largest_tuned("cpu")
-    with pytest.raises(ValueError, match="a batch of 64 images is not shared by 3 devices; use a divisor"):
+    with pytest.raises(ValueError, match="batch 64 does not divide over 3 devices; use a divisor"):
         large.spec(options("--world-sizes", "1,3"))
     with pytest.raises(
-        ValueError, match="a batch of 32 images a rank is more than its 16 of the data set; use a smaller one"
+        ValueError,
+        match="a batch of 32 images per rank is more than its 16 of the data set; use a smaller one",
     ):
         large.spec(options("--epoch-images", "32"))
 
 
-def test_a_model_that_is_named_is_trained(options: Any) -> None:
+def test_model_option_is_trained(options: Any) -> None:
     assert largest_tuned("cpu").spec(options()).model == "resnet10_cifar"
     assert largest_tuned("cpu").spec(options("--model", "resnet18_cifar")).model == "resnet18_cifar"
 
 
-def test_what_is_trained_as_it_is_has_the_small_batchs_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_as_it_is_has_the_small_batchs_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "tuned", lambda: {"cpu": {"small batch": {"rate": 0.8}}})
     rates = {each.name: each.rate for each in read_recipes("cpu")}
     assert rates["small batch"] == rates["large batch as it is"] == 0.8
     assert rates["large batch, its own rate"] == 0.1, "the first of its grid, where none was tuned"
 
 
-def test_scaled_rates_are_of_the_small_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_rates_start_from_the_small_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "tuned", lambda: {"cuda": {"small batch, SGD": {"rate": 0.2}}})
     rates = {each.name: each.rate for each in read_recipes("cuda")}
     assert rates["2048 as it is"] == 0.2
@@ -81,7 +84,7 @@ def test_scaled_rates_are_of_the_small_batchs(monkeypatch: pytest.MonkeyPatch) -
     assert rates["2048, rate scaled by the square root"] == pytest.approx(4 * 0.2)
 
 
-def test_a_recipe_is_laid_beside_a_run_of_another(options: Any) -> None:
+def test_recipe_is_applied_to_another_ones_data(options: Any) -> None:
     small, large = read_recipes("cpu")[0], largest_tuned("cpu")
     read = options("--epoch-images", "128")
     assert small.like(large.spec(read)) == small.spec(read)
@@ -89,7 +92,7 @@ def test_a_recipe_is_laid_beside_a_run_of_another(options: Any) -> None:
     assert dataclasses.replace(large, devices=1).like(large.spec(read)).per_rank_batch_size == 64
 
 
-def test_the_best_rate_of_the_grid_is_kept(
+def test_best_rate_of_the_grid_is_kept(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = script("update_recipes")
@@ -154,10 +157,11 @@ def test_the_best_rate_of_the_grid_is_kept(
         update.main(str(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"), [("small batch", 0.9), ("large batch, its own rate", 0.5), ("growing batch", 0.7)]
 )
-def test_the_cpus_recipes_learn(options: Any, name: str, least: float) -> None:
+def test_cpu_recipes_learn(options: Any, name: str, least: float) -> None:
     """By the rates that are stored, on one rank; a tenth is chance."""
     (recipe,) = [each for each in read_recipes("cpu") if each.name == name]
     run = TrainingRun(recipe.spec(options("--world-sizes", "1")), rank=0, device=torch.device("cpu"))
@@ -166,10 +170,10 @@ def test_the_cpus_recipes_learn(options: Any, name: str, least: float) -> None:
     assert run.finish()["test_accuracy_4"] > least
 
 
-def test_every_rate_of_every_recipe_is_tried_in_the_form_that_it_is_run_in(options: Any) -> None:
+def test_tuning_tries_every_rate_of_every_recipe(options: Any) -> None:
     """A long run in the fastest one."""
     read = options("--world-sizes", "1,2", gpus=2)
-    tried = list(grid(read))
+    tried = [case.values[0] if isinstance(case, ParameterSet) else case for case in grid(read)]
     recipes_of = {kind: read_recipes("cuda", kind) for kind in ("recipe", "long")}
     assert len(tried) == sum(len(recipe.rates) for kind in recipes_of.values() for recipe in kind)
     long = [spec for spec in tried if isinstance(spec, RunSpec) and spec.epochs == 50]
@@ -179,18 +183,18 @@ def test_every_rate_of_every_recipe_is_tried_in_the_form_that_it_is_run_in(optio
     assert min(spec.seed for spec in tried if isinstance(spec, RunSpec)) == FIRST_SEED
 
 
-def test_a_key_that_no_recipe_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (REPOSITORY / "perf" / "recipes.toml").read_text()
     (tmp_path / "recipes.toml").write_text(text.replace("\ndevices = 1", "\ndevice = 1", 1))
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"recipe 'small batch' of cpu has the unknown key 'device'; mend it in recipes\.toml",
+        match=r"recipe 'small batch' of cpu has the unknown key 'device'; correct it in recipes\.toml",
     ):
         read_recipes("cpu")
 
 
-def test_the_stored_grid_is_of_these_recipes() -> None:
+def test_stored_grid_belongs_to_these_recipes() -> None:
     assert "cpu" in recipes.tuned()
     for device, found in recipes.tuned().items():
         grids = {each.name: set(each.rates) for each in read_recipes(device) if each.rates}
@@ -213,16 +217,17 @@ def test_it(measure):
 """
 
 
-def test_a_run_is_told_by_what_it_learned_and_goes_on_from_its_checkpoint(project: Project) -> None:
+@pytest.mark.slow
+def test_training_resumes_from_its_checkpoint(project: Project) -> None:
     project.experiment.write_text(LARGE.replace("RATE", "0.1"))
     arguments = ("perf", "--world-sizes", "1", "--checkpoints", "kept")
     first = project.run(*arguments)
     first.assert_one_sentence(0, "test_it", "accuracy", "images/s")
     first.assert_one_sentence(0, "PASS: 1 test measured")
-    assert "spread is not known" not in first.output
+    assert "spread is unknown" not in first.output
     (kept,) = (project.root / "kept").iterdir()
     again = project.run(*arguments)
-    again.assert_one_sentence(0, "warning: it went on from a checkpoint")
+    again.assert_one_sentence(0, "warning: the training was resumed from a checkpoint")
     kept.write_bytes(kept.read_bytes()[:1000])
     cut = project.run(*arguments)
     assert cut.status == 1
@@ -231,7 +236,7 @@ def test_a_run_is_told_by_what_it_learned_and_goes_on_from_its_checkpoint(projec
     assert "Traceback" not in cut.output
 
 
-def test_a_loss_that_turns_nan_fails_with_its_epoch_and_step(project: Project) -> None:
+def test_nan_loss_fails_with_its_epoch(project: Project) -> None:
     project.experiment.write_text(LARGE.replace("RATE", "1000"))
     run = project.run("perf", "--world-sizes", "1")
     assert run.status == 1
@@ -240,14 +245,23 @@ def test_a_loss_that_turns_nan_fails_with_its_epoch_and_step(project: Project) -
     assert "Traceback" not in run.output
 
 
-def test_the_experiment_lays_large_batches_beside_the_small_one_and_all_devices_beside_one(
-    project: Project,
-) -> None:
-    for path in (*(REPOSITORY / "perf").glob("*.py"), *(REPOSITORY / "perf").glob("recipes.*")):
-        shutil.copy(path, project.root / "perf")
-    project.experiment.unlink()
-    sizes = ("--world-sizes", "1,2", "--epoch-images", "64")
-    run = project.run("perf/test_large_batch.py", *sizes)
+OPTIONS = ("perf/test_large_batch.py", "--world-sizes", "1,2", "--epoch-images", "64")
+
+
+def test_large_batches_are_compared_with_the_small_one(canned_suite: CannedSuite) -> None:
+    with_experiments(canned_suite)
+    canned_suite.canned.counters = canned_counters
+    assert_compared(canned_suite, canned_suite.run(*OPTIONS))
+
+
+@pytest.mark.slow
+def test_large_batches_are_compared_on_real_ranks(project: Project) -> None:
+    with_experiments(project)
+    assert_compared(project, project.run(*OPTIONS))
+
+
+def assert_compared(project: Project, run: Finished) -> None:
+    """The stored accuracies are means over seeds, and differences to the references' means."""
     trained = [str(dataclasses.replace(each, name="", rates=())) for each in read_recipes("cpu")]
     alike = len(trained) - len(set(trained))  # a rate may be another's best
     run.assert_one_sentence(0, f"PASS: {len(trained) - alike + 1} tests measured, {alike + 1} skipped")

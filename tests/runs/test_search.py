@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.search import MOST, RESOLUTION, largest_that_fits
+from ddpperf.plugin.measure import Measure
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import TrainingSpec
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from perf.test_batch_size import test_largest_batch as largest_batch
 from tests.generated import BOUNDED
 from tests.project import Finished, Project
 
 
 @BOUNDED
 @given(st.integers(0, 10**8), st.integers(1, 64))
-def test_the_largest_is_found_to_a_sixteenth(limit: int, first: int) -> None:
+def test_largest_size_is_found_to_a_sixteenth(limit: int, first: int) -> None:
     tried: list[int] = []
 
     def fits(size: int) -> bool:
@@ -31,12 +39,12 @@ def test_the_largest_is_found_to_a_sixteenth(limit: int, first: int) -> None:
     assert len(tried) < 25
 
 
-def test_what_always_fits_ends() -> None:
+def test_search_ends_if_everything_fits() -> None:
     assert MOST / 4 < largest_that_fits(lambda size: True, 32) <= MOST
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(100, [32, 128, 80, 104, 92, 98]), (31, [32])])
-def test_the_sizes_are_four_fold_then_halfway(limit: int, sizes: list[int]) -> None:
+def test_sizes_grow_fourfold_then_halve(limit: int, sizes: list[int]) -> None:
     tried: list[int] = []
 
     def fits(size: int) -> bool:
@@ -66,6 +74,7 @@ def narrow():
     return Narrow(), lambda size: (torch.ones(size, 4), torch.ones(size, 4)), nn.functional.mse_loss
 """
 EXPERIMENT = """
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec
 from perf.test_batch_size import test_largest_batch as largest
 
@@ -86,39 +95,92 @@ def sweep(project: Project, full: str) -> Finished:
     return project.run("perf", "--model", "mine:narrow", *sizes)
 
 
-def test_batches_are_tried_until_memory_ends_and_the_next_test_runs(project: Project) -> None:
+@pytest.mark.slow
+def test_batches_grow_until_memory_ends_on_real_ranks(project: Project) -> None:
+    """The next test runs on fresh ranks."""
     run = sweep(project, "raise torch.OutOfMemoryError('no room')")
     run.assert_one_sentence(0, "PASS: 2 tests measured")
     metrics = project.measured()["test_it"]["metrics"]
     assert metrics["largest_batch_size"]["value"] == 98
     for size in (32, 80, 92, 98):
-        assert (
-            metrics[f"images_per_second_at_{size}"]["value"]
-            == size / metrics[f"step_seconds_at_{size}"]["value"]
-        )
+        seconds = metrics[f"step_seconds_at_{size}"]["value"]
+        assert metrics[f"images_per_second_at_{size}"]["value"] == size / seconds
     assert "step_seconds_at_104" not in metrics
     run.assert_one_sentence(
         0, "a batch of 104 does not fit: rank 0 of set A", "raised OutOfMemoryError: no room (at open)"
     )
-    run.assert_one_sentence(0, "98 images fit")
+    run.assert_one_sentence(0, "largest batch size 98")
 
 
-def test_a_librarys_limit_is_an_answer(project: Project) -> None:
-    run = sweep(project, "raise RuntimeError('CUDNN_STATUS_NOT_SUPPORTED')")
-    run.assert_one_sentence(
-        0, "a batch of 104 does not fit", "raised RuntimeError: CUDNN_STATUS_NOT_SUPPORTED (at open)"
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("full", "status", "sentence"),
+    [
+        ("raise RuntimeError('CUDNN_STATUS_NOT_SUPPORTED')", 0, "a batch of 104 does not fit"),
+        ("os._exit(3)", 1, "exited with status 3"),
+        ("raise NotImplementedError('yet')", 1, "raised NotImplementedError: yet"),
+    ],
+)
+def test_only_limits_end_the_search_on_real_ranks(
+    project: Project, full: str, status: int, sentence: str
+) -> None:
+    run = sweep(project, full)
+    run.assert_one_sentence(status, sentence)
+    assert ("does not fit" in run.output) == (status == 0)
 
 
-def test_a_device_that_is_lost_is_no_answer(project: Project) -> None:
-    run = sweep(project, "os._exit(3)")
-    assert run.status == 1, run
-    assert "exited with status 3" in run.output
-    assert "Traceback" not in run.output
+class FakeMeasure:
+    """A `measure` fixture of a device on which 100 images fit, each of which takes a second."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Mapping[str, float]] = {}
+        self.notes: list[str] = []
+        self.note = self.notes.append
+
+    def __call__(self, spec: TrainingSpec) -> Measured:
+        seconds = float(spec.per_rank_batch_size)
+        sample = Sample(
+            set="A1", side="A", torch="2", seconds=((seconds,),), counters={"peak_memory_bytes": (seconds,)}
+        )
+        return Measured(spec=spec, iterations=1, samples=(sample,))
+
+    def attempt(self, spec: TrainingSpec) -> Measured | str:
+        return self(spec) if spec.per_rank_batch_size <= 100 else "no room"
+
+    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
+        self.metrics[name] = by_set
 
 
-def test_a_mistake_is_no_answer(project: Project) -> None:
-    run = sweep(project, "raise NotImplementedError('yet')")
-    assert run.status == 1, run
-    assert "raised NotImplementedError: yet" in run.output
-    assert "does not fit" not in run.output
+def test_batches_grow_until_one_does_not_fit() -> None:
+    measure: Any = FakeMeasure()
+    largest_batch(measure, TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single"))
+    assert measure.metrics["largest_batch_size"] == {"A1": 98}
+    for size in (32, 80, 92, 98):
+        assert measure.metrics[f"images_per_second_at_{size}"] == {"A1": 1}
+        assert measure.metrics[f"peak_memory_bytes_at_{size}"] == {"A1": size}
+    assert "step_seconds_at_104" not in measure.metrics
+    assert "a batch of 104 does not fit: no room" in measure.notes
+
+
+@pytest.mark.parametrize(
+    ("cause", "limit", "fits"),
+    [(Cause.RAISED, True, False), (Cause.RAISED, False, None), (Cause.DIED, False, None)],
+)
+def test_only_a_limit_is_an_answer(cause: Cause, limit: bool, fits: bool | None) -> None:
+    """A lost device and a mistake fail the test."""
+    failure = RankFailure(rank=0, cause=cause, what="raised NoRoom: 3 GB", detail="lines", limit=limit)
+
+    class FullPool:
+        counted_seconds = 0.0
+
+        def measure_alone(self, spec: object) -> None:
+            raise SetFailure("A1", "at open", [failure])
+
+    full_pool: Any = FullPool
+    measure = Measure(cast(Any, None), full_pool, lambda measured, fresh: [])
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+    if fits is False:
+        assert measure.attempt(spec) == "rank 0 of set A1 raised NoRoom: 3 GB (at open)"
+    else:
+        with pytest.raises(pytest.fail.Exception, match="rank 0 of set A1 raised NoRoom"):
+            measure.attempt(spec)

@@ -1,7 +1,4 @@
-"""perf/thresholds.toml as a file: what cannot be read is one sentence, what is not there is none's business.
-
-What is written by hand in it survives that the rest is made anew.
-"""
+"""perf/thresholds.toml as a file: unreadable ones are refused, and lines written by hand are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from ddpperf.verdict.thresholds import read_document, read_thresholds, thresholds_in
-from tests.project import Project, script
+from tests.canned import CannedSuite
+from tests.project import script
 
 BY_HAND = """# Ours: "# Made by tools/update_thresholds.py" is a line below.
 [decision.gpu]  # as it is
@@ -40,26 +38,26 @@ def update_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module
     return module
 
 
-def test_a_folder_of_that_name_is_refused(project: Project) -> None:
-    (project.root / "perf" / "thresholds.toml").mkdir()
-    project.run("perf").assert_one_sentence(
+def test_folder_of_that_name_is_refused(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / "perf" / "thresholds.toml").mkdir()
+    canned_suite.run("perf").assert_one_sentence(
         4, "ERROR: perf/thresholds.toml cannot be read (Is a directory); make"
     )
 
 
-def test_another_encoding_is_refused(project: Project) -> None:
-    (project.root / "perf" / "thresholds.toml").write_bytes(b"# \xff\xfe")
-    project.run("perf").assert_one_sentence(4, "ERROR: perf/thresholds.toml is not in UTF-8")
+def test_other_encoding_is_refused(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / "perf" / "thresholds.toml").write_bytes(b"# \xff\xfe")
+    canned_suite.run("perf").assert_one_sentence(4, "ERROR: perf/thresholds.toml is not in UTF-8")
 
 
-def test_a_project_whose_perf_is_a_file_has_no_thresholds(project: Project) -> None:
-    (project.root / "perf").rename(project.root / "experiments")
-    (project.root / "perf").touch()
-    (project.root / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
-    assert project.run("test_nothing.py").status == 0
+def test_perf_as_a_file_has_no_thresholds(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / "perf").rename(canned_suite.root / "experiments")
+    (canned_suite.root / "perf").touch()
+    (canned_suite.root / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    assert canned_suite.run("test_nothing.py").status == 0
 
 
-def test_the_decisions_values_are_beside_the_thresholds() -> None:
+def test_decision_is_read_beside_thresholds() -> None:
     document = read_document(BY_HAND, name="t.toml")
     assert document["decision"] == {"gpu": {"margin": 0.004}}
     (one,) = thresholds_in(document, name="t.toml")
@@ -67,7 +65,7 @@ def test_the_decisions_values_are_beside_the_thresholds() -> None:
     assert read_thresholds("decision = 'judged elsewhere'", name="t.toml") == ()
 
 
-def test_what_is_written_by_hand_is_kept_as_it_is(script: ModuleType, file: Path) -> None:
+def test_lines_written_by_hand_are_kept(script: ModuleType, file: Path) -> None:
     made = script.made(file.parents[1])
     script.main()
     assert file.read_text() == made, "no file before"
@@ -85,7 +83,7 @@ def test_what_is_written_by_hand_is_kept_as_it_is(script: ModuleType, file: Path
 @pytest.mark.parametrize(
     "header", ["[decision.gpu]", "[decision]  # ours", ' [ "decision".cpu ]', "[[decision]]"]
 )
-def test_a_decision_that_would_be_lost_is_refused(script: ModuleType, file: Path, header: str) -> None:
+def test_decision_below_the_made_part_is_refused(script: ModuleType, file: Path, header: str) -> None:
     before = f"{BY_HAND}{script.made(file.parents[1])}\n{header}\n"
     file.write_text(before)
     sentence = f"{file} has {header.strip()} below the line '{script.MADE}', where all is made anew; move it above that"
