@@ -218,8 +218,8 @@ def test_environment_that_cannot_run_ranks_is_refused(
 ) -> None:
     if root == "hanging":
         monkeypatch.setattr(probing_module, "PROBE_SECONDS", 0.5)
-    asked = f"--against {at}/bare/bin/python" + (f" --against-root {at}/{root}" if root else "")
-    assert refusal(read, asked, model=model or "resnet18").startswith(f"{asked} {PROBED[root, model]}")
+    named = f"--against {at}/bare/bin/python" + (f" --against-root {at}/{root}" if root else "")
+    assert refusal(read, named, model=model or "resnet18").startswith(f"{named} {PROBED[root, model]}")
 
 
 def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> None:

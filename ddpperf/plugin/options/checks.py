@@ -91,7 +91,7 @@ def _check_links(options: Options) -> None:
 
 
 def _check_variables(options: Options) -> None:
-    """Refuse an A/B run that differs only by variables that the base has, too."""
+    """Refuse an A/B run whose only difference is variables that the base has, too."""
     if options.sides is None or options.given & {option.name for option in AB_OPTIONS} != {"--against-env"}:
         return
     variables = options.sides.candidate.environment
@@ -164,7 +164,7 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
-    """Return the largest accepted ratio to the baseline's time, of --benchmark-compare-fail.
+    """Return the limit of --benchmark-compare-fail as a ratio to the baseline's time.
 
     pytest-benchmark's own check prints a traceback, ignores missing results, and forgets all
     limits but the last.

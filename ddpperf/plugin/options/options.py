@@ -100,7 +100,7 @@ class Options:
         return RunSpec(**self.fields(**{"input": "device", **fields}))
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        """Return the fields of a training: these, and the others as the options say."""
+        """Return the fields of a training: the given ones, and defaults from the options."""
         alone = fields["world_size"] == 1
         strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
         fields = {"strategy": strategy, "execution": self.executions[0], **fields}
@@ -129,5 +129,5 @@ def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
 
 
 def is_experiment(test: str) -> bool:
-    """Return whether a test id is an experiment's: its file lies in a folder called perf."""
+    """Return whether a test is an experiment: its file lies in a folder called perf."""
     return "perf" in Path(test.split("::")[0]).parts

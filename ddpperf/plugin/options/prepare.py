@@ -1,4 +1,4 @@
-"""What takes time before a run: decode images, try sides, compilers and models."""
+"""Checks before a run that take time: compilers, sides, images and models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 
 def prepare(options: Options, root: Path) -> Options:
-    """Check everything that takes time. Return the options with what was found."""
+    """Run all checks that take time. Return the options with what was found."""
     make_folder("--worker-logs", options.worker_logs)
     make_folder("--traces", options.traces)
     make_folder("--checkpoints", options.checkpoints)
@@ -39,7 +39,7 @@ def prepare(options: Options, root: Path) -> Options:
 
 
 def check_compiler(options: Options) -> None:
-    """Check that what is to be compiled can be, with the requested compiler options."""
+    """Check that requested compilation is possible, with the requested compiler options."""
     candidate = options.sides.spec_fields if options.sides is not None else {}
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):

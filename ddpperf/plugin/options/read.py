@@ -1,4 +1,4 @@
-"""The command line becomes one `Options` value: cheap, and without side effects."""
+"""Reading of the command line into one `Options` value: cheap, and without side effects."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ class Parser:
 
 
 def require(condition: bool) -> None:
-    """Raise ValueError unless a value is accepted."""
+    """Raise ValueError unless the condition holds."""
     if not condition:
         raise ValueError
 
 
 def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
-    """Parse a whole number."""
+    """Return a parser of a whole number."""
 
     def parse(text: str) -> int:
         text = text.strip()
@@ -79,7 +79,7 @@ def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
 
 
 def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.0) -> Parser:
-    """Parse a number above 0, and multiply it by `scale`."""
+    """Return a parser of a number above 0, which is multiplied by `scale`."""
 
     def parse(text: str) -> float:
         require(0 < float(text) <= most)
@@ -89,7 +89,7 @@ def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.
 
 
 def choice(*names: str) -> Parser:
-    """Parse one of several names."""
+    """Return a parser of one of several names."""
 
     def parse(text: str) -> str:
         require(text in names)
@@ -99,7 +99,7 @@ def choice(*names: str) -> Parser:
 
 
 def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
-    """Parse different values joined by commas into a tuple."""
+    """Return a parser of different values, joined by commas, into a tuple."""
 
     def parse(text: str) -> tuple[Any, ...]:
         values = [of(word.strip()) for word in text.split(",")]
@@ -111,7 +111,7 @@ def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = 
 
 
 def assignment(known: dict[str, Parser]) -> Parser:
-    """Parse FIELD=VALUE into the field's name and its value."""
+    """Return a parser of FIELD=VALUE into the field's name and its value."""
 
     def parse(text: str) -> tuple[str, Value]:
         name, equals, value = text.partition("=")
