@@ -83,7 +83,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "How steps are executed.",
             ("eager", "graph,compile+graph,eager"),
         ),
-        Option("--spec", SPEC_FIELD, "Set a field of all trainings that have it.", repeated=True),
+        Option(
+            "--spec",
+            SPEC_FIELD,
+            "Set a field of all trainings; docs/options.md lists the fields.",
+            repeated=True,
+        ),
         Option(
             "--data", values.DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2
         ),
