@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -24,11 +23,6 @@ class Note:
     def to_json(self) -> dict[str, str]:
         """Return the note as a JSON object."""
         return {"kind": str(self.kind), "text": self.text}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, str]) -> Note:
-        """Read a note that `to_json` wrote."""
-        return cls(NoteKind(fields["kind"]), fields["text"])
 
 
 def warning(text: str) -> Note:

@@ -1,10 +1,9 @@
-"""What was measured: raw seconds as the ranks read them. Standard library only; statistics are derived on read."""
+"""What was measured: raw seconds as the ranks' clocks read them. Statistics are derived when they are read."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -18,18 +17,18 @@ BASE, CANDIDATE = "A", "B"  # the sides of a run
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One process set's rounds.
+    """The rounds of one process set.
 
-    seconds[round][rank]: what rank's own clock read for all `iterations` steps of that round.
-    counters[name][rank]: what a rank counted besides, such as `peak_memory_bytes`. kernels: a digest of those that a step of
-    it ran, on all ranks; empty where that was not asked for, or could not be told.
+    seconds[round][rank]: the time of all `iterations` steps of a round. counters[name][rank]: other figures
+    of a rank, such as `peak_memory_bytes`. kernels: a digest of the kernels of a step on all ranks, empty
+    if unknown.
     """
 
     set: str
     side: str
     torch: str
     seconds: tuple[tuple[float, ...], ...]
-    counters: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    counters: dict[str, tuple[float, ...]] = field(default_factory=dict)
     kernels: str = ""
 
     def __post_init__(self) -> None:
@@ -39,29 +38,29 @@ class Sample:
                 f"set {self.set} must have at least one round, each with every rank, got {self.seconds}"
             )
         for seconds in (value for ranks in self.seconds for value in ranks):
-            if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # nor is a NaN
+            if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # a NaN is refused, too
                 raise ValueError(
                     f"set {self.set} measured {seconds} s, which is no duration; nothing is kept of it"
                 )
         for name, values in self.counters.items():
-            if not (
-                values and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+            if not values or not all(
+                isinstance(value, int | float) and math.isfinite(value) for value in values
             ):
                 raise ValueError(
-                    f"set {self.set} counted {str(values)[:40]} as {name}; a finite number a rank is needed"
+                    f"set {self.set} counted {str(values)[:40]} as {name}; each rank needs a finite number"
                 )
         if not isinstance(self.kernels, str):
             raise ValueError(
-                f"set {self.set} has {str(self.kernels)[:40]} as its kernels; their digest, a word, is needed"
+                f"set {self.set} has {str(self.kernels)[:40]} as its kernels; a digest as text is needed"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One spec's samples over one or more process sets, each round of `iterations` steps.
+    """The samples of one spec over one or more process sets; each round has `iterations` steps.
 
-    candidate_spec: what the sets of the candidate's side measured, where that is another spec than the base's: of the same kind
-    and world size, so that by set all figures have one meaning.
+    candidate_spec: the spec of the candidate's sets, if it differs from the base's. It has the same type
+    and world size, so that all figures mean the same.
     """
 
     spec: Spec
@@ -73,7 +72,7 @@ class Measured:
         other = self.candidate_spec
         if other is not None and (type(other), other.world_size) != (type(self.spec), self.spec.world_size):
             raise ValueError(
-                f"both sides need specs of one kind and world size, got {self.spec.id} and {other.id}"
+                f"base and candidate need specs of one type and world size, got {self.spec.id} and {other.id}"
             )
         if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
             raise ValueError(
@@ -83,86 +82,86 @@ class Measured:
             raise ValueError("a measurement must have at least one set's sample")
 
     def spec_of(self, side: str) -> Spec:
-        """What the sets of this side measured."""
+        """Return the spec that this side measured."""
         return self.candidate_spec if side == CANDIDATE and self.candidate_spec is not None else self.spec
 
     def of(self, side: str) -> Measured:
-        """One side of it by itself; raises ValueError if that was not measured."""
+        """Return the measurement of one side; raises ValueError if that side was not measured."""
         samples = tuple(sample for sample in self.samples if sample.side == side)
         return Measured(spec=self.spec_of(side), iterations=self.iterations, samples=samples)
 
     def of_set(self, name: str) -> Sample:
-        """One process set's; raises KeyError if it did not measure this."""
+        """Return the sample of one process set; raises KeyError if there is none."""
         return {sample.set: sample for sample in self.samples}[name]
 
     def step_seconds(self, sample: Sample) -> list[float]:
-        """Seconds of a step in each round of `sample`: the slowest rank's, of the ranks that the spec's work is spread over.
+        """Return the seconds of a step in each round: those of the slowest of the first `world_size` ranks.
 
-        A set whose ranks worked in turn gives its first rank's: the others' rounds were not the same rounds.
+        If the ranks worked in turn, only the first rank's rounds count: the others' were not simultaneous.
         """
         return [max(seconds[: self.spec.world_size]) / self.iterations for seconds in sample.seconds]
 
     def all_step_seconds(self) -> list[float]:
-        """Seconds of a step in each round of every set, set after set."""
+        """Return the seconds of a step in each round of all sets."""
         return [seconds for sample in self.samples for seconds in self.step_seconds(sample)]
 
     def median_step_seconds(self) -> dict[str, float]:
-        """By set, the median over its rounds."""
+        """Return by set the median over its rounds."""
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
 
     def rank_step_seconds(self, sample: Sample) -> list[float]:
-        """Seconds of a step on each rank that the spec's work is spread over: its own median over the rounds of `sample`."""
-        ranks = list(zip(*sample.seconds, strict=True))[: self.spec.world_size]
-        return [median(rounds) / self.iterations for rounds in ranks]
+        """Return the seconds of a step on each of the first `world_size` ranks, the median over rounds."""
+        return self._rank_medians(sample, self.spec.world_size)
 
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
-        """By set, of ranks that worked in turn: the greatest of the first `devices` ranks' own medians.
+        """Return by set the slowest of the first `devices` ranks, which worked in turn.
 
-        Not the median of each round's greatest: of rounds that were not simultaneous that grows with the number of devices.
+        The maximum of the ranks' medians is taken. The median of each round's maximum would grow with the
+        number of devices, because these rounds were not simultaneous.
         """
-        return {
-            sample.set: max(median(rounds) for rounds in list(zip(*sample.seconds, strict=True))[:devices])
-            / self.iterations
-            for sample in self.samples
-        }
+        return {sample.set: max(self._rank_medians(sample, devices)) for sample in self.samples}
+
+    def _rank_medians(self, sample: Sample, ranks: int) -> list[float]:
+        return [
+            median(rounds) / self.iterations for rounds in list(zip(*sample.seconds, strict=True))[:ranks]
+        ]
 
     def counter(self, name: str) -> dict[str, float]:
-        """By set, the greatest that a rank counted, of the ranks that the spec's work is spread over; empty if none did."""
+        """Return by set the maximum over the first `world_size` ranks; empty if nothing counted it."""
         ranks = slice(self.spec.world_size)
-        return {
-            sample.set: max(sample.counters[name][ranks])
-            for sample in self.samples
-            if name in sample.counters
-        }
+        counted = (sample for sample in self.samples if name in sample.counters)
+        return {sample.set: max(sample.counters[name][ranks]) for sample in counted}
 
     def launch_bound(self) -> dict[str, float]:
-        """By set, the seconds of a step over those that its devices need when none waits for the CPU; empty if not counted."""
+        """Return by set a step's time over its device time, which leaves out waiting for the CPU.
+
+        Empty if device times were not counted.
+        """
         bound = {}
-        for sample in self.samples:
+        for name, device_seconds in self.counter("device_seconds").items():
+            sample = self.of_set(name)
             spec = self.spec_of(sample.side)
             steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
-            device_seconds = max(
-                sample.counters.get("device_seconds", ())[: self.spec.world_size], default=0.0
-            )
             if device_seconds > 0:
-                seconds = median(self.step_seconds(sample))
-                bound[sample.set] = seconds / (steps * (device_seconds + spec.delay_seconds))
+                work = steps * (device_seconds + spec.delay_seconds)
+                bound[name] = median(self.step_seconds(sample)) / work
         return bound
 
     def different_kernels(self) -> dict[str, list[str]]:
-        """By digest, the sets of a side that did not all run the same kernels; empty if those of each side did.
+        """Return the sets by their kernels' digest, for a side whose sets ran different kernels; else empty.
 
-        Two sides may differ by design. A set whose kernels are not known is left out.
+        Base and candidate may differ by design. Sets with unknown kernels are left out.
         """
         different: dict[str, list[str]] = {}
         for side in (BASE, CANDIDATE):
             known = [sample for sample in self.samples if sample.side == side and sample.kernels]
-            for sample in known if len({each.kernels for each in known}) > 1 else []:
-                different.setdefault(sample.kernels, []).append(sample.set)
+            if len({sample.kernels for sample in known}) > 1:
+                for sample in known:
+                    different.setdefault(sample.kernels, []).append(sample.set)
         return different
 
     def counted_seconds(self) -> float:
-        """What all rounds of all sets took: ranks that worked together at the same time, the others one after the other."""
+        """Return the duration of all rounds: ranks that worked in turn took one after the other."""
         return sum(
             self.spec.calls * max(seconds[place] for place in turn if place < len(seconds))
             for sample in self.samples
@@ -171,31 +170,30 @@ class Measured:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the measurement as a JSON object."""
+        candidate = (
+            {} if self.candidate_spec is None else {"candidate_spec": specs.to_json(self.candidate_spec)}
+        )
         return {
             "spec": specs.to_json(self.spec),
-            **(
-                {"candidate_spec": specs.to_json(self.candidate_spec)}
-                if self.candidate_spec is not None
-                else {}
-            ),
+            **candidate,
             "iterations": self.iterations,
-            "samples": [dataclasses.asdict(sample) for sample in self.samples],
+            "samples": [asdict(sample) for sample in self.samples],
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Measured:
-        """What `to_json` wrote; raises ValueError for anything else."""
+        """Read a measurement that `to_json` wrote; raises ValueError for anything else."""
         try:
+            candidate = fields.get("candidate_spec")
             return cls(
                 spec=specs.from_json(fields["spec"]),
                 iterations=fields["iterations"],
                 samples=tuple(_sample(sample) for sample in fields["samples"]),
-                candidate_spec=specs.from_json(fields["candidate_spec"])
-                if "candidate_spec" in fields
-                else None,
+                candidate_spec=specs.from_json(candidate) if candidate is not None else None,
             )
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"a stored measurement has another form than this: {error!r}") from error
+            raise ValueError(f"a stored measurement cannot be read: {error!r}") from error
 
 
 def _sample(fields: dict[str, Any]) -> Sample:
@@ -205,5 +203,5 @@ def _sample(fields: dict[str, Any]) -> Sample:
         torch=fields["torch"],
         seconds=tuple(tuple(float(value) for value in ranks) for ranks in fields["seconds"]),
         counters={name: tuple(values) for name, values in fields["counters"].items()},
-        kernels=fields.get("kernels", ""),  # not in older files
+        kernels=fields.get("kernels", ""),
     )

@@ -1,4 +1,4 @@
-"""Where runs and baselines lie: found, read, checked, and written whole or not at all."""
+"""Where runs and baselines are stored: found, read, checked, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MOST_READ = 20  # files of a history: 20 of 0.85 MB take 0.4 s
 
 
 class NoBaseline(Exception):
-    """There is nothing to compare with; one sentence says why, and what to do."""
+    """A run to compare with is missing; one sentence says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An earlier run: its measurements by test id, and of a copy of memory, None if it is older than these.
+    """A stored run: its measurements by test id, and its copy of memory, if it has one.
 
-    when: its beginning, in ISO 8601. commit: of its project, as `commits.commit` names it. Both empty if it does not say.
+    when: its beginning in ISO 8601. commit: its project's commit. Both are empty if unknown.
     """
 
     path: Path
@@ -41,15 +41,13 @@ class Baseline:
     copied: Measured | None = None
     commit: str = ""
 
-    @property
-    def with_copy(self) -> dict[str, Measured]:
-        """The tests, and the copy among them."""
-        return self.measured | ({COPY: self.copied} if self.copied is not None else {})
-
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """An earlier run. promoted: whether it is a baseline, rather than a run that was compared and passed."""
+    """A run of the history: a promoted baseline, or a run that was compared and passed.
+
+    measured: by test id, with the copy of memory under the id `COPY`.
+    """
 
     measured: Mapping[str, Measured]
     promoted: bool
@@ -57,39 +55,42 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The folders of one hardware key below the root of the project."""
+    """The folders of runs and baselines for one hardware key, below the project's root."""
 
     root: Path
     hardware_key: str
 
     @property
     def runs(self) -> Path:
+        """The folder of all runs, ignored by git."""
         return self.root / ".ddpperf" / "runs" / self.hardware_key
 
     @property
     def baselines(self) -> Path:
+        """The folder of promoted baselines, tracked by git."""
         return self.root / "perf" / "baselines" / self.hardware_key
 
     def save_run(self, document: dict[str, Any], commit: str) -> Path:
-        """Write a run under the next number; raises OSError where that cannot be done."""
-        return _write(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
+        """Write a run under the next number; raises OSError if it cannot be written."""
+        return _write_numbered(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
 
     def promote(self, document: dict[str, Any], name: str) -> Path:
-        """Write a run as a tracked baseline under the next number; raises OSError where that cannot be done."""
-        return _write(self.baselines, name, document)
+        """Write a run as a baseline under the next number; raises OSError if it cannot be written."""
+        return _write_numbered(self.baselines, name, document)
 
     def find(self, wanted: str | Literal[True]) -> Path:
-        """The file that `--benchmark-compare[=wanted]` means, a promoted baseline before a run; raises NoBaseline.
+        """Return the file that `--benchmark-compare[=wanted]` means; raises NoBaseline without one.
 
-        wanted: True for the newest baseline, else the newest run whose tests all passed; or a path; or a file's number, or
-        the NAME it was saved under, or the beginning of its file name.
+        wanted: True for the newest baseline, or the newest run whose tests all passed if there is none. Else
+        a path, a file's number, the NAME that it was saved under, or the beginning of its file name.
+        Baselines go before runs.
         """
         if wanted is True:
             newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
             if newest is None:
                 raise NoBaseline(
-                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds a run that passed; "
-                    "save one with --benchmark-save=NAME, then compare"
+                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds a run "
+                    "that passed; save one with --benchmark-save=NAME, then compare"
                 )
             return newest
         if os.path.isfile(wanted):
@@ -97,40 +98,44 @@ class Storage:
         for folder in (self.baselines, self.runs):
             if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
                 return named[-1]
-        advice = (
-            "the option takes the word after it, so put it last"
-            if os.path.exists(wanted)
-            else "name one of theirs"
-        )
+        advice = "name one of these"
+        if os.path.exists(wanted):  # pytest gave a test path to the option before it
+            advice = "the option takes the word after it, so put it last"
         raise NoBaseline(
-            f"--benchmark-compare={wanted} is no file, nor number or name of one in {self.baselines} or {self.runs}; {advice}"
+            f"--benchmark-compare={wanted} is neither a file nor the number or name of one in {self.baselines} "
+            f"or {self.runs}; {advice}"
         )
 
     def load(self, path: Path) -> Baseline:
-        """Read a run back; raises NoBaseline for what is unreadable, not ours, or of other hardware."""
+        """Read a stored run; raises NoBaseline if it is unreadable, not ours, or of other hardware."""
         return self._baseline(_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
-        """The runs of this hardware that can be read, oldest first and none twice, with the one that is compared with.
+        """Return the readable runs of this hardware, oldest first, and the compared run among them.
 
-        Of at most `MOST_READ` files: the first five baselines and the newest, then the newest runs that were compared whole and
-        passed: of others nobody knows whether their code is slower. A baseline that measured what a run did is that run.
+        At most `MOST_READ` files are read: the first five baselines and the newest ones, then the newest runs
+        that were compared and passed. Other runs may have slower code. A run that was promoted counts once.
         """
         promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
         found: list[tuple[Baseline, bool]] = []
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
-                document, promoted_too = _document(path), path.parent == self.baselines
-                passed = _passed(document) and document["ddpperf"]["verdict"]["status"] == Status.PASS
-                if promoted_too or (passed and document["ddpperf"].get("compared_with")):
-                    found.append((self._baseline(document, path), promoted_too))
+                document, is_promoted = _document(path), path.parent == self.baselines
+                if is_promoted or _passed_comparison(document):
+                    found.append((self._baseline(document, path), is_promoted))
         unique: list[tuple[Baseline, bool]] = []
-        for run, promoted_too in [*found, (compared, False)]:
+        for run, is_promoted in [*found, (compared, False)]:
             if all(run.measured != known.measured for known, _ in unique):
-                unique.append((run, promoted_too))
+                unique.append((run, is_promoted))
         unique.sort(key=lambda each: each[0].when)
-        return [PastRun(measured=run.with_copy, promoted=promoted_too) for run, promoted_too in unique]
+        return [
+            PastRun(
+                measured=run.measured | ({COPY: run.copied} if run.copied is not None else {}),
+                promoted=is_promoted,
+            )
+            for run, is_promoted in unique
+        ]
 
     def _baseline(self, document: Any, path: Path) -> Baseline:
         try:
@@ -150,18 +155,18 @@ class Storage:
                 f"{path} was measured on {key}, this is {self.hardware_key}; save a baseline here"
             )
         if "against" in header:
-            raise NoBaseline(f"{path} measured two sides in turn, and this run one; name a run of one side")
+            raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
         try:
             measured = {
                 benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
                 for benchmark in document["benchmarks"]
             }
-            if not isinstance(document["machine_info"], dict):  # which pytest-benchmark reads
+            if not isinstance(document["machine_info"], dict):  # pytest-benchmark reads it
                 raise TypeError("machine_info is no table")
             copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
             commit = str(header.get("environment", {}).get("commit", ""))
             if not all(isinstance(test, str) for test in measured):
-                raise TypeError("a test's fullname is no word")
+                raise TypeError("a test's fullname is no text")
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise NoBaseline(
                 f"the baseline {path} is damaged ({error!r}); name another, or save one anew"
@@ -174,25 +179,24 @@ class Storage:
 
 
 def _document(path: Path) -> Any:
-    """The JSON of a stored run; raises NoBaseline for a file that is cut, empty or no JSON, which has no NaN."""
+    """Return the JSON of a stored run; raises NoBaseline for a file that is cut, empty or has a NaN."""
     try:
-        return json.loads(path.read_text(), parse_constant=_refuse)
+        return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise NoBaseline(
             f"the baseline {path} cannot be read ({error}); name another, or save one anew"
         ) from error
 
 
-def _refuse(constant: str) -> float:
+def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """The files NNNN_*.json of a folder, the newest last."""
+    """Return the files NNNN_*.json of a folder, the newest last."""
     with contextlib.suppress(OSError):
-        return sorted(
-            (path for path in folder.iterdir() if _number(path)), key=lambda path: (_number(path), path.name)
-        )
+        numbered = [path for path in folder.iterdir() if _number(path)]
+        return sorted(numbered, key=lambda path: (_number(path), path.name))
     return []
 
 
@@ -202,33 +206,43 @@ def _number(path: Path) -> int:
 
 
 def _is_called(path: Path, wanted: str) -> bool:
-    """Whether a word means this file: its number, or the beginning of its name with or without the number."""
     if wanted.isdecimal():
         return _number(path) == int(wanted)
     return path.name.startswith(wanted) or path.stem.partition("_")[2] == wanted
 
 
 def is_baseline(document: dict[str, Any]) -> bool:
-    """Whether a run may be a baseline: at least one test was measured, none passed without that, none was slower or slowed, and
-    if it was compared, its controls held and its suspects were cleared."""
-    header = document["ddpperf"]
-    slowed = any(
-        benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds")
-        for benchmark in document["benchmarks"]
-    )
-    measured = {benchmark["fullname"] for benchmark in document["benchmarks"]}
+    """Return whether a run may be a baseline.
+
+    Every test that was not skipped must have passed and been measured, without a delay and with one side. A
+    comparison must not have failed, its controls must have held, and its suspects must have been cleared.
+    """
+    header, benchmarks = document["ddpperf"], document["benchmarks"]
     kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
-    expected = {test for test, kind in kinds.items() if not kind.skipped}
-    passed = all(kinds[test] is OutcomeKind.PASSED for test in expected)
-    alone = "against" not in header  # two sides that were measured in turn warmed each other's caches less
-    wanted = bool(measured) and measured == expected and not slowed and alone
-    return wanted and passed and header["verdict"]["status"] != Status.FAIL and not header.get("unfit")
+    required = {test for test, kind in kinds.items() if not kind.skipped}
+    measured = {benchmark["fullname"] for benchmark in benchmarks}
+    return bool(
+        measured
+        and measured == required
+        and all(kinds[test] is OutcomeKind.PASSED for test in required)
+        and not any(each["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for each in benchmarks)
+        and "against" not in header  # sides that were measured in turn warmed each other's caches less
+        and header["verdict"]["status"] != Status.FAIL
+        and not header.get("unfit")
+    )
 
 
 def _passed(document: Any) -> bool:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         return is_baseline(document)
     return False
+
+
+def _passed_comparison(document: Any) -> bool:
+    if not _passed(document):
+        return False
+    header = document["ddpperf"]
+    return header["verdict"]["status"] == Status.PASS and bool(header.get("compared_with"))
 
 
 def _newest_passed(folder: Path) -> Path | None:
@@ -240,33 +254,31 @@ def _newest_passed(folder: Path) -> Path | None:
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
-    """Write `path`, as JSON or text, whole or not at all, over whatever was there; raises OSError where that cannot be done."""
-    with _whole_file(path.parent, document) as whole:
-        os.replace(whole, path)
+    """Write JSON or text to `path`, whole or not at all, over an existing file; raises OSError if it cannot."""
+    with _temporary_file(path.parent, document) as temporary:
+        os.replace(temporary, path)
     return path
 
 
-def _write(folder: Path, name: str, document: dict[str, Any]) -> Path:
-    """Write whole or not at all, under the folder's next number and never over another file."""
+def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
+    """Write JSON whole or not at all under the folder's next number, never over an existing file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _whole_file(folder, document) as whole:
+    with _temporary_file(folder, document) as temporary:
         number = max(map(_number, folder.iterdir()), default=0)
         while True:
             number += 1
             path = folder / f"{number:04}_{name}.json"
             with contextlib.suppress(FileExistsError):
-                os.link(whole, path)
+                os.link(temporary, path)
                 return path
 
 
 @contextlib.contextmanager
-def _whole_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
-    """A temporary file with the document on the disk, gone afterwards; JSON has no NaN, so neither has a document."""
-    text = (
-        document
-        if isinstance(document, str)
-        else json.dumps(document, indent=1, allow_nan=False, default=_plain)
-    )
+def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
+    """Yield a temporary file with the document on the disk; raises ValueError for a NaN in JSON."""
+    text = document
+    if not isinstance(text, str):
+        text = json.dumps(text, indent=1, allow_nan=False, default=_plain)
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     try:
         with open(descriptor, "w") as file:
@@ -280,11 +292,7 @@ def _whole_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
 
 
 def _plain(value: object) -> object:
-    """Options hold paths; pytest-benchmark keeps a test's parameters, of which ours are specs, and a user's may be anything."""
-    return (
-        specs.to_json(value)
-        if isinstance(value, Spec)
-        else str(value)
-        if isinstance(value, Path)
-        else repr(value)
-    )
+    """Return what JSON stores of a path in the options, or of a test's parameters, which may be anything."""
+    if isinstance(value, Spec):
+        return specs.to_json(value)
+    return str(value) if isinstance(value, Path) else repr(value)

@@ -143,7 +143,7 @@ def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measur
 @pytest.mark.parametrize("values", [(), (None, 1.0), ("a", 1.0), (math.nan, 1.0), (1.0, math.inf), ([1.0],)])
 def test_a_counter_that_is_no_number_of_each_rank_is_refused(values: tuple[Any, ...]) -> None:
     with pytest.raises(
-        ValueError, match=r"^set A1 counted .* as cpu_seconds; a finite number a rank is needed$"
+        ValueError, match=r"^set A1 counted .* as cpu_seconds; each rank needs a finite number$"
     ):
         dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
 
@@ -216,14 +216,14 @@ def stored_sample(**change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "another form than this: KeyError('spec')"),
+        ({}, "cannot be read: KeyError('spec')"),
         (
             stored(spec={"measurement": "broadcast"}),
             "sampler, training_run, copy, got 'broadcast'",
         ),
-        (stored(spec=None), "another form than this: TypeError"),
-        (stored(samples=[{}]), "another form than this: KeyError('set')"),
-        (stored(samples=None), "another form than this: TypeError"),
+        (stored(spec=None), "cannot be read: TypeError"),
+        (stored(samples=[{}]), "cannot be read: KeyError('set')"),
+        (stored(samples=None), "cannot be read: TypeError"),
         (stored(samples=[]), "at least one set's sample"),
         *(
             (stored(iterations=each), "iterations must be a whole number from 1 to 1000000000, got")
@@ -233,9 +233,9 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         (stored_sample(seconds=[[0.1], [0.1, 0.2]]), "each with every rank"),
         (stored_sample(seconds=[[math.nan, 0.2]]), "no duration"),
         (stored_sample(seconds=[["fast", 0.2]]), "could not convert string to float: 'fast'"),
-        (stored_sample(seconds=0.1), "another form than this: TypeError"),
-        (stored_sample(counters=[1.0]), "another form than this: AttributeError"),
-        (stored_sample(kernels=["x"]), "set A1 has ['x'] as its kernels; their digest, a word, is needed"),
+        (stored_sample(seconds=0.1), "cannot be read: TypeError"),
+        (stored_sample(counters=[1.0]), "cannot be read: AttributeError"),
+        (stored_sample(kernels=["x"]), "set A1 has ['x'] as its kernels; a digest as text is needed"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:

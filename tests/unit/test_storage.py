@@ -200,7 +200,7 @@ def test_a_file_is_found_by_number_name_or_beginning(storage: Storage, wanted: s
 @pytest.mark.parametrize(
     ("wanted", "advice"),
     [
-        *((each, "name one of theirs") for each in ("0003", "1000", "ain", "missing.json", "x" * 5000)),
+        *((each, "name one of these") for each in ("0003", "1000", "ain", "missing.json", "x" * 5000)),
         ("/", "put it last"),
     ],
     ids=["number", "cut number", "end", "file", "long", "folder"],
@@ -208,7 +208,7 @@ def test_a_file_is_found_by_number_name_or_beginning(storage: Storage, wanted: s
 def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) -> None:
     put(storage.baselines, "0001_main.json", run_of())
     put(storage.baselines, "10000_b.json", run_of())
-    with pytest.raises(NoBaseline, match=rf"is no file, nor number or name of one in .*{advice}$"):
+    with pytest.raises(NoBaseline, match=rf"is neither a file nor the number or name of one in .*{advice}$"):
         storage.find(wanted)
 
 
@@ -244,7 +244,7 @@ def other(**header: object) -> dict[str, Any]:
         (other(environment=[1]), r"is damaged \(AttributeError"),
         (with_seconds(10**400), r"is damaged \(OverflowError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
-        (other(against={}), r"measured two sides in turn, and this run one; name a run of one side$"),
+        (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
         (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
         *((each, r"cannot be read \(.*\); name another, or save one anew$") for each in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
