@@ -1,4 +1,4 @@
-"""The forms of a step: compiled, and captured in a graph."""
+"""How a step is executed: compiled by torch.compile, or captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Callable[P, R]:
-    """`function`, compiled at its first call, for the shapes it gets. inductor: torch's options to switch on, joined by +.
-    part_bytes: in parts of so many bytes of parameters, counted from the end; each gives its gradients when it is done, as do
-    those that DDP makes of a model.
+    """Return `function` compiled, at its first call, for the shapes of that call.
 
-    A call raises CannotTrain where it would compile again although that is forbidden.
+    inductor: torch's compiler options to switch on, joined by +.
+    part_bytes: compile in parts with so many bytes of parameters, counted from the end. Each part
+    gives its gradients when it is done, like the parts that DDP makes of a model.
+    A call raises CannotTrain if it would compile again although that is forbidden.
     """
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
-    forget_compiled()  # compilations are counted by function: after eight trainings torch would go on without compiling
+    forget_compiled()  # torch counts compilations by function, and stops compiling after eight
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        by: dict[str, Any] = (
-            {"backend": in_parts(part_bytes, options)} if part_bytes else {"options": options}
+        backend: Any = in_parts(part_bytes, options) if part_bytes else "inductor"
+        optimized = torch.compile(
+            function, dynamic=False, backend=backend, options=None if part_bytes else options
         )
-        optimized = torch.compile(function, dynamic=False, **by)
     except RuntimeError as error:
         sentence = first_line(error)[:80]
         raise CannotTrain(
@@ -50,10 +51,9 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
 
 
 def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., Any]:
-    """A backend of torch.compile that compiles a function in parts."""
-    from torch._dynamo.backends.distributed import (
-        DDPOptimizer,
-    )  # only here: every rank would wait for the import
+    """Return a backend of torch.compile that compiles a function in parts."""
+    # Imported here, because the imports are slow.
+    from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._inductor.compile_fx import compile_fx
 
     compiler: Any = partial(compile_fx, config_patches=options)
@@ -61,14 +61,14 @@ def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., A
 
 
 def forbid_compiling() -> int:
-    """From now on compiling again is an error: it would be timed. Gives the graphs compiled so far, for `require_none_new`."""
+    """Make compiling again an error; return the number of compiled graphs for `require_none_new`."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = True
     return _compiled_graphs()
 
 
 def require_none_new(compiled_graphs: int) -> None:
-    """Raise CannotTrain if more was compiled since: of what runs for the first time torch forbids nothing."""
+    """Raise CannotTrain if more graphs were compiled; torch allows compiling code that is new."""
     if _compiled_graphs() != compiled_graphs:
         raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
 
@@ -80,17 +80,18 @@ def _compiled_graphs() -> int:
 
 
 def forget_compiled() -> None:
-    """Let go of what was compiled, and of the memory that it holds; costs nothing where nothing was."""
+    """Drop all compiled code and its memory; does nothing if nothing was compiled."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = False
         torch._dynamo.reset()
 
 
 def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
-    """What `step` launches, to be replayed; it runs once without computing. Raises CannotTrain if it waits for the device.
+    """Return a CUDA graph of what `step` launches; `step` runs once without computing.
 
-    step must have run on the current stream often enough that it does the same again, and all that it uses must live as long
-    as the graph. That stream must not be the device's default one, from which nothing is captured.
+    `step` must have run on the current stream until it repeats itself, and all tensors it uses must
+    live as long as the graph. The current stream must not be the default one, which cannot be
+    captured. Raises CannotTrain if `step` waits for the device.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -100,7 +101,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
         raise
     except RuntimeError as error:
         raise CannotTrain(
-            f"execution {execution} cannot capture this step ({first_line(error)}); if something in it waits for the device, "
-            "as control flow that depends on data does, use --executions eager"
+            f"execution {execution} cannot capture this step ({first_line(error)}); if something in it "
+            "waits for the device, as control flow that depends on data does, use --executions eager"
         ) from error
     return graph

@@ -38,14 +38,12 @@ from ddpperf.specs.model import MODEL_VARIABLE, Model, is_custom_model, require_
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec, Shard
 from ddpperf.specs.strategy import (
-    DEFAULT_BUCKET_CAP_MB,
     CommHook,
     Execution,
     MemoryFormat,
     Precision,
     Strategy,
     gpu_reason,
-    options_of,
 )
 from ddpperf.specs.training import (
     DATA_VARIABLE,
@@ -53,56 +51,6 @@ from ddpperf.specs.training import (
     Input,
     TrainingSpec,
 )
-
-__all__ = [
-    "CAPTURED_ALGORITHMS",
-    "CHECKPOINTS_VARIABLE",
-    "DATA_VARIABLE",
-    "FLOAT32_BYTES",
-    "GRAPH_CALLS",
-    "LOW_LATENCY_BYTES",
-    "MODEL_VARIABLE",
-    "ONE_KERNEL",
-    "OWN_ALGORITHMS",
-    "PARTS",
-    "SYMMETRIC",
-    "TRACES_VARIABLE",
-    "Algorithm",
-    "AllReduceSpec",
-    "BucketReplaySpec",
-    "CallExecution",
-    "CollectiveKind",
-    "CollectiveSpec",
-    "CommHook",
-    "CopySpec",
-    "EpochSpec",
-    "Execution",
-    "Fault",
-    "FaultCommand",
-    "FaultKind",
-    "Input",
-    "MemoryFormat",
-    "MessagesSpec",
-    "Model",
-    "OptimizerName",
-    "PartsSpec",
-    "Precision",
-    "RunSpec",
-    "SamplerSpec",
-    "ScheduleName",
-    "Shard",
-    "Spec",
-    "Strategy",
-    "TraceSpec",
-    "TrainingSpec",
-    "format_bytes",
-    "from_json",
-    "gpu_reason",
-    "is_custom_model",
-    "measured_as",
-    "require_model",
-    "to_json",
-]
 
 Spec = (
     TrainingSpec
@@ -118,9 +66,6 @@ Spec = (
     | CopySpec
 )
 
-NOT_DDP = {name for name in get_args(Strategy) if "bucket_cap_mb" not in options_of(name)}
-OLD_BUCKET_CAP_MB = 25
-
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
 
 
@@ -134,8 +79,6 @@ def from_json(fields: dict[str, Any]) -> Spec:
     values = dict(fields)
     name = values.pop("measurement", None)
     require_one_of("measurement", name, tuple(_SPECS))
-    if values.get("strategy") in NOT_DDP and values.get("bucket_cap_mb") == OLD_BUCKET_CAP_MB:
-        values["bucket_cap_mb"] = DEFAULT_BUCKET_CAP_MB  # runs stored when 25 was the default
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])

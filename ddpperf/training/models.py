@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up around a shortcut; the stride sits on the 3x3 ("ResNet v1.5"), as in torchvision."""
+    """1x1, 3x3 and 1x1 convolutions around a shortcut; the 3x3 has the stride, as in torchvision."""
 
     expansion = 4
 
