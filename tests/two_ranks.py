@@ -1,4 +1,4 @@
-"""Two real ranks on gloo that train by every strategy, and what is to be seen of it: for tests that compare them."""
+"""Two real gloo ranks that train by every strategy, and what tests compare of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch._dynamo.utils as dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import TrainingSpec
 from ddpperf.training import step as training
 from ddpperf.training import task
@@ -26,9 +25,9 @@ from tests.project import HANG_SECONDS
 RANKS = 2
 STEPS = 6  # past an epoch of 4 steps, after which the learning rate begins anew
 Trained = dict[str, Any]
-Ranks = tuple[dict[str, Trained], dict[str, Trained]]  # what one rank trained, by GroupNorm and by BatchNorm
+Ranks = tuple[dict[str, Trained], dict[str, Trained]]  # of one rank: with GroupNorm, with BatchNorm
 
-# By what their ids say.
+# By a part of their ids.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp+view": {"gradient_as_bucket_view": True},
@@ -50,11 +49,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp+fp16": {"comm_hook": "fp16"},
     "zero1+bf16": {"strategy": "zero1", "comm_hook": "bf16"},
 }
-if not compiler_reason():
-    VARIANTS |= {
-        "ddp-fp32-compile": {"execution": "compile"},
-        "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "execution": "compile"},
-    }
+COMPILED: dict[str, dict[str, Any]] = {
+    "ddp-fp32-compile": {"execution": "compile"},
+    "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "execution": "compile"},
+}
 NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp+no_buffer_sync": {"buffer_sync": False},
@@ -63,7 +61,7 @@ NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
 
 
 def normalized_by_group(_: str) -> nn.Module:
-    """Each image by itself; of 5 MB, which are several buckets where they are of 1 MiB."""
+    """Return a model of 5 MB, several buckets of 1 MiB, that normalizes each image by itself."""
     layers = nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten()
     return nn.Sequential(
         *layers, nn.Linear(1800, 320), nn.ReLU(), nn.Linear(320, 2000), nn.ReLU(), nn.Linear(2000, 10)
@@ -71,19 +69,20 @@ def normalized_by_group(_: str) -> nn.Module:
 
 
 def normalized_by_batch(_: str) -> nn.Module:
-    """By the mean and the variance of a rank's own batch."""
+    """Return a model that normalizes by the mean and variance of a rank's own batch."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
     )
 
 
 def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Trained:
-    """A few steps on 4 images a rank: the parameters before and afterwards, and what was seen on the way.
+    """Train a few steps on 4 images per rank, and return what can be compared.
 
-    buffers: a BatchNorm's running mean, as each step's forward found it. gradients: the first parameter's, after each part of
-    each step; None while it has none. held, momentum: elements of parameters and of the optimizer's state on this rank.
-    gradient_storages: how many pieces of memory hold the gradients. compiled_calls, compiled_parts: operations of the forward
-    pass that were compiled, and in how many parts.
+    before, parameters: all parameters before and after. buffers: a BatchNorm's running mean before
+    each forward pass. gradients: the first parameter's after each part of each step, or None.
+    held, momentum: elements of parameters and of the optimizer's state on this rank.
+    gradient_storages: the number of memory blocks that hold gradients.
+    compiled_calls, compiled_parts: compiled operations of the forward pass, and in how many parts.
     """
     values: dict[str, Any] = {
         "world_size": RANKS,
@@ -137,27 +136,29 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
 
 
 def local(tensor: Any) -> Tensor:
-    """What this rank holds of a tensor, which is all of it unless it is sharded."""
+    """Return this rank's shard of a tensor; all of it if it is not sharded."""
     held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return held
 
 
 def whole(tensor: Any) -> Tensor:
-    """A copy of a tensor, of all ranks' shards if it is sharded; then all ranks call this."""
+    """Return a copy of a tensor, gathered from all ranks if it is sharded."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered.detach().clone()
 
 
-def train_as_rank(rank: int, folder: Path) -> None:
-    """Train all of them in a group whose other ranks do the same, and write down what came of it."""
+def train_as_rank(rank: int, folder: Path, compiled: bool) -> None:
+    """Train all variants, eager or compiled, in a group with the other ranks, and store the results."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=HANG_SECONDS)
     )
-    by_group = {name: train(normalized_by_group, rank, **fields) for name, fields in VARIANTS.items()}
+    variants = COMPILED if compiled else VARIANTS
+    by_group = {name: train(normalized_by_group, rank, **fields) for name, fields in variants.items()}
     by_batch = {
-        name: train(normalized_by_batch, rank, **fields) for name, fields in NORMALIZED_BY_BATCH.items()
+        name: train(normalized_by_batch, rank, **fields)
+        for name, fields in ({} if compiled else NORMALIZED_BY_BATCH).items()
     }
     torch.save((by_group, by_batch), folder / str(rank))
     dist.barrier()

@@ -9,11 +9,13 @@ import pytest
 from ddpperf.analysis.comm_split import difference, disagreement, last_rank, traced
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.training.models import MODELS
 from ddpperf.workers.pool import Pool
 
 DDP = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="ddp")
 DELAY_SECONDS = 0.3  # beside which it matters little that one rank of a quiet pair waits for the other, too
 RESNET18_BYTES = 4 * 11_689_512
+SMALL = dataclasses.replace(DDP, model="resnet10_cifar")
 
 
 # --- known times
@@ -107,22 +109,28 @@ def test_a_message_that_leaves_late_is_found_by_both_methods_and_laid_to_its_ran
     assert late_a.late_rank == late_b.late_rank == late_rank
 
 
-def test_the_messages_by_themselves_are_the_parameters_bytes(pool: Pool) -> None:
+def test_a_replay_sends_the_bytes_of_the_parameters(pool: Pool) -> None:
+    nbytes = 4 * sum(parameter.numel() for parameter in MODELS["resnet10_cifar"]().parameters())
+    for spec, factor in ((SMALL, 1.0), (dataclasses.replace(SMALL, comm_hook="bf16"), 0.5)):
+        replay = pool.measure(measured_as(BucketReplaySpec, spec))
+        assert set(replay.counter("gradient_bytes").values()) == {factor * nbytes}
+
+
+@pytest.mark.slow
+def test_a_replay_has_the_messages_of_torchs_ddp(pool: Pool) -> None:
     replay = pool.measure(measured_as(BucketReplaySpec, DDP))
     assert replay.counter("gradient_bytes") == {sample.set: RESNET18_BYTES for sample in replay.samples}
     (messages,) = replay.counter("messages").values()
-    assert messages == 3, "as torch's DDP sends them: the last layer's by itself, and then 25 MiB at most"
-    halves = pool.measure(measured_as(BucketReplaySpec, dataclasses.replace(DDP, comm_hook="bf16")))
-    assert set(halves.counter("gradient_bytes").values()) == {RESNET18_BYTES / 2}
+    assert messages == 3, "torch's DDP sends the last layer alone, then at most 25 MiB"
 
 
-def test_a_step_that_sends_nothing_is_shorter_and_sends_nothing(pool: Pool) -> None:
-    for spec in (DDP.local(), DDP.no_sync()):
+def test_local_and_no_sync_steps_send_nothing(pool: Pool) -> None:
+    for spec in (SMALL.local(), SMALL.no_sync()):
         (sample,) = pool.measure(measured_as(TraceSpec, spec)).samples
         assert max(sample.counters["comm_seconds"]) == 0
-    late = dataclasses.replace(DDP, comm_delay_seconds=1.0, comm_delay_rank=1)
-    assert max(ranks(pool.measure_once(late))) > 1
-    assert max(ranks(pool.measure_once(late.no_sync()))) < 1, "no message that could be late"
+    late = dataclasses.replace(SMALL, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
+    assert max(ranks(pool.measure_once(late))) > DELAY_SECONDS
+    assert max(ranks(pool.measure_once(late.no_sync()))) < DELAY_SECONDS, "no message that could be late"
 
 
 def test_another_measurement_of_a_training_has_not_its_delay() -> None:

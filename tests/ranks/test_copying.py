@@ -54,7 +54,8 @@ def test_its_spec_has_an_id_and_travels_as_json() -> None:
         replace(SPEC, nbytes=0)
 
 
-def test_sets_that_fail_together_are_all_replaced_and_the_next_measurement_is_whole() -> None:
+@pytest.mark.slow
+def test_sets_that_fail_together_are_all_replaced() -> None:
     """They open side by side: an answer that nobody read would be taken for the next one's."""
     failing = replace(SPEC, fault=Fault(kind="raise", rank=0, command="open"))
     with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:

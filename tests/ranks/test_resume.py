@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: as if they had never been interrupted, or refused."""
+"""Resumed runs equal uninterrupted ones; wrong checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stopped(Exception):
         DROPS,
     ],
 )
-def test_a_resumed_run_equals_one_that_was_not_interrupted(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {"epochs": 3, "optimizer": "sgd", "recompute_statistics": True, **fields}
@@ -57,7 +57,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
     assert learned(whole) == learned(resumed)
     again = run_of(**fields)
     again.step()
-    assert again.finish()["resumed_epochs"] == 3, "a run that has ended is not trained again"
+    assert again.finish()["resumed_epochs"] == 3, "a finished run is not trained again"
     require_same(parameters_of(whole), parameters_of(again))
 
 
@@ -71,7 +71,7 @@ def after(steps: int) -> Any:
     return stop
 
 
-def test_a_round_that_is_repeated_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_round_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
     run = run_of()
     for _ in range(2):
@@ -86,12 +86,12 @@ def test_a_round_that_is_repeated_is_trained_again(tmp_path: Path, monkeypatch: 
     told: list[float] = []
     resumed.report = told.append
     resumed.step()
-    assert resumed.finish()["resumed_epochs"] == 0, "the round that counts was trained as a whole"
+    assert resumed.finish()["resumed_epochs"] == 0, "the second round trains the whole run"
     assert told
     assert all(0 <= share <= 1 for share in told)
 
 
-def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_or_short_checkpoint_is_refused(tmp_path: Path) -> None:
     path, spec = tmp_path / "run.pt", {"model": "resnet18", "rate": 0.1}
     assert checkpoint.load(path, spec, CPU) is None
     checkpoint.save(path, spec, {"history": [{"loss": 1.0}]})
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_training_or_cut_short_is_refused(tmp_path: Path
 
 
 def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
-    """The spec is the same, but the code that builds its model is not."""
+    """The spec is the same, but the code of its model has changed."""
     kept, now = run_of(), run_of()
     kept.step()
     state = checkpoint.state_of(kept.training.task.module, kept.training.optimizer)
@@ -131,7 +131,8 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "x.pt", state, now.training.task.module, now.training.optimizer)
 
 
-def test_ranks_go_on_together_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_ranks_resume_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=8)
     with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
         (whole,) = pool.measure(two).samples

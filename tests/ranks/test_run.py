@@ -1,4 +1,4 @@
-"""Whole trainings: what they learn and tell, from where they go on, and what they do not survive."""
+"""Whole trainings: what they learn and report, and what stops them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,15 @@ def learned(run: TrainingRun) -> list[dict[str, float]]:
     return [{name: value for name, value in each.items() if name not in TIMES} for each in run.history]
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.2), ("lars", 3.0), ("lamb", 0.03), ("muon", 0.03)])
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [
+        ("sgd", 0.2),
+        pytest.param("lars", 3.0, marks=pytest.mark.slow),
+        pytest.param("lamb", 0.03, marks=pytest.mark.slow),
+        pytest.param("muon", 0.03, marks=pytest.mark.slow),
+    ],
+)
 def test_every_optimizer_learns(optimizer: OptimizerName, rate: float) -> None:
     """A step in a wrong direction, or of a wrong length, learns less."""
     run = run_of(
@@ -76,7 +84,8 @@ def test_every_optimizer_learns(optimizer: OptimizerName, rate: float) -> None:
     assert counters["train_loss_6"] < 0.3 * counters["train_loss_1"]
 
 
-def test_a_run_learns_and_tells_of_each_epoch() -> None:
+@pytest.mark.slow
+def test_a_run_learns() -> None:
     run = run_of(model="resnet18", epoch_images=256, epochs=3, recompute_statistics=True)
     run.step()
     counters = run.finish()
@@ -84,17 +93,32 @@ def test_a_run_learns_and_tells_of_each_epoch() -> None:
     assert counters["test_loss_3"] < counters["test_loss_1"]
     assert counters["train_loss_3"] < counters["train_loss_1"]
     assert counters["train_accuracy_3"] > counters["train_accuracy_1"]
+
+
+def test_a_run_reports_each_epoch() -> None:
+    run = run_of(epochs=3)
+    run.step()
+    counters = run.finish()
+    assert counters["train_loss_3"] < counters["train_loss_1"]
+    assert 0 <= counters["test_accuracy_3"] <= 1
     assert counters["epoch_seconds_3"] > counters["train_seconds_3"] > 0
     assert counters["resumed_epochs"] == 0
+    assert "test_loss_3" in counters
     assert "test_loss_4" not in counters
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"optimizer": "sgd"}, {"optimizer": "lars"}, {"optimizer": "lamb"}, {"optimizer": "muon"}, DROPS],
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "lars"},
+        {"optimizer": "lamb"},
+        pytest.param({"optimizer": "muon"}, marks=pytest.mark.slow),
+        pytest.param(*DROPS.values, marks=[*DROPS.marks, pytest.mark.slow]),
+    ],
 )
-def test_a_run_begins_from_its_seed_whatever_ran_before(fields: dict[str, Any]) -> None:
-    """Warming up trains, and so does an earlier round: neither leaves anything."""
+def test_a_run_depends_on_its_seed_only(fields: dict[str, Any]) -> None:
+    """The warm-up and an earlier round train, too, and must leave nothing behind."""
     once, twice = run_of(**fields), run_of(**fields)
     twice.step()
     for each in (once, twice):
@@ -106,7 +130,7 @@ def test_a_run_begins_from_its_seed_whatever_ran_before(fields: dict[str, Any]) 
     assert learned(other) != learned(once)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
+def test_a_nan_loss_stops_the_run() -> None:
     run = run_of(epochs=3)
     step = iter(range(100))
 
@@ -122,9 +146,10 @@ def test_a_loss_that_is_no_number_stops_the_run_with_epoch_and_step() -> None:
         run.step()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
-def test_a_compiled_run_learns_what_an_eager_one_does() -> None:
-    """And counts what is right, and the loss without smoothing, within what is compiled."""
+def test_a_compiled_run_learns_like_an_eager_one() -> None:
+    """The compiled part also counts right images and computes the loss without smoothing."""
     eager, compiled = (
         run_of(label_smoothing=0.1, cutout=4, execution=execution) for execution in ("eager", "compile")
     )
@@ -135,7 +160,7 @@ def test_a_compiled_run_learns_what_an_eager_one_does() -> None:
     forget_compiled()
 
 
-def test_a_batch_that_grows_has_its_size_in_each_epoch() -> None:
+def test_a_growing_batch_doubles_each_epoch() -> None:
     run = run_of(epochs=4, grow_from=4)
     sizes: list[int] = []
 
@@ -177,7 +202,7 @@ def test_gradients_are_clipped_to_their_norm() -> None:
     assert norms[4:] == pytest.approx([0.125] * 4, rel=1e-3)
 
 
-def test_smoothing_is_of_the_loss_that_is_trained_and_not_of_the_one_that_is_told() -> None:
+def test_only_the_trained_loss_is_smoothed() -> None:
     plain, smooth = run_of(), run_of(label_smoothing=0.5)
     outputs, targets = torch.tensor([[4.0, 0.0, 0.0, 0.0]]), torch.tensor([0])
     log_sum = math.log(math.exp(4) + 3)
@@ -197,8 +222,8 @@ def test_smoothing_is_of_the_loss_that_is_trained_and_not_of_the_one_that_is_tol
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_the_loss_that_is_told_has_no_smoothing(accumulation_steps: int) -> None:
-    """In its first epoch; by a rate so small that both are trained alike."""
+def test_the_reported_loss_is_not_smoothed(accumulation_steps: int) -> None:
+    """Compare first epochs, with a rate so small that both trainings are alike."""
     fields: dict[str, Any] = {"rate": 1e-9, "weight_decay": 0.0, "accumulation_steps": accumulation_steps}
     plain, smooth = run_of(**fields), run_of(**fields, label_smoothing=0.5)
     for each in (plain, smooth):
@@ -222,7 +247,7 @@ def test_without_set_epoch_each_epoch_has_the_same_order() -> None:
     assert last_without == first_without
 
 
-def test_statistics_are_those_of_the_batches_that_are_given() -> None:
+def test_recomputed_statistics_are_those_of_the_batches() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     model[0].running_mean.fill_(7)  # type: ignore[operator]
     batches = [torch.tensor([[0.0, 2.0], [2.0, 4.0]]), torch.tensor([[2.0, 0.0], [4.0, 4.0]])]
@@ -297,13 +322,13 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
     ],
 )
-def test_what_cannot_be_run_is_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_recipe_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(").replace("+", r"\+")):
         dataclasses.replace(SMALL, **fields)
 
 
-def test_each_seed_has_orders_and_crops_of_its_own() -> None:
-    """None is another's of a later epoch, which the sampler adds to its seed."""
+def test_each_seed_has_other_orders_and_crops() -> None:
+    """Also in later epochs, although the sampler adds the epoch to its seed."""
     orders, crops = set(), set()
     for seed in (0, 1, 2, 2**10):
         batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
@@ -317,8 +342,8 @@ def test_each_seed_has_orders_and_crops_of_its_own() -> None:
     assert len(orders) == len(crops) == 4 * 3
 
 
-def test_what_differs_has_an_id_of_its_own() -> None:
-    """It names the checkpoint, and the test."""
+def test_different_recipes_have_different_ids() -> None:
+    """The id names the checkpoint."""
     changed: list[dict[str, Any]] = [
         {"momentum": 0.6},
         {"weight_decay": 0.01},

@@ -1,4 +1,4 @@
-"""A run's BatchNorm statistics after each evaluation: one model on all ranks, whatever each rank's images made of its own."""
+"""All ranks are evaluated with the mean of their BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
 
 
 def train_as_rank(rank: int, folder: Path, recompute_statistics: bool) -> None:
-    """Train a run, and write down its statistics before and after they were averaged last."""
+    """Train a run, and store its statistics before and after the last averaging."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     before: list[Tensor] = []
@@ -43,8 +43,9 @@ def train_as_rank(rank: int, folder: Path, recompute_statistics: bool) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute_statistics", [False, True])
-def test_all_ranks_are_evaluated_with_the_mean_of_their_statistics(
+def test_all_ranks_are_evaluated_with_mean_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recompute_statistics: bool
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

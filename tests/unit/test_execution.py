@@ -1,4 +1,4 @@
-"""Every form of a step trains as the eager one does."""
+"""Compiled steps train like eager ones, and compiling again in a round is an error."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_compiler
-def test_a_compiled_step_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_compiled_step_trains_like_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = losses("eager", 10, monkeypatch)
     assert losses("compile", 10, monkeypatch) == pytest.approx(eager, rel=1e-4)
     assert max(eager) - min(eager) > 0.1  # it learns, so that a wrong step would show
 
 
 @needs_compiler
-def test_one_function_is_compiled_as_often_as_trainings_need_it() -> None:
-    """torch gives a function up after a few compilations, and runs it eagerly from then on."""
+@pytest.mark.slow
+def test_a_function_can_be_compiled_many_times() -> None:
+    """torch by itself stops compiling a function after a few times, and runs it eagerly."""
 
     def doubled(numbers: Tensor, times: int) -> Tensor:
         return numbers * times
@@ -70,7 +72,7 @@ def test_one_function_is_compiled_as_often_as_trainings_need_it() -> None:
 
 
 @needs_compiler
-def test_compiling_again_is_an_error_once_everything_was_warmed_up() -> None:
+def test_compiling_again_after_the_warm_up_is_an_error() -> None:
     """It would be timed as a part of the step."""
 
     def doubled(numbers: Tensor, times: int) -> Tensor:
@@ -88,7 +90,7 @@ def test_compiling_again_is_an_error_once_everything_was_warmed_up() -> None:
 
 
 @needs_compiler
-def test_compiling_a_part_that_runs_for_the_first_time_is_an_error_too() -> None:
+def test_compiling_new_code_after_the_warm_up_is_an_error() -> None:
     """Torch itself forbids only what was compiled before."""
 
     def branching(numbers: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def test_compiling_a_part_that_runs_for_the_first_time_is_an_error_too() -> None
     forget_compiled()
 
 
-def test_an_option_that_the_compiler_has_not_is_told_in_one_sentence() -> None:
+def test_an_unknown_compiler_option_is_refused() -> None:
     with pytest.raises(
         CannotTrain, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"
     ):
