@@ -1,4 +1,4 @@
-"""What Hypothesis generates: what travels between the rooms, which are specs, and what was measured of them."""
+"""What Hypothesis generates: specs and measured results."""
 
 from __future__ import annotations
 

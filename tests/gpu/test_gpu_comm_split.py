@@ -1,4 +1,4 @@
-"""Communication of captured steps on GPUs: a message that leaves late is found by both methods, which agree without one."""
+"""Communication of a captured step on GPUs: both methods find a late message."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def methods(pool: Pool, spec: TrainingSpec) -> tuple[Difference, Traced]:
 
 
 @pytest.mark.parametrize("late_rank", [0, 1])
-def test_a_message_that_leaves_late_is_found_by_both_methods_and_laid_to_its_rank(
-    pool: Pool, late_rank: int
-) -> None:
+def test_both_methods_find_the_late_rank(pool: Pool, late_rank: int) -> None:
     spec = replace(SPEC, per_rank_batch_size=512, epoch_images=512 * 128)
     late = replace(spec, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=late_rank)
     (a, b), (late_a, late_b) = methods(pool, spec), methods(pool, late)

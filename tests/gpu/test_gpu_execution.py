@@ -1,4 +1,4 @@
-"""Forms on a GPU: what is replayed trains as the eager step does; what cannot be captured says so."""
+"""Executions on a GPU: a replay trains like the eager step, or capturing is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
-def test_every_form_trains_as_the_eager_one(execution: Execution, precision: Precision) -> None:
+def test_every_execution_trains_like_the_eager_one(execution: Execution, precision: Precision) -> None:
     eager = losses(replace(SPEC, precision=precision))
     assert losses(replace(SPEC, precision=precision, execution=execution)) == pytest.approx(
         eager, rel=TOLERANCE[precision]
@@ -74,13 +74,13 @@ def test_a_captured_step_accumulates(input: Input) -> None:
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_a_rate_that_a_capture_froze_would_be_seen(precision: Precision) -> None:
+def test_a_frozen_rate_changes_the_loss(precision: Precision) -> None:
     """It moves the loss by more than the forms may differ."""
     spec = replace(SPEC, precision=precision)
     assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=2 * TOLERANCE[precision])
 
 
-def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
+def test_every_execution_takes_each_image_once() -> None:
     """After an epoch the counter on the device stands at its end, and what it counted through is each image once."""
     for execution in ("eager", "graph"):
         step = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
@@ -96,7 +96,7 @@ def test_an_epoch_takes_each_of_its_images_in_every_form() -> None:
             assert source.plan[0].sort().values.tolist() == list(range(112))
 
 
-def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
+def test_capture_and_launch_costs_are_counted() -> None:
     """A replay costs the CPU less than the operations that it replays, and the device is not kept waiting."""
     counters = {}
     for execution in ("eager", "graph"):
@@ -114,7 +114,7 @@ def test_capturing_is_counted_and_so_is_the_cost_of_a_launch() -> None:
     assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"]
 
 
-def test_a_measurement_leaves_no_memory_behind() -> None:
+def test_a_measurement_frees_its_memory() -> None:
     """Or the next one's peak would count it: a captured step has a stream of its own, and each stream its workspaces."""
     rank = Rank(0)
     rank.device = GPU
@@ -130,7 +130,7 @@ def test_a_measurement_leaves_no_memory_behind() -> None:
     assert peaks[0] == peaks[1] == peaks[2]
 
 
-def test_a_model_whose_control_flow_depends_on_data_is_refused_in_one_sentence(
+def test_data_dependent_control_flow_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Hesitant(nn.Module):

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: a replay shows what it launches, fresh processes agree, and a profile leaves nothing on that costs time."""
+"""Kernels on a GPU: replays show theirs, fresh processes agree, profiles cost nothing later."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def training(spec: TrainingSpec) -> MeasuredStep:
 
 
 @pytest.mark.parametrize("execution", ["graph", "eager"])
-def test_a_step_shows_its_kernels_and_every_time_the_same(execution: Execution) -> None:
+def test_a_step_always_has_the_same_kernels(execution: Execution) -> None:
     step = training(replace(SPEC, execution=execution))
     names = kernel_names(step.step, GPU)
     assert len(names) > 20, "convolutions, BatchNorm, the optimizer, ..."
@@ -58,7 +58,7 @@ def test_a_step_shows_its_kernels_and_every_time_the_same(execution: Execution) 
         assert kernel_names(step.step, GPU) == names
 
 
-def test_other_precisions_run_other_kernels() -> None:
+def test_precisions_have_different_kernels() -> None:
     names = {
         precision: kernel_names(training(replace(SPEC, precision=precision)).step, GPU)
         for precision in ("bf16", "fp32")
@@ -67,7 +67,7 @@ def test_other_precisions_run_other_kernels() -> None:
 
 
 @pytest.mark.parametrize(("execution", "batch"), [("graph", 32), ("graph", 512), ("eager", 512)])
-def test_a_step_is_as_fast_after_a_profile_as_before(execution: Execution, batch: int) -> None:
+def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -> None:
     step = training(replace(SPEC, execution=execution, per_rank_batch_size=batch, input="fixed"))
 
     def step_seconds() -> float:
@@ -94,7 +94,7 @@ def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("execution", ["graph", "eager"])
-def test_all_ranks_of_a_group_are_profiled_together(execution: Execution) -> None:
+def test_all_ranks_are_profiled_together(execution: Execution) -> None:
     with Pool(size=2, device="cuda", rounds=1, deadline_seconds=120, replicates=2) as pool:
         one, other = pool.measure(replace(SPEC, world_size=2, strategy="ddp", execution=execution)).samples
     assert one.kernels == other.kernels != ""

@@ -1,4 +1,4 @@
-"""The parts of a captured step on GPUs: their sum is the step, and what is late is laid to its part."""
+"""The parts of a captured step on GPUs add up to the step."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ CELLS = [
 
 @pytest.mark.parametrize("batch_size", [32, 512])
 @pytest.mark.parametrize("spec", [ALONE, pytest.param(SPEC, marks=two_gpus)], ids=["single", "ddp"])
-def test_the_parts_sum_is_the_step_in_which_they_were_timed(
-    pool: Pool, spec: TrainingSpec, batch_size: int
-) -> None:
+def test_parts_sum_to_their_step(pool: Pool, spec: TrainingSpec, batch_size: int) -> None:
     spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
     measured = pool.measure(measured_as(PartsSpec, spec))
     (sample,) = measured.samples
@@ -56,7 +54,7 @@ def test_the_parts_sum_is_the_step_in_which_they_were_timed(
 
 
 @pytest.mark.parametrize(("spec", "batch_size"), CELLS)
-def test_the_parts_sum_is_the_step_without_marks(pool: Pool, spec: TrainingSpec, batch_size: int) -> None:
+def test_parts_sum_to_a_step_without_marks(pool: Pool, spec: TrainingSpec, batch_size: int) -> None:
     spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
     found = parts(pool, spec)
     assert sum(found.values()) == pytest.approx(
@@ -65,7 +63,7 @@ def test_the_parts_sum_is_the_step_without_marks(pool: Pool, spec: TrainingSpec,
 
 
 @two_gpus
-def test_a_message_that_leaves_late_is_the_synchronizations(pool: Pool) -> None:
+def test_a_late_message_counts_as_gradient_sync(pool: Pool) -> None:
     spec = replace(SPEC, per_rank_batch_size=512, epoch_images=512 * 128)
     late = replace(spec, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
     before, after = parts(pool, spec), parts(pool, late)

@@ -1,4 +1,4 @@
-"""Whole trainings on a GPU: captured they learn as eager ones do, by one graph or several, from the start or a checkpoint."""
+"""Whole trainings on a GPU: captured runs learn, grow, repeat and resume."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
 @pytest.mark.parametrize(
     ("optimizer", "rate"), [("sgd", 0.05), ("lars", 5.0), ("lamb", 0.01), ("muon", 0.05)]
 )
-def test_every_form_learns_as_the_eager_one(
+def test_every_execution_learns_like_the_eager_one(
     execution: Execution, optimizer: OptimizerName, rate: float
 ) -> None:
     fields: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "label_smoothing": 0.1, "cutout": 4}
@@ -60,7 +60,7 @@ def test_every_form_learns_as_the_eager_one(
     assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)
 
 
-def test_a_batch_that_grows_has_a_graph_for_each_size() -> None:
+def test_a_growing_batch_has_a_graph_per_size() -> None:
     eager, captured = (trained(execution=execution, grow_from=8) for execution in ("eager", "graph"))
     assert set(captured.steps) == {8, 16, 32}
     assert losses(captured, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
@@ -68,7 +68,7 @@ def test_a_batch_that_grows_has_a_graph_for_each_size() -> None:
 
 
 @pytest.mark.parametrize(("model", "rate"), [("resnet10_cifar", 0.05), ("torchvision:squeezenet1_1", 0.005)])
-def test_a_captured_run_repeats_itself_and_goes_on_from_a_checkpoint(
+def test_a_captured_run_repeats_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, rate: float
 ) -> None:
     """The second has dropout, whose generator is where it was in each epoch, and diverges by the first's rate."""

@@ -1,4 +1,4 @@
-"""Strategies on GPUs: captured they train as they do eagerly, and as one process does on the same global batch."""
+"""Strategies on GPUs train like one process on the global batch, eager or captured."""
 
 from __future__ import annotations
 
@@ -138,26 +138,22 @@ def difference(stored: dict[str, list[Tensor] | str], one: str, other: str) -> f
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_it_trains_as_one_process_on_the_global_batch(
-    stored: dict[str, list[Tensor] | str], name: str
-) -> None:
+def test_strategies_train_like_one_process(stored: dict[str, list[Tensor] | str], name: str) -> None:
     assert difference(stored, "single", name) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["bf16 graph", "fp16 graph", "powersgd"])
-def test_compressed_gradients_train_nearly_so(stored: dict[str, list[Tensor] | str], name: str) -> None:
+def test_compressed_gradients_train_nearly_the_same(stored: dict[str, list[Tensor] | str], name: str) -> None:
     assert 0 < difference(stored, "single", name) < 3e-2
 
 
 @pytest.mark.parametrize("name", ["sync_batch_norm", "sync_batch_norm graph"])
-def test_statistics_over_all_ranks_are_those_of_the_global_batch(
-    stored: dict[str, list[Tensor] | str], name: str
-) -> None:
+def test_sync_batch_norm_has_global_statistics(stored: dict[str, list[Tensor] | str], name: str) -> None:
     assert difference(stored, "sync_batch_norm alone", name) < 1e-4
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_the_same_step_needs_the_same_memory_each_time_it_is_made(execution: Execution) -> None:
+def test_the_same_step_needs_the_same_memory(execution: Execution) -> None:
     """What a group keeps of an earlier measurement is no part of the next one's peak; when it frees its own differs a bit."""
     spec = replace(DDP, model="resnet18_cifar", execution=execution, precision="bf16")
     with Pool(size=2, device="cuda", rounds=1, deadline_seconds=60) as pool:

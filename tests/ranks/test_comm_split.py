@@ -1,4 +1,4 @@
-"""How much of a step is communication: by each method from known times, and of real ranks, one of which sends late."""
+"""How much of a step is communication: from known times, and of real ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = dataclasses.replace(DDP, model="resnet10_cifar")
 # --- known times
 
 
-def test_the_difference_says_what_is_in_it() -> None:
+def test_the_difference_splits_communication() -> None:
     found = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.1], local=[1.05, 1.15])
     assert found.exposed == pytest.approx(0.3), "of the rank that waits the most"
     assert found.bucket_copies == pytest.approx(0.05)
@@ -29,7 +29,7 @@ def test_the_difference_says_what_is_in_it() -> None:
     assert found.late_rank == 1
 
 
-def test_the_last_to_come_waits_for_nobody() -> None:
+def test_the_last_rank_waits_for_nobody() -> None:
     found = traced(total=[0.5, 0.2, 0.5], exposed=[0.4, 0.1, 0.4])
     assert found is not None
     assert (found.rank, found.total, found.exposed) == (0, 0.5, 0.4), "all of the rank that waits the most"
@@ -38,7 +38,7 @@ def test_the_last_to_come_waits_for_nobody() -> None:
     assert found.skew == pytest.approx(0.3)
 
 
-def test_no_communication_is_none_and_not_0() -> None:
+def test_no_communication_is_none() -> None:
     assert traced(total=[0.0, 0.0], exposed=[0.0, 0.0]) is None
 
 
@@ -48,7 +48,7 @@ def test_one_rank_has_no_communication(ranks: tuple[list[float], list[float]]) -
         traced(*ranks)
 
 
-def test_methods_that_disagree_say_what_they_know_of_it() -> None:
+def test_a_disagreement_is_explained() -> None:
     a = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.0], local=[1.08, 1.08])
     near, far = traced([0.3, 0.3], [0.26, 0.26]), traced([0.3, 0.3], [0.1, 0.1])
     assert near is not None
@@ -62,7 +62,7 @@ def test_methods_that_disagree_say_what_they_know_of_it() -> None:
     )
 
 
-def test_the_rank_that_is_last_is_named_by_each_method() -> None:
+def test_each_method_names_the_last_rank() -> None:
     a = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.0], local=[1.0, 1.2])
     b = traced([0.3, 0.1], [0.26, 0.06])
     assert b is not None
@@ -87,9 +87,7 @@ def ranks(measured: Measured) -> list[float]:
 
 @pytest.mark.figures
 @pytest.mark.parametrize("late_rank", [0, 1])
-def test_a_message_that_leaves_late_is_found_by_both_methods_and_laid_to_its_rank(
-    pool: Pool, late_rank: int
-) -> None:
+def test_both_methods_find_the_late_rank(pool: Pool, late_rank: int) -> None:
     """In one bucket: the last of several would wait for those before it as well, and be late by less than its delay. Of a small
     model, whose step takes a tenth of that: what a busy machine adds to it is not found for the delay."""
     one = dataclasses.replace(DDP, bucket_cap_mb=64, model="resnet10_cifar")
@@ -133,7 +131,7 @@ def test_local_and_no_sync_steps_send_nothing(pool: Pool) -> None:
     assert max(ranks(pool.measure_once(late.no_sync()))) < DELAY_SECONDS, "no message that could be late"
 
 
-def test_another_measurement_of_a_training_has_not_its_delay() -> None:
+def test_measured_as_drops_the_delay() -> None:
     """Else the messages alone, of a step that was slowed down, would take as long."""
     replay = measured_as(BucketReplaySpec, dataclasses.replace(DDP, delay_seconds=1.0))
     assert replay == measured_as(BucketReplaySpec, DDP)
@@ -159,7 +157,7 @@ def test_another_measurement_of_a_training_has_not_its_delay() -> None:
         ),
     ],
 )
-def test_what_cannot_be_taken_apart_is_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
+def test_wrong_communication_fields_are_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(DDP, **fields)
 

@@ -1,4 +1,4 @@
-"""What real ranks send, by strategy: gradients of exactly the parameters' bytes, and what there is besides."""
+"""What real ranks send by each strategy: exactly the bytes of the parameters, and what else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     return {name: ranks[0] for name, ranks in counters.items()}
 
 
-def test_ddp_sends_gradients_buffers_and_at_the_start_all_of_the_model(pool: Pool) -> None:
+def test_ddp_sends_gradients_and_buffers(pool: Pool) -> None:
     buffers = 4 * BATCH_NORM_FLOATS + 8 * BATCH_NORMS
     counters = sent(pool, DDP)
     assert counters["gradients: bytes"] == counters["parameter_bytes"] == PARAMETERS
@@ -44,13 +44,13 @@ def test_ddp_sends_gradients_buffers_and_at_the_start_all_of_the_model(pool: Poo
     assert not [name for name in counters if "other" in name]
 
 
-def test_without_buffer_synchronization_and_with_half_the_bits_less_is_sent(pool: Pool) -> None:
+def test_bf16_without_buffers_sends_half_the_bytes(pool: Pool) -> None:
     counters = sent(pool, dataclasses.replace(DDP, buffer_sync=False, comm_hook="bf16"))
     assert counters["gradients: bytes"] == PARAMETERS / 2
     assert "buffers: bytes" not in counters
 
 
-def test_zero1_sends_its_shares_of_the_parameters_too(pool: Pool) -> None:
+def test_zero1_also_sends_parameters(pool: Pool) -> None:
     counters = sent(pool, dataclasses.replace(DDP, strategy="zero1"))
     assert counters["gradients: bytes"] == PARAMETERS
     assert counters["parameters: bytes"] == PARAMETERS
@@ -75,6 +75,6 @@ def test_fsdp_gathers_parameters_and_scatters_gradients(pool: Pool) -> None:
         ({"execution": "compile"}, "messages are counted where torch dispatches them, got execution compile"),
     ],
 )
-def test_what_sends_nothing_or_does_not_say_is_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
+def test_uncountable_messages_are_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(DDP, **fields)

@@ -1,4 +1,4 @@
-"""Overlap beside HolisticTraceAnalysis', which a development environment may have: pip install -e .[hta]."""
+"""Overlap equals HolisticTraceAnalysis's, if it is installed: pip install -e .[hta]."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def trace(rank: int) -> dict[str, Any]:
     return {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": RANKS}, "traceEvents": events}
 
 
-def test_the_overlap_is_theirs_where_only_nccls_kernels_communicate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlap_of_nccl_kernels_equals_htas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(RANKS):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank)))
     for ours, theirs in overlaps(tmp_path, monkeypatch):
@@ -69,9 +67,7 @@ def test_the_overlap_is_theirs_where_only_nccls_kernels_communicate(
         assert 0.3 < theirs < 0.95, "there is something to find"
 
 
-def test_the_overlap_is_theirs_in_a_captured_steps_traces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlap_of_captured_steps_equals_htas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(RANKS):
         kept = Path(__file__).parents[1] / "traces" / f"h200x2-graph-512-rank{rank}.json.gz"
         (tmp_path / f"rank{rank}.json").write_bytes(gzip.decompress(kept.read_bytes()))

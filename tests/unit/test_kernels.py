@@ -1,4 +1,4 @@
-"""The kernels of a step: named by one profile that leaves nothing on, told by a digest, and compared by set."""
+"""A step's kernels: names from one profile, digests, and sets that differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def profiling() -> bool:
 # --- names
 
 
-def test_the_operators_of_a_step_are_named_once_and_no_annotation_is() -> None:
+def test_a_cpu_step_names_its_operators_once() -> None:
     names = kernel_names(multiply, CPU)
     assert names == sorted(set(names))
     assert {"aten::mm", "aten::relu", "autograd::engine::evaluate_function: MmBackward0"} <= set(names)
@@ -44,14 +44,14 @@ def test_the_operators_of_a_step_are_named_once_and_no_annotation_is() -> None:
     assert all("::" in name for name in names)
 
 
-def test_a_step_is_run_once_and_the_profiler_only_meanwhile() -> None:
+def test_the_profiler_runs_during_one_step() -> None:
     calls: list[bool] = []
     kernel_names(lambda: calls.append(profiling()), CPU)
     assert calls == [True]
     assert not profiling()
 
 
-def test_what_a_step_raises_is_raised_and_the_profiler_is_off() -> None:
+def test_a_steps_error_stops_the_profiler() -> None:
     def fail() -> None:
         raise ArithmeticError("of the step")
 
@@ -115,7 +115,7 @@ def gpu_profiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     return names
 
 
-def test_of_a_gpu_its_kernels_are_named_neither_copies_nor_launches(
+def test_a_gpu_step_names_kernels_only(
     gpu_profiler: Callable[[str], list[str]],
 ) -> None:
     assert gpu_profiler("") == ["triton_poi_fused_relu_3", "void at::native::fill<4>(float*)"]
@@ -123,7 +123,7 @@ def test_of_a_gpu_its_kernels_are_named_neither_copies_nor_launches(
 
 
 @pytest.mark.parametrize("failing", ["made", "started", "stopped", "exported"])
-def test_a_profiler_that_fails_names_nothing_and_the_step_is_run_all_the_same(
+def test_a_failed_profile_names_no_kernels(
     gpu_profiler: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str], failing: str
 ) -> None:
     """A rank that left it out would let the others of its group wait."""
@@ -157,12 +157,12 @@ def test_equal_kernels_have_equal_digests(one: list[str], other: list[str], equa
 
 @BOUNDED
 @given(st.lists(st.text("abc\n 0", max_size=3)), st.lists(st.text("abc\n 0", max_size=3)))
-def test_a_digest_tells_sets_of_names_apart_and_of_none_is_empty(one: list[str], other: list[str]) -> None:
+def test_different_names_have_different_digests(one: list[str], other: list[str]) -> None:
     assert re.fullmatch("[0-9a-f]{12}" if one else "", digest(one))
     assert (digest(one) == digest(other)) == (set(one) == set(other))
 
 
-def test_a_sets_digest_is_of_each_ranks_in_its_place_and_unknown_if_one_is() -> None:
+def test_a_sets_digest_depends_on_every_rank() -> None:
     assert digest_of_ranks(["aa", "bb"]) != digest_of_ranks(["bb", "aa"])
     assert digest_of_ranks(["aa", "bb", "bb"]) != digest_of_ranks(["aa", "aa", "bb"])
     assert digest_of_ranks(["aa", "bb"]) == digest_of_ranks(["aa", "bb"]) != ""
@@ -207,5 +207,5 @@ def measured(**kernels: str) -> Measured:
         ),
     ],
 )
-def test_the_sets_that_ran_other_kernels_are_named(kernels: dict[str, str], warnings: list[str]) -> None:
+def test_sets_with_other_kernels_are_named(kernels: dict[str, str], warnings: list[str]) -> None:
     assert other_kernels(measured(**kernels)) == warnings

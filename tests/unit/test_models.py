@@ -1,4 +1,4 @@
-"""Our ResNets beside torchvision's, equal to the last bit; and torchvision's own models by their names."""
+"""The built-in ResNets equal torchvision's bit for bit; torchvision's models by name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_gradients_equal_torchvisions() -> None:
         assert torch.equal(our.grad, their.grad), key
 
 
-def test_the_start_equals_torchvisions() -> None:
+def test_initial_parameters_equal_torchvisions() -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
     ours = MODELS["resnet18"]().state_dict()
@@ -104,7 +104,7 @@ def test_the_cifar_stem_keeps_the_resolution() -> None:
 # --- torchvision's own
 
 
-def test_a_model_of_torchvision_goes_by_its_name() -> None:
+def test_a_torchvision_model_is_built_by_name() -> None:
     models: Any = pytest.importorskip("torchvision").models
     torch.manual_seed(0)
     ours = build("torchvision:mobilenet_v3_small")
@@ -118,7 +118,7 @@ def test_a_model_of_torchvision_goes_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_our_own_names_are_ours(name: Model) -> None:
+def test_built_in_names_give_built_in_models(name: Model) -> None:
     with torch.device("meta"):
         assert type(build(name)) is type(MODELS[name]())
 
@@ -141,14 +141,14 @@ def test_a_transformer_is_built_for_images_of_32x32() -> None:
         ("vgg16_by_hand", r"such as vgg16"),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_is_near(name: str, advice: str) -> None:
+def test_an_unknown_model_is_refused_with_similar_names(name: str, advice: str) -> None:
     pytest.importorskip("torchvision")
     with pytest.raises(ValueError, match=rf"^model {name} is none of torchvision's; .*{advice}") as refusal:
         build(name)
     assert "\n" not in str(refusal.value)
 
 
-def test_without_torchvision_only_ours_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchvision_only_built_in_models_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with torch.device("meta"):
         build("resnet18")

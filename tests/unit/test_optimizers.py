@@ -1,4 +1,4 @@
-"""LARS, LAMB and Muon: steps as their papers' formulas give them, by hand; and rates that a graph could move."""
+"""LARS, LAMB and Muon: steps computed by hand from their papers' formulas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_lars_steps_in_proportion_to_the_weights() -> None:
     assert bias.tolist() == pytest.approx([1.5 - 0.5 * 0.5])
 
 
-def test_lambs_step_is_as_long_as_the_weights_times_the_rate() -> None:
+def test_lambs_step_length_follows_the_weights() -> None:
     """At the first step m / sqrt(v) is the gradient's sign, whatever the betas are; later their averages are corrected."""
     weight, bias = parameter([3.0, 4.0]), parameter(2.0)
     optimizer = Lamb([weight, bias], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5, eps=0.0)
@@ -84,7 +84,7 @@ def test_muon_on_matrices_is_torchs(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_muon_takes_a_convolutions_weight_for_a_matrix_of_its_outputs(
+def test_muon_flattens_convolution_weights_to_matrices(
     memory_format: torch.memory_format,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -98,7 +98,7 @@ def test_muon_takes_a_convolutions_weight_for_a_matrix_of_its_outputs(
     assert weight.is_contiguous(memory_format=memory_format)
 
 
-def test_muon_gives_what_is_not_to_be_orthogonal_sgds_step() -> None:
+def test_muon_steps_other_parameters_like_sgd() -> None:
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)]
     ours, theirs = ([nn.Parameter(each.clone()) for each in values] for _ in range(2))
@@ -128,7 +128,7 @@ def test_orthogonal_matrices_have_singular_values_near_1(shape: tuple[int, int, 
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_rate_that_lies_on_the_device_is_read_in_every_step(
+def test_a_rate_tensor_is_read_in_every_step(
     make: Callable[..., torch.optim.Optimizer],
 ) -> None:
     """As a graph needs it: the number of the step in which it was captured would stay."""
@@ -148,7 +148,7 @@ def test_a_rate_that_lies_on_the_device_is_read_in_every_step(
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_has_no_gradient_stays(make: Callable[..., torch.optim.Optimizer]) -> None:
+def test_parameters_without_gradient_stay(make: Callable[..., torch.optim.Optimizer]) -> None:
     weight, other = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
     optimizer = make([weight, other], lr=0.1)
     other.grad = torch.ones(2, 2)

@@ -1,5 +1,4 @@
-"""Our own DDP, by one rank: which gradients are sent together, when, and what is said if one is missing. Two ranks train by it
-in test_equal_strategies."""
+"""OwnDDP on one rank: buckets, their order and layout. Two ranks are in test_equal_strategies."""
 
 from __future__ import annotations
 
@@ -46,23 +45,21 @@ def layers() -> nn.Sequential:
         ([8] * 8, spec(bucket_cap_mb=20, execution="compile"), [16, 16, 16, 16]),
     ],
 )
-def test_gradients_are_sent_together_by_their_bytes(
-    mib: list[float], asked: TrainingSpec, together: list[float]
-) -> None:
+def test_buckets_are_made_by_bytes(mib: list[float], asked: TrainingSpec, together: list[float]) -> None:
     parameters = [nn.Parameter(torch.empty(int(each * MIB / 4), device="meta")) for each in mib]
     buckets = list(divided(parameters, asked))
     assert [parameter for bucket in buckets for parameter in bucket] == parameters
     assert [sum(each.nbytes for each in bucket) / MIB for bucket in buckets] == together
 
 
-def test_gradients_of_two_types_are_not_sent_together() -> None:
+def test_a_bucket_has_gradients_of_one_type() -> None:
     types = (torch.float32, torch.float16, torch.float32)
     first, other, last = (nn.Parameter(torch.empty(4, dtype=dtype)) for dtype in types)
     assert list(divided([first, other, last], spec())) == [[first, last], [other]]
 
 
 @pytest.mark.usefixtures("group")
-def test_a_bucket_is_sent_when_its_last_gradient_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_sent_after_its_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first step all are sent at its end, since before that their order is not known."""
     model = OwnDDP(layers(), spec(bucket_cap_mb=8), CPU)
     sent: list[int] = []
@@ -84,7 +81,7 @@ def test_a_bucket_is_sent_when_its_last_gradient_has_come(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("group")
-def test_gradients_are_laid_out_as_their_parameters_are() -> None:
+def test_gradients_are_laid_out_like_parameters() -> None:
     convolutions = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Conv2d(5, 7, 3, bias=False))
     convolutions.to(memory_format=torch.channels_last)
     inputs = torch.randn(2, 3, 8, 8)
@@ -100,7 +97,7 @@ def test_gradients_are_laid_out_as_their_parameters_are() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_buckets_are_sent_in_one_order_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_are_sent_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or ranks would add up different ones."""
     model = OwnDDP(layers(), spec(bucket_cap_mb=4), CPU)
     model(torch.ones(1, 1024)).sum().backward()
@@ -116,7 +113,7 @@ def test_buckets_are_sent_in_one_order_whatever_comes_first(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("group")
-def test_it_is_let_go_of_with_all_that_it_holds() -> None:
+def test_an_unused_model_is_freed() -> None:
     model = OwnDDP(layers(), spec(), CPU)
     model(torch.ones(1, 1024)).sum().backward()
     held = [weakref.ref(each) for each in (model, model.buckets[0].flat, next(model.parameters()))]
@@ -126,7 +123,7 @@ def test_it_is_let_go_of_with_all_that_it_holds() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_parameter_without_a_gradient_is_told_in_a_sentence() -> None:
+def test_a_parameter_without_gradient_is_refused() -> None:
     model = OwnDDP(layers(), spec(), CPU)
     next(model.parameters()).requires_grad_(False)
     with pytest.raises(
@@ -137,7 +134,7 @@ def test_a_parameter_without_a_gradient_is_told_in_a_sentence() -> None:
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
-def test_a_compiled_step_has_a_backward_pass_of_two_parts() -> None:
+def test_a_compiled_backward_pass_has_two_parts() -> None:
     """The last layers' gradients are there before the first layers' begin to be computed."""
     module = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
     half = sum(each.nbytes for each in module.parameters()) // 2
@@ -153,7 +150,7 @@ def test_a_compiled_step_has_a_backward_pass_of_two_parts() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_gradients_lie_where_16_bytes_can_be_read_at_once_and_nothing_lies_between_them() -> None:
+def test_gradients_are_aligned_to_16_bytes_without_gaps() -> None:
     model = OwnDDP(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 8), nn.Linear(8, 4)), spec(), CPU)
     model(torch.ones(1, 5)).sum().backward()
     (bucket,) = model.buckets

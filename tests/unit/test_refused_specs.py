@@ -1,4 +1,4 @@
-"""Specs that cannot be measured: each is refused with one sentence that says what there is instead."""
+"""Specs with values that cannot be measured are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
 
 
 @pytest.mark.parametrize(("make", "fields", "change", "sentence"), REFUSED)
-def test_what_cannot_be_measured_is_refused(
+def test_a_wrong_value_is_refused(
     make: Callable[..., object], fields: dict[str, Any], change: dict[str, Any], sentence: str
 ) -> None:
     make(**fields)

@@ -1,4 +1,4 @@
-"""Specs: what cannot be measured is refused, and JSON and ids tell every two of them apart."""
+"""Specs: JSON round trips, ids, turns and sizes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SAMPLER: dict[str, Any] = {"world_size": 3, "epoch_images": 10}
 
 @BOUNDED
 @given(specs)
-def test_json_gives_the_same_spec_back(spec: Spec) -> None:
+def test_json_round_trips_a_spec(spec: Spec) -> None:
     assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
 
 
-def test_reading_leaves_the_json_as_it_was() -> None:
+def test_reading_does_not_change_the_json() -> None:
     spec = AllReduceSpec(**ALL_REDUCE, fault=Fault(kind="hang", rank=1))
     fields = to_json(spec)
     from_json(fields)
@@ -81,12 +81,12 @@ def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
         from_json(fields)
 
 
-def test_every_model_that_a_spec_may_name_can_be_built() -> None:
+def test_every_built_in_model_can_be_built() -> None:
     assert set(MODELS) == set(get_args(Model))
 
 
 @pytest.mark.parametrize("model", ["resnet18_cifar", "resnet50_cifar"])
-def test_a_cifar_form_may_have_a_batch_of_one(model: Model) -> None:
+def test_a_cifar_model_may_have_batch_size_1(model: Model) -> None:
     """Its last stage has 16 values an image, where resnet18's has one."""
     assert (
         TrainingSpec(model=model, world_size=1, per_rank_batch_size=1, strategy="ddp").per_rank_batch_size
@@ -134,11 +134,11 @@ def test_a_cifar_form_may_have_a_batch_of_one(model: Model) -> None:
         (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
     ],
 )
-def test_ids_are_the_stored_keys(spec: Spec, id: str) -> None:
+def test_an_id_describes_the_spec(spec: Spec, id: str) -> None:
     assert spec.id == id
 
 
-def test_every_cell_has_an_id_of_its_own() -> None:
+def test_every_spec_has_a_different_id() -> None:
     numbers = (2, 4, 12, 24, 124)
     models = (*get_args(Model), "torchvision:vit_b_16", "my.models:small")
     training = [
@@ -163,7 +163,7 @@ def test_every_cell_has_an_id_of_its_own() -> None:
 
 @BOUNDED
 @given(training_specs() | epoch_specs())
-def test_one_device_is_the_same_work_alone_and_without_what_slows_it(spec: TrainingSpec) -> None:
+def test_one_device_drops_communication_and_delays(spec: TrainingSpec) -> None:
     alone = spec.one_device()
     changed = {
         "world_size": 1,
@@ -190,16 +190,12 @@ def test_one_device_is_the_same_work_alone_and_without_what_slows_it(spec: Train
         (SamplerSpec(**SAMPLER), [[0, 1, 2]], True),
     ],
 )
-def test_of_a_set_of_six_these_ranks_work_in_these_turns(
-    spec: Spec, turns: list[list[int]], grouped: bool
-) -> None:
+def test_ranks_of_a_larger_set_take_turns(spec: Spec, turns: list[list[int]], grouped: bool) -> None:
     assert (spec.turns(6), spec.grouped) == (turns, grouped)
 
 
 @pytest.mark.parametrize(("strategy", "processes", "batch"), [("ddp", 4, 128), ("data_parallel", 1, 512)])
-def test_data_parallel_is_one_process_with_the_whole_batch(
-    strategy: Strategy, processes: int, batch: int
-) -> None:
+def test_data_parallel_has_one_process(strategy: Strategy, processes: int, batch: int) -> None:
     spec = TrainingSpec(**TRAINING | {"strategy": strategy})
     assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
 
@@ -208,13 +204,11 @@ def test_data_parallel_is_one_process_with_the_whole_batch(
     ("changes", "processes"),
     [({}, 4), ({"strategy": "data_parallel"}, 1), ({"input": "dataloader", "loader_workers": 2}, 12)],
 )
-def test_busy_processes_are_the_ranks_at_work_with_their_loaders(
-    changes: dict[str, Any], processes: int
-) -> None:
+def test_busy_processes_include_loaders(changes: dict[str, Any], processes: int) -> None:
     assert EpochSpec(**TRAINING | changes).busy_processes == processes
 
 
-def test_an_epoch_is_not_its_step() -> None:
+def test_an_epoch_differs_from_a_step() -> None:
     assert to_json(EpochSpec(**TRAINING)) != to_json(TrainingSpec(**TRAINING))
     assert (TrainingSpec.repeats, EpochSpec.repeats, AllReduceSpec.repeats, SamplerSpec.repeats) == (
         True,
@@ -236,13 +230,13 @@ def test_an_epoch_is_not_its_step() -> None:
         (2**30, "1GiB"),
     ],
 )
-def test_sizes_are_spelled_in_the_largest_whole_unit(nbytes: int, text: str) -> None:
+def test_sizes_have_the_largest_whole_unit(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text
 
 
 @BOUNDED
 @given(st.integers(1, 2**40) | st.integers(1, 2**20).map(lambda kib: kib * 1024))
-def test_a_spelled_size_can_be_read_back(nbytes: int) -> None:
+def test_a_formatted_size_is_exact(nbytes: int) -> None:
     text = format_bytes(nbytes)
     scale = next(
         scale
@@ -252,7 +246,7 @@ def test_a_spelled_size_can_be_read_back(nbytes: int) -> None:
     assert int(text.rstrip("KMGiB")) * scale == nbytes
 
 
-def test_a_fixed_batch_is_whole_in_the_last_step_too() -> None:
+def test_a_fixed_inputs_last_batch_is_whole() -> None:
     """Three steps of the same 4 images train on 12, whatever the epoch's 10 leave for the last one."""
     spec = EpochSpec(
         model="resnet18_cifar",

@@ -1,4 +1,4 @@
-"""Strategies, their options and forms in a spec: what does not go together is refused, and ids tell them apart."""
+"""Strategies, options and executions of a spec: wrong combinations are refused."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
 @pytest.mark.parametrize(("fields", "change", "sentence"), REFUSED)
-def test_what_does_not_go_together_is_refused(
+def test_wrong_combinations_are_refused(
     kind: type[TrainingSpec], fields: dict[str, Any], change: dict[str, Any], sentence: str
 ) -> None:
     kind(**fields)
@@ -183,11 +183,11 @@ def test_what_does_not_go_together_is_refused(
 
 
 @pytest.mark.parametrize("inductor", ["combo_kernels", "a", "_a+b2+c_d", "triton.cooperative_reductions+a"])
-def test_inductors_options_are_names_joined_by_plus(inductor: str) -> None:
+def test_inductor_options_are_joined_by_plus(inductor: str) -> None:
     assert TrainingSpec(**TRAINING, execution="compile", inductor=inductor).inductor == inductor
 
 
-def test_every_option_of_ddp_has_a_value_here_that_is_not_the_default() -> None:
+def test_every_ddp_option_is_tested() -> None:
     assert CHANGED.keys() == DDP_OPTIONS.keys()
     spec = TrainingSpec(**TRAINING)
     for name, value in DDP_OPTIONS.items():
@@ -218,11 +218,11 @@ def test_every_option_of_ddp_has_a_value_here_that_is_not_the_default() -> None:
         ),
     ],
 )
-def test_an_id_names_what_is_not_the_default(fields: dict[str, Any], part: str) -> None:
+def test_an_id_names_changed_options(fields: dict[str, Any], part: str) -> None:
     assert TrainingSpec(**TRAINING | fields).id == f"world_size=4-batch=128-resnet18-{part}-fixed"
 
 
-def test_no_two_strategies_or_forms_have_one_id() -> None:
+def test_strategies_and_executions_have_different_ids() -> None:
     ids = []
     options = itertools.product(
         get_args(Strategy),
@@ -265,12 +265,12 @@ def test_no_two_strategies_or_forms_have_one_id() -> None:
 
 @BOUNDED
 @given(training_specs() | epoch_specs())
-def test_eager_is_the_same_work_operation_by_operation(spec: TrainingSpec) -> None:
+def test_eager_changes_only_the_execution(spec: TrainingSpec) -> None:
     assert to_json(spec.eager()) == to_json(spec) | {"execution": "eager", "inductor": ""}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
-def test_ddp_is_the_same_step_without_any_option(strategy: str) -> None:
+def test_ddp_has_no_options(strategy: str) -> None:
     changed = CHANGED if strategy != "fsdp" else {}
     by: dict[str, Any] = {**changed, "strategy": strategy, "sync_batch_norm": True}
     same: dict[str, Any] = {"precision": "bf16", "input": "device", "delay_seconds": 0.5}
@@ -279,7 +279,7 @@ def test_ddp_is_the_same_step_without_any_option(strategy: str) -> None:
     assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
 
 
-def test_one_device_does_the_same_step_in_the_same_form_and_parts() -> None:
+def test_one_device_keeps_execution_and_accumulation() -> None:
     same: dict[str, Any] = {"execution": "compile", "inductor": "a", "accumulation_steps": 2}
     by: dict[str, Any] = {**CHANGED, "static_graph": False, "sync_batch_norm": True}
     assert TrainingSpec(**TRAINING | same | by).one_device() == TrainingSpec(**ALONE | same)
@@ -299,9 +299,7 @@ ON_GPUS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "what"), ON_GPUS)
-def test_what_needs_a_gpu_is_named_and_training_refuses_it_on_the_cpu(
-    fields: dict[str, Any], what: str
-) -> None:
+def test_the_cpu_refuses_what_needs_a_gpu(fields: dict[str, Any], what: str) -> None:
     spec = EpochSpec(**TRAINING | fields)
     assert gpu_reason(spec, "cpu") == f"{what}; this runs on the CPU"
     assert gpu_reason(spec, "cuda") == ""
@@ -311,7 +309,7 @@ def test_what_needs_a_gpu_is_named_and_training_refuses_it_on_the_cpu(
 
 @pytest.mark.parametrize("hook", ["none", "bf16", "fp16"])
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_the_cpu_can_do_the_rest(strategy: Strategy, hook: CommHook) -> None:
+def test_the_cpu_accepts_everything_else(strategy: Strategy, hook: CommHook) -> None:
     options: dict[str, Any] = CHANGED | {"comm_hook": hook, "strategy": strategy, "execution": "compile"}
     assert gpu_reason(TrainingSpec(**TRAINING | options), "cpu") == ""
     alone = TrainingSpec(**ALONE, accumulation_steps=2)

@@ -1,4 +1,4 @@
-"""TF32 is used where it is asked for, and nowhere else."""
+"""TF32 is used on request only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def training_step(precision: Precision = "fp32") -> None:
     TrainingStep(spec, rank=0, device=torch.device("cpu"))
 
 
-def test_tf32_is_allowed_where_it_is_asked_for() -> None:
+def test_tf32_is_allowed_on_request() -> None:
     backends: Any = torch.backends
     training_step("tf32")
     assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"

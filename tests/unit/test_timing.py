@@ -1,4 +1,4 @@
-"""Timing: every step is called, the time is that of all of them, and a slow-down on purpose is in it."""
+"""Timing: every step is called and timed, and an added delay shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_step_is_called_once(iterations: int) -> None:
     assert len(calls) == iterations
 
 
-def test_the_time_is_that_of_all_steps() -> None:
+def test_the_time_covers_all_steps() -> None:
     start = time.perf_counter()
     measured = seconds_of(lambda: time.sleep(0.02), 5, CPU)
     around = time.perf_counter() - start
@@ -31,7 +31,7 @@ def test_the_time_is_that_of_all_steps() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.05])
-def test_a_delayed_step_takes_so_much_longer(seconds: float) -> None:
+def test_a_delayed_step_takes_longer_by_the_delay(seconds: float) -> None:
     calls: list[None] = []
     step = delayed(lambda: calls.append(None), seconds, CPU)
     fastest = min(seconds_of(step, 2, CPU) for _ in range(30))  # the machine may be busy
@@ -39,13 +39,13 @@ def test_a_delayed_step_takes_so_much_longer(seconds: float) -> None:
     assert 2 * seconds <= fastest < 2 * seconds + 0.02
 
 
-def test_the_delay_comes_on_top_of_the_step() -> None:
+def test_the_delay_is_added_to_the_step() -> None:
     step = delayed(lambda: time.sleep(0.03), 0.03, CPU)
     assert seconds_of(step, 1, CPU) >= 0.06
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0])
-def test_no_delay_is_the_very_function(seconds: float) -> None:
+def test_without_a_delay_the_function_is_unchanged(seconds: float) -> None:
     def step() -> None:
         raise AssertionError
 
@@ -55,7 +55,7 @@ def test_no_delay_is_the_very_function(seconds: float) -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="the device spins on a GPU; found none, run this on one"
 )
-def test_on_a_gpu_the_device_is_slowed_down_and_not_its_launches() -> None:
+def test_on_a_gpu_the_device_is_delayed() -> None:
     device = torch.device("cuda", 0)
     step = delayed(lambda: None, 0.02, device)
     step()
@@ -70,7 +70,7 @@ def test_on_a_gpu_the_device_is_slowed_down_and_not_its_launches() -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="device events are a GPU's; found none, run this on one"
 )
-def test_on_a_gpu_the_time_is_the_devices_and_not_that_of_its_launches() -> None:
+def test_on_a_gpu_the_devices_time_counts() -> None:
     device = torch.device("cuda", 0)
     matrix = torch.randn(4096, 4096, device=device)
 
@@ -90,9 +90,7 @@ def test_on_a_gpu_the_time_is_the_devices_and_not_that_of_its_launches() -> None
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_steps_cost_is_read_on_an_idle_device_and_then_behind_one_that_spins(
-    grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_cost_is_measured_on_an_idle_device(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the CPU's seconds the least, of the device's the median; it spins for twice what giving it the step takes, and
     some more. Ranks meet after that, and what they wait for each other is outside of what is read."""
     clock = SimpleNamespace(cpu=0.0, wall=0.0)

@@ -1,4 +1,4 @@
-"""Traces: what runs is told apart by its name, and what is no whole trace is refused in a sentence."""
+"""Traces: how time is split, and which files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def event(name: str, begin: float, lasted: float, category: str = "kernel") -> d
     return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": lasted}
 
 
-def test_a_gpus_time_is_told_apart() -> None:
+def test_a_gpus_time_is_split() -> None:
     """Of 100 us: 50 computed, 40 sent of which 10 beside the computation, 10 copied, 10 idle."""
     found = split_of(
         [
@@ -52,27 +52,27 @@ def test_a_gpus_time_is_told_apart() -> None:
         ("void at::native::reduce_kernel<512, 1>(ReduceOp)", False),
     ],
 )
-def test_what_communicates_is_known_by_its_name(name: str, communicates: bool) -> None:
+def test_communication_kernels_are_recognized_by_name(name: str, communicates: bool) -> None:
     found = split_of([event(name, 0, 10)])
     assert found is not None
     assert (found.communication > 0) == communicates
     assert (found.compute > 0) != communicates
 
 
-def test_a_delay_that_was_put_in_is_neither() -> None:
+def test_an_added_delay_is_idle_time() -> None:
     found = split_of([event(GEMM, 0, 10), event("at::cuda::spin_kernel(long)", 10, 30), event(SUM, 40, 10)])
     assert found is not None
     assert (found.compute * 1e6, found.communication * 1e6, found.idle * 1e6) == pytest.approx((10, 10, 30))
 
 
-def test_where_the_ranks_met_is_no_part_of_it() -> None:
+def test_the_ranks_barrier_is_left_out() -> None:
     events = [event(GEMM, 0, 1), event(SUM, 2, 500), event(GEMM, 510, 10), event(SUM, 515, 10)]
     found = split_of(events, met=True)
     assert found is not None
     assert (found.whole * 1e6, found.communication * 1e6, found.exposed * 1e6) == pytest.approx((15, 10, 5))
 
 
-def test_a_cpus_time_is_that_of_its_mark() -> None:
+def test_a_cpus_time_is_the_marked_range() -> None:
     found = split_of(
         [
             event("gloo:barrier", 0, 90, "user_annotation"),
@@ -90,9 +90,7 @@ def test_a_cpus_time_is_that_of_its_mark() -> None:
 
 
 @pytest.mark.parametrize(("rank", "theirs"), [(0, 31.02), (1, 40.84)])
-def test_the_overlap_in_a_captured_steps_trace_is_what_hta_finds(
-    tmp_path: Path, rank: int, theirs: float
-) -> None:
+def test_a_captured_steps_overlap_equals_htas(tmp_path: Path, rank: int, theirs: float) -> None:
     """Kept by --traces on two H200s, of 512 images; percents of HolisticTraceAnalysis, as tests/unit/test_hta.py has them anew."""
     path = tmp_path / "rank.json"
     path.write_bytes(gzip.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.gz").read_bytes()))
@@ -103,7 +101,7 @@ def test_the_overlap_in_a_captured_steps_trace_is_what_hta_finds(
     assert later.communication < found.communication, "where the ranks met is no part of the step"
 
 
-def test_a_trace_of_nothing_has_no_split() -> None:
+def test_an_empty_trace_has_no_split() -> None:
     assert split_of([]) is None
     assert split_of([event("cudaLaunchKernel", 0, 1, "cuda_runtime")]) is None
 
@@ -119,26 +117,26 @@ def test_a_trace_of_nothing_has_no_split() -> None:
         ('{"traceEvents": [1, 2]}', "has no list of events as torch.profiler writes it"),
     ],
 )
-def test_what_is_no_whole_trace_is_refused_in_a_sentence(tmp_path: Path, text: str, words: str) -> None:
+def test_a_broken_trace_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         read_trace(path)
 
 
-def test_a_trace_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no whole trace of torch"):
         read_trace(tmp_path / "none.json")
 
 
-def test_events_that_do_not_say_when_they_were_are_refused() -> None:
+def test_events_without_a_time_are_refused() -> None:
     timeless = event(GEMM, 0, 1)
     del timeless["dur"]
     with pytest.raises(ValueError, match="does not say when it was"):
         split_of([timeless])
 
 
-def test_a_profile_begins_and_ends_with_a_device_that_has_nothing_to_do(
+def test_a_profile_begins_and_ends_with_an_idle_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it still runs when the profile ends, the trace would lack."""
@@ -150,7 +148,7 @@ def test_a_profile_begins_and_ends_with_a_device_that_has_nothing_to_do(
     assert done == ["synchronized", "started", "met", "worked", "synchronized", "stopped"]
 
 
-def test_a_profile_is_of_the_work_and_of_nothing_before_it(tmp_path: Path) -> None:
+def test_a_profile_excludes_earlier_work(tmp_path: Path) -> None:
     ones = torch.ones(64, 64)
     ones @ ones  # the first may load a library
     events = trace_of(lambda: ones @ ones, CPU, meet=lambda: ones.exp())
@@ -165,7 +163,7 @@ def test_a_profile_is_of_the_work_and_of_nothing_before_it(tmp_path: Path) -> No
     assert exp["ts"] < mark["ts"]
 
 
-def test_a_trace_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_stored_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ones = torch.ones(8, 8)
     kept = tmp_path / "rank0.json"
     events = trace_of(lambda: ones @ ones, CPU, path=kept)
@@ -177,7 +175,7 @@ def test_a_trace_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert read_trace(kept) == events
 
 
-def test_a_trace_that_cannot_be_kept_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CannotTrain,
         match=r"the trace cannot be kept as /.*/x.json \(No such file .*\); name another folder by --tr",

@@ -1,4 +1,4 @@
-"""The parts of a step: each is laid to where its time was spent, all of them are the step, and its FLOPs are counted."""
+"""The parts of a step: each has its time, they add up to the step, and FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def seconds(counters: dict[str, float]) -> dict[str, float]:
     return {part: counters[f"{part}_seconds"] for part in PARTS if f"{part}_seconds" in counters}
 
 
-def test_each_part_is_laid_to_where_its_time_was_spent(clock: Clock) -> None:
+def test_each_part_has_its_time(clock: Clock) -> None:
     assert seconds(trained(SINGLE, lambda training: spend_beside(training, clock), rounds=2)) == SPENT
 
 
-def test_a_batch_in_parts_has_as_many_passes(clock: Clock) -> None:
+def test_an_accumulated_batch_has_more_passes(clock: Clock) -> None:
     found = seconds(
         trained(
             dataclasses.replace(SINGLE, accumulation_steps=2), lambda training: spend_beside(training, clock)
@@ -128,7 +128,7 @@ def test_a_batch_in_parts_has_as_many_passes(clock: Clock) -> None:
     assert found == SPENT | {"forward": 2 * SPENT["forward"], "backward": 2 * SPENT["backward"]}
 
 
-def test_a_rounds_first_step_counts_as_little_as_in_its_time(clock: Clock) -> None:
+def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
     training = parted(SINGLE)
     training.warm_up(2)
     for _ in range(2):
@@ -143,13 +143,13 @@ def test_a_rounds_first_step_counts_as_little_as_in_its_time(clock: Clock) -> No
     assert seconds(training.finish()) == SPENT | {"data": 0.0, "optimizer": 0.0}
 
 
-def test_one_process_has_no_gradients_to_synchronize(clock: Clock) -> None:
+def test_one_process_has_no_gradient_sync(clock: Clock) -> None:
     assert "gradient_sync_seconds" not in trained(SINGLE)
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=pytest.mark.figures)])
-def test_a_message_that_leaves_late_is_the_synchronizations(
+def test_a_late_message_counts_as_gradient_sync(
     execution: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the backward pass', in which it was given to the backend."""
@@ -162,7 +162,7 @@ def test_a_message_that_leaves_late_is_the_synchronizations(
 
 
 @pytest.mark.usefixtures("group")
-def test_a_batch_in_parts_synchronizes_once(clock: Clock) -> None:
+def test_an_accumulated_batch_synchronizes_once(clock: Clock) -> None:
     training = parted(dataclasses.replace(SINGLE, strategy="ddp", accumulation_steps=2))
     training.warm_up(2)
     training.step()
@@ -171,9 +171,7 @@ def test_a_batch_in_parts_synchronizes_once(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("in_parts", [1, 2])
-def test_the_flops_are_those_of_the_forward_and_backward_pass(
-    in_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flops_count_forward_and_backward(in_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, hidden, classes, batch = 3 * 32 * 32, 20, 10, SINGLE.per_rank_batch_size
     layers = nn.Flatten(), nn.Linear(inputs, hidden), nn.Linear(hidden, classes)
     monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
@@ -183,6 +181,6 @@ def test_the_flops_are_those_of_the_forward_and_backward_pass(
     assert counted == forward + of_weights + of_activations
 
 
-def test_a_strategy_whose_parts_do_not_follow_each_other_is_refused() -> None:
+def test_parts_of_fsdp_are_refused() -> None:
     with pytest.raises(ValueError, match="a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"):
         PartsSpec(world_size=2, per_rank_batch_size=4, strategy="fsdp")

@@ -1,4 +1,4 @@
-"""A copy of memory, the control that no change can touch: it is checked, and sets that fail together leave nothing unread."""
+"""The memory copy: its result is checked, and failing sets leave nothing unread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_all_bytes_are_copied() -> None:
     assert bytes(made.target.tolist()) == (bytes(range(256)) * 4)[:1000]
 
 
-def test_a_copy_that_did_not_happen_or_is_wrong_is_found() -> None:
+def test_a_wrong_copy_is_found() -> None:
     with pytest.raises(ArithmeticError, match="a copy of 1000 bytes is not what was copied, after 7 steps"):
         copy().end_round(7)
     made = copy()
@@ -40,14 +40,14 @@ def test_a_copy_that_did_not_happen_or_is_wrong_is_found() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, 2**20])
-def test_both_buffers_lie_alike_within_their_pages_wherever_they_are(nbytes: int) -> None:
+def test_buffers_have_fixed_places_in_their_pages(nbytes: int) -> None:
     for _ in range(3):
         made = Copy(replace(SPEC, nbytes=nbytes), rank=0, device=torch.device("cpu"))
         assert (made.source.data_ptr() % 4096, made.target.data_ptr() % 4096) == (0, 2048)
         assert (len(made.source), len(made.target)) == (nbytes, nbytes)
 
 
-def test_its_spec_has_an_id_and_travels_as_json() -> None:
+def test_a_copy_spec_round_trips() -> None:
     assert SPEC.id == "world_size=1-1000B-copy"
     assert from_json(to_json(SPEC)) == SPEC
     with pytest.raises(ValueError, match="nbytes must be a whole number of at least 1, got 0"):
@@ -68,7 +68,7 @@ def test_sets_that_fail_together_are_all_replaced() -> None:
     assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
 
 
-def test_sides_that_are_compared_copy_in_many_short_turns() -> None:
+def test_compared_sides_copy_in_short_turns() -> None:
     """So that what another process does for a moment meets both alike; one side's copy is compared with a stored run's."""
     sides = Side(name="A"), Side(name="B")
     with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, sides=sides) as pool:

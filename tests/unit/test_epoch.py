@@ -1,4 +1,4 @@
-"""An epoch in process: every image once, step after step, reported on the way, and another order the next time."""
+"""An epoch in process: every image once, progress reports, and a new order each epoch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Watched:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("input", ["device", "dataloader"])
-def test_an_epoch_is_one_update_a_batch_over_every_image_once(input: str) -> None:
+def test_an_epoch_trains_every_image_once(input: str) -> None:
     if input == "dataloader":
         pytest.importorskip("torchvision")
     watched = Watched(input=input)
@@ -88,7 +88,7 @@ def test_an_epoch_is_one_update_a_batch_over_every_image_once(input: str) -> Non
 
 
 @pytest.mark.usefixtures("small")
-def test_an_epochs_last_batch_is_left_out_where_that_is_asked_for() -> None:
+def test_drop_last_leaves_out_the_last_batch() -> None:
     watched = Watched(drop_last=True)
     watched.epoch.step()
     assert (watched.updates, [len(batch) for batch in watched.labels]) == (5, [4] * 5)
@@ -96,7 +96,7 @@ def test_an_epochs_last_batch_is_left_out_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_first_epoch_of_a_data_set_is_warm_up() -> None:
+def test_the_first_epoch_is_the_warm_up() -> None:
     watched, expected = Watched(), Watched()
     watched.epoch.warm_up(2)
     assert watched.epoch.training.steps == 6
@@ -109,7 +109,7 @@ def test_the_first_epoch_of_a_data_set_is_warm_up() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("steps", "done"), [(2, 2), (10, 6)])
-def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int) -> None:
+def test_a_fixed_batch_needs_a_short_warm_up(steps: int, done: int) -> None:
     watched = Watched(input="fixed")
     epoch = watched.epoch
     epoch.warm_up(steps)
@@ -121,7 +121,7 @@ def test_of_one_batch_again_and_again_a_few_steps_warm_up(steps: int, done: int)
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("input", ["fixed", "device"])
-def test_a_timed_epoch_has_the_whole_schedule_whatever_warmed_it_up(input: str) -> None:
+def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     epoch, rates = epoch_of(input=input), list[float]()
     epoch.warm_up(2)
     epoch.training.training.optimizer.register_step_pre_hook(
@@ -133,7 +133,7 @@ def test_a_timed_epoch_has_the_whole_schedule_whatever_warmed_it_up(input: str) 
 
 
 @pytest.mark.usefixtures("small")
-def test_the_next_epoch_is_prepared_at_an_epochs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_prepares_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one once, before it begins."""
     epoch, done = epoch_of(), list[str]()
     for name in ("prepare", "begin"):
@@ -167,7 +167,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.mark.parametrize(
     ("step_seconds", "steps"), [(0.1, []), (0.4, [3, 6]), (0.6, [2, 4, 6]), (30.0, [1, 2, 3, 4, 5, 6])]
 )
-def test_an_epoch_reports_what_is_done_once_a_second(
+def test_an_epoch_reports_once_a_second(
     clock: Callable[[float], None], step_seconds: float, steps: list[int]
 ) -> None:
     epoch, reported = epoch_of(), list[float]()
@@ -177,7 +177,7 @@ def test_an_epoch_reports_what_is_done_once_a_second(
     assert reported == pytest.approx([step / 6 for step in steps])
 
 
-def test_the_loss_falls_over_a_few_epochs_of_crops() -> None:
+def test_a_few_epochs_reduce_the_loss() -> None:
     epoch = epoch_of(data="synthetic", epoch_images=64, per_rank_batch_size=16)
     losses: list[float] = []
     for _ in range(3):

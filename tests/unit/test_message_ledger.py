@@ -1,4 +1,4 @@
-"""The ledger of messages: what it has not been told about it sees, too, and its totals."""
+"""The ledger records unknown messages, too, and adds up kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_message_that_it_has_not_been_told_about_is_seen() -> None:
+def test_unknown_messages_are_recorded() -> None:
     values = torch.ones(100)
     with (ledger := Ledger()):
         ledger.phase = "forward"

@@ -1,4 +1,4 @@
-"""A user's own model: it trains, and whatever is wrong with it is one sentence that says what, from a process too."""
+"""Custom models: they train, and every mistake in them is one sentence."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Name:
     return write
 
 
-def test_an_own_model_is_what_its_function_returns(named: Name) -> None:
+def test_a_custom_model_is_its_functions_result(named: Name) -> None:
     own = custom_model(named(SOURCE))
     assert isinstance(own.module, nn.Linear)
     assert [tuple(part.shape) for part in own.batch(7)] == [(7, 5), (7, 1)]
     assert own.loss(torch.ones(2, 1), torch.zeros(2, 1)).item() == 1
 
 
-def test_its_step_is_on_its_own_batch_with_its_own_loss(named: Name) -> None:
+def test_a_step_uses_the_models_batch_and_loss(named: Name) -> None:
     name = named(SOURCE)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single")
     steps = [TrainingStep(spec, rank=rank, device=torch.device("cpu")) for rank in (0, 0, 1)]
@@ -76,7 +76,7 @@ def test_its_step_is_on_its_own_batch_with_its_own_loss(named: Name) -> None:
     assert steps[0].loss.item() == pytest.approx(expected)
 
 
-def test_its_epoch_is_that_batch_for_as_many_steps(named: Name) -> None:
+def test_an_epoch_repeats_the_models_batch(named: Name) -> None:
     name = named(SOURCE)
     spec = EpochSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single", epoch_images=30)
     epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu"))))
@@ -111,7 +111,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "instead", "sentence"), WRONG)
-def test_what_is_wrong_is_said_in_one_sentence(named: Name, line: str, instead: str, sentence: str) -> None:
+def test_a_wrong_model_is_refused(named: Name, line: str, instead: str, sentence: str) -> None:
     assert line in SOURCE
     name = named(SOURCE.replace(line, instead))
     with pytest.raises(ValueError, match=r"^(model|the batch maker of) mine\.") as refusal:
@@ -151,9 +151,7 @@ def test_what_is_wrong_is_said_in_one_sentence(named: Name, line: str, instead: 
         ),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_one_sentence(
-    named: Name, line: str, instead: str, sentence: str
-) -> None:
+def test_an_untrainable_model_is_refused(named: Name, line: str, instead: str, sentence: str) -> None:
     name = named(SOURCE.replace(line, instead))
     with pytest.raises(
         ValueError, match=rf"^model {name} cannot be trained \(.*; try it by itself first$"
@@ -163,7 +161,7 @@ def test_what_cannot_be_trained_is_said_in_one_sentence(
 
 
 @pytest.mark.parametrize("environment", [None, "mine.other:model"])
-def test_only_the_model_of_the_command_line_is_imported(
+def test_only_the_requested_model_is_imported(
     named: Name, environment: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = named("raise SystemExit('it was imported')")
@@ -177,7 +175,7 @@ def test_only_the_model_of_the_command_line_is_imported(
         custom_model(name)
 
 
-def test_a_module_that_is_not_there_is_said(named: Name, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_is_refused(named: Name, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODEL_VARIABLE, "no_such_module:model")
     with pytest.raises(
         ValueError,
@@ -186,7 +184,7 @@ def test_a_module_that_is_not_there_is_said(named: Name, monkeypatch: pytest.Mon
         custom_model("no_such_module:model")
 
 
-def test_a_model_of_torchvision_can_be_checked_too() -> None:
+def test_a_torchvision_model_can_be_checked() -> None:
     pytest.importorskip("torchvision")
     check("torchvision:mobilenet_v3_small", 2)
     with pytest.raises(
@@ -207,9 +205,7 @@ def test_a_model_of_torchvision_can_be_checked_too() -> None:
     ],
     ids=["good", "wrong"],
 )
-def test_the_check_is_a_process_with_one_line_and_a_status(
-    named: Name, source: str, status: int, said: str
-) -> None:
+def test_the_check_prints_one_line(named: Name, source: str, status: int, said: str) -> None:
     name = named(source)
     path = os.pathsep.join([sys.path[0], str(Path(__file__).parents[2])])
     done = subprocess.run(

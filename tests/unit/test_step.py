@@ -1,4 +1,4 @@
-"""The training step in process: it is SGD as written down, the same on every rank but for its batch."""
+"""A training step in process: SGD by the formula, precisions, memory formats, inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def small_image_model() -> nn.Module:
     )
 
 
-def test_a_step_is_sgd_with_momentum_and_weight_decay_by_a_cosine_rate(
+def test_a_step_is_sgd_with_a_cosine_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In float64, because a BatchNorm over few values makes a float32's rounding large within a few steps.
@@ -79,7 +79,7 @@ def test_a_step_is_sgd_with_momentum_and_weight_decay_by_a_cosine_rate(
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def test_training_on_learns_the_batch() -> None:
+def test_more_steps_learn_the_batch() -> None:
     step = training_step()
     step.step()
     first = step.training.loss.item()
@@ -95,7 +95,7 @@ def test_training_on_learns_the_batch() -> None:
 @pytest.mark.parametrize(
     ("precision", "computed_in"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_a_precision_computes_in_its_type_over_float32_parameters(
+def test_autocast_keeps_float32_parameters(
     monkeypatch: pytest.MonkeyPatch, precision: Precision, computed_in: torch.dtype
 ) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
@@ -115,7 +115,7 @@ def test_a_precision_computes_in_its_type_over_float32_parameters(
     assert step.training.scaler.is_enabled() == (precision == "fp16")
 
 
-def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_precision_has_nearly_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
     losses = [early_loss(training_step(precision=precision)) for precision in precisions]
@@ -124,7 +124,7 @@ def test_lower_precision_follows_the_losses_of_fp32(monkeypatch: pytest.MonkeyPa
     assert len(set(losses)) == 3, "they are not the same computation"
 
 
-def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
+def test_later_steps_do_not_change_the_early_loss() -> None:
     few, many = training_step(), training_step()
     for _ in range(LOSS_STEPS + 5):
         many.step()
@@ -132,7 +132,7 @@ def test_the_early_loss_is_that_of_its_step_however_many_follow() -> None:
     assert many.training.loss.item() < early_loss(many) / 2
 
 
-def test_the_early_loss_is_what_five_updates_made_of_it() -> None:
+def test_the_early_loss_follows_five_updates() -> None:
     step, losses = training_step(), []
     for _ in range(LOSS_STEPS + 2):
         step.step()
@@ -141,7 +141,7 @@ def test_the_early_loss_is_what_five_updates_made_of_it() -> None:
     assert step.finish()["loss_after_5_steps"] == losses[5], "the forward after the fifth update is the sixth"
 
 
-def test_there_is_no_early_loss_of_fewer_steps() -> None:
+def test_fewer_steps_have_no_early_loss() -> None:
     step = training_step()
     for _ in range(LOSS_STEPS):
         step.step()
@@ -151,7 +151,7 @@ def test_there_is_no_early_loss_of_fewer_steps() -> None:
     assert step.finish().keys() == {"cpu_seconds", "loss_after_5_steps"}
 
 
-def test_the_fixed_batch_is_the_first_of_the_shard() -> None:
+def test_the_fixed_batch_is_the_shards_first() -> None:
     images, (indices, *_) = (
         synthetic_images(32),
         EpochBatches(32, world_size=1, rank=0, batch_size=4, drop_last=True),
@@ -161,7 +161,7 @@ def test_the_fixed_batch_is_the_first_of_the_shard() -> None:
     assert torch.equal(labels, images.labels[indices])
 
 
-def test_devices_alone_do_the_same_step() -> None:
+def test_single_ranks_do_the_same_step() -> None:
     """Whatever their rank: their slowest is the t(1) of a speedup."""
     first, second = training_step(rank=0), training_step(rank=3)
     first.step()
@@ -169,7 +169,7 @@ def test_devices_alone_do_the_same_step() -> None:
     assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
 
 
-def test_steps_on_a_data_set_go_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_continue_in_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     step, beside = training_step(input="device"), training_step(input="device").training.task.input
     trained: list[Tensor] = []
@@ -184,7 +184,7 @@ def test_steps_on_a_data_set_go_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPa
     assert len(trained) == 20
 
 
-def test_channels_last_changes_strides_and_not_the_result() -> None:
+def test_channels_last_changes_strides_only() -> None:
     formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
     steps = [training_step(memory_format=each) for each in formats]
     for step in steps:

@@ -89,7 +89,7 @@ def test_nan_parameters_with_equal_bits_are_equal() -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
-def test_what_is_sent_has_the_types_bytes(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sent_bytes_follow_the_hooks_type(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of parameters in double precision, which a hook sends in 16 bits as it does all others."""
     monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
     monkeypatch.setattr(task, "require_classifier", lambda *_: None)
@@ -103,9 +103,7 @@ def small_image_model() -> nn.Module:
     )
 
 
-def test_a_data_set_of_more_classes_than_the_model_has_outputs_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_few_outputs_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a GPU a label beyond the outputs would end the process."""
     monkeypatch.setitem(MODELS, "resnet18", small_image_model)
     spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32, data="mine")
@@ -124,7 +122,7 @@ def test_a_data_set_of_more_classes_than_the_model_has_outputs_is_refused(
         TrainingStep(spec, rank=0, device=CPU)
 
 
-def test_looking_at_a_models_outputs_leaves_it_as_it_was() -> None:
+def test_checking_the_outputs_changes_nothing() -> None:
     model = small_image_model()
     before = copy.deepcopy(model.state_dict())
     require_classifier(
@@ -143,7 +141,7 @@ def step_by(strategy: Strategy) -> MeasuredStep:
 
 
 @pytest.mark.usefixtures("group")
-def test_ddp_takes_part_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_ddp_compares_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a DDP measurement asks the other ranks; that of a single one has nobody to ask."""
     asked: list[int] = []
     real = dist.all_reduce
@@ -163,7 +161,7 @@ def test_ddp_takes_part_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pixel", [math.nan, math.inf])
-def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
+def test_a_nan_loss_is_refused(pixel: float) -> None:
     step = step_by("single")
     step.step()
     step.end_round(1)
@@ -173,14 +171,14 @@ def test_a_loss_that_is_nan_is_refused(pixel: float) -> None:
         step.end_round(7)
 
 
-def test_a_loss_that_is_infinite_is_refused() -> None:
+def test_an_infinite_loss_is_refused() -> None:
     step = step_by("single")
     step.training.loss = torch.tensor(math.inf)
     with pytest.raises(FloatingPointError, match="the loss is inf after a round of 1 steps"):
         step.end_round(1)
 
 
-def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(
+def test_cpu_seconds_are_a_median_over_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = step_by("single")
@@ -195,7 +193,7 @@ def test_the_cpus_seconds_are_the_median_over_rounds_of_its_seconds_a_step(
     assert step.finish() == {"cpu_seconds": 0.5}, "of 2, 0.25 and 0.5"
 
 
-def test_an_epochs_cpu_seconds_are_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epochs_cpu_seconds_are_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
     epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=CPU)))
     epoch.training.training.loss = torch.tensor(1.0)
