@@ -1,1 +1,1 @@
-"""All-reduce: our algorithms, the transports below them, and the calls that are measured."""
+"""Collectives: all-reduce algorithms, the transports below them, and the measured calls."""

@@ -49,7 +49,7 @@ def tree(buffer: Tensor, transport: Transport) -> None:
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Exchange whole buffers with partners at distance 1, 2, 4, ..."""
+    """Add up by exchanging whole buffers with partners at distance 1, 2, 4, ..."""
     received = torch.empty_like(buffer)
     with power_of_two(buffer, transport) as ranks:
         distance = 1
@@ -61,7 +61,7 @@ def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
 
 
 def halving_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Exchange halves at distance N/2, N/4, ..., then gather them (Rabenseifner 2004).
+    """Add up halves at distance N/2, N/4, ..., then gather them (Rabenseifner 2004).
 
     Each rank keeps and adds up half of what it kept before, until it has the sum of one part of
     the buffer.
@@ -134,11 +134,8 @@ def ring(buffer: Tensor, transport: Transport) -> None:
 
 
 ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {
-    "gather_broadcast": gather_broadcast,
-    "ring": ring,
-    "recursive_doubling": recursive_doubling,
-    "halving_doubling": halving_doubling,
-    "tree": tree,
+    algorithm.__name__: algorithm
+    for algorithm in (gather_broadcast, ring, recursive_doubling, halving_doubling, tree)
 }
 
 

@@ -1,1 +1,1 @@
-"""Images: read, cached, split between ranks, and fed to a training."""
+"""Images for a training: decoding, cache, sampling and batches."""

@@ -22,8 +22,6 @@ from ddpperf.errors import Refused
 from ddpperf.machine.child_process import describe_status, run_child
 
 FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
-SYNTHETIC_IMAGES = 50_000  # as many as CIFAR-10 has
-SYNTHETIC_TEST_IMAGES = 1024
 DECODE_SECONDS = 7200  # the time limit of a download and of decoding
 TEMPORARY_PREFIX = "decoding-"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for a damaged sidecar
@@ -31,18 +29,18 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raise
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images to train on.
+    """The images to train on, by default synthetic ones.
 
     name: synthetic, cifar10 or imagefolder. path: the file of tensors, None for synthetic images.
     digest: the first 12 hex digits of a sha256 over images and labels, "" for synthetic images.
     image_size: height and width.
     """
 
-    name: str
-    path: Path | None
-    digest: str
-    train_images: int
-    test_images: int = 0
+    name: str = "synthetic"
+    path: Path | None = None
+    digest: str = ""
+    train_images: int = 50_000  # as many as CIFAR-10 has
+    test_images: int = 1024
     classes: int = 10
     image_size: tuple[int, int] = (32, 32)
 
@@ -68,13 +66,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     folder = Path(os.path.realpath(folder))
     source = _read_option(text, folder)
     if source is None:
-        return Data(
-            name="synthetic",
-            path=None,
-            digest="",
-            train_images=SYNTHETIC_IMAGES,
-            test_images=SYNTHETIC_TEST_IMAGES,
-        )
+        return Data()
     path = folder / f"{source.name}-{_key(source)}.pt"
     if (cached := _cached(source, path)) is not None:
         return cached

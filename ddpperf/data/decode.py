@@ -97,7 +97,7 @@ def load(path: str) -> Any:
 
 
 def room_for(count: int, height: int, width: int) -> Tensor:
-    """Return an empty tensor uint8 [count, 3, height, width]; raises Refused without the memory."""
+    """Return an empty tensor uint8 [count, 3, height, width]; raises Refused if it is too large."""
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:

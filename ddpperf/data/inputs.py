@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,11 @@ def normalized(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
     return ((pixels - mean) / std).contiguous(memory_format=memory_format)
 
 
-class Input(Protocol):
-    """A source of batches: call `begin` for each epoch, then `load` and `take` for each step."""
+class Input:
+    """A source of batches: call `begin` for each epoch, then `load` and `take` for each step.
+
+    By default only `take` does anything.
+    """
 
     def begin(self, number: int) -> None:
         """Start epoch `number`."""
@@ -42,22 +44,14 @@ class Input(Protocol):
 
     def take(self) -> Batch:
         """Return the next batch. This is the device's work alone, so that a graph can repeat it."""
+        raise NotImplementedError
 
 
-class FixedInput:
+class FixedInput(Input):
     """The same batch again and again."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-
-    def begin(self, number: int) -> None:
-        """Do nothing: all epochs are the same."""
-
-    def prepare(self, number: int) -> None:
-        """Do nothing: there is nothing to prepare."""
-
-    def load(self) -> None:
-        """Do nothing: the batch is there."""
 
     def take(self) -> Batch:
         return self.batch
@@ -90,7 +84,7 @@ class DeviceImages:
         return self.labels.device
 
     def plan(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw how each image of an epoch is changed.
+        """Draw the crop, flip and cutout of each image of an epoch.
 
         Returns int64 [4, images] in the CPU's memory: index, offsets and flip. With cutout it is
         [6, images], with the square's first row and column.
@@ -124,7 +118,7 @@ class DeviceImages:
         return images.contiguous(memory_format=self.memory_format), self.labels[index]
 
 
-class DeviceInput:
+class DeviceInput(Input):
     """Batches of images that are on the device, with random crops and flips made there.
 
     The changes are those of torchvision's RandomCrop(padding=4) and RandomHorizontalFlip, drawn
@@ -176,8 +170,8 @@ class DeviceInput:
         return self.images.batch(plan)
 
 
-class LoaderInput:
-    """Batches from a torch DataLoader with torchvision's transforms.
+class LoaderInput(Input):
+    """Batches from a torch DataLoader with torchvision's transforms; processes start in `begin`.
 
     workers: loader processes, which a fork server starts; with 0 the transforms run in this
     process.
@@ -213,9 +207,6 @@ class LoaderInput:
     def begin(self, number: int) -> None:
         self.batches.set_epoch(number)
         self.loaded = iter(self.loader)
-
-    def prepare(self, number: int) -> None:
-        """Do nothing: loader processes start with an epoch when it begins."""
 
     def load(self) -> None:
         images, labels = next(self.loaded)

@@ -1,1 +1,1 @@
-"""What this machine is, and what disturbs a measurement on it."""
+"""The machine: its hardware, its cores and compilers, and what disturbs a measurement on it."""
