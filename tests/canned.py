@@ -1,11 +1,12 @@
 """Canned measurements: the suite runs in this process, and no rank is started.
 
-A `CannedSet` takes the place of a `ProcessSet` and answers its commands with the seconds and counters of a `Canned`.
-Everything else is the product: the pool, its rounds, the plugin, the verdict, what is saved and printed.
+A `CannedSet` takes the place of a `ProcessSet` and answers its commands with the seconds and
+counters of a `Canned`. Everything else is the product: the pool, its rounds, the plugin, the
+verdict, what is saved and printed.
 
     def test_slower_code_fails(canned_suite: CannedSuite) -> None:
-        canned_suite.run("perf")                                     # as a user runs pytest, in 0.3 s
-        canned_suite.canned.seconds = lambda spec, name: 0.02        # of one step, on the process set `name`
+        canned_suite.run("perf")                                # as a user runs pytest, in 0.3 s
+        canned_suite.canned.seconds = lambda spec, name: 0.02   # of a step, on process set `name`
         run = canned_suite.run("perf", "--benchmark-compare")
         assert run.status == 1
         assert "FAIL" in run.output
@@ -67,7 +68,7 @@ FAILURES: dict[FaultKind, tuple[Cause, str]] = {
 
 
 def step_seconds(spec: Spec, set_name: str) -> float:
-    """Seconds of one step, or of one call of a collective, without delay; the same on each process set."""
+    """Return the seconds of one step, or of one call, without delay; equal on all sets."""
     del set_name
     if isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
         return 20e-6 + spec.nbytes / 2e9
@@ -96,11 +97,11 @@ def step_counters(spec: Spec, rank: int) -> dict[str, float]:
 
 
 class Canned:
-    """What process sets answer that have no ranks. A test sets `seconds`, `counters`, `kernels` or `spread`.
+    """The answers of canned sets. A test sets `seconds`, `counters`, `kernels` or `spread`.
 
-    seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec, rank).
-    kernels(spec, set name): the digest of the kernels that a step runs.
-    spread: by which fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
+    seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec,
+    rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
+    fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
     order in which they were told to sample.
     """
 
@@ -185,10 +186,9 @@ def canned_sets(canned: Canned) -> Iterator[None]:
 
 
 class CannedSuite(Project):
-    """A project whose runs of pytest take place in this process, with canned measurements.
+    """A project whose runs of pytest happen in this process, with canned measurements.
 
-    What `Project.run` does not need is not there: no interrupts, no killed controllers, no `--model` or `--against` that must be
-    tried in a child process first (they work, and take as long as ever).
+    Options that start child processes, such as --model and --against, take as long as ever.
     """
 
     def __init__(self, root: Path) -> None:
@@ -209,7 +209,7 @@ class CannedSuite(Project):
 
     @contextlib.contextmanager
     def _as_its_own_process(self) -> Iterator[None]:
-        """Give pytest the folder, environment, path and modules that a process of its own would have."""
+        """Give pytest the folder, environment, path and modules of a process of its own."""
         before, modules = os.getcwd(), _of_pytest(sys.modules)
         with (
             mock.patch.dict(os.environ, self.environment | {"PYTEST_ADDOPTS": INNER_OPTIONS}, clear=True),

@@ -1,4 +1,4 @@
-"""Fixtures around real process sets and real runs of pytest."""
+"""Fixtures for tests: shared ranks, projects to run pytest in, canned measurements, figures."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FIGURES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(autouse=True)
 def untried_compiler() -> None:
-    """A test's compiler is not another's."""
+    """Forget what earlier tests found out about the compiler."""
     compiler_reason.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Compute as every rank does: two threads would wait for each other on a busy machine, thirty times as long."""
+    """Compute with one thread, as ranks do: on a busy machine two are 30 times slower."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def own_stream() -> Iterator[None]:
-    """A stream of a GPU, as a rank has one where it captures; from the default one nothing can be."""
+    """Compute on a GPU stream other than the default one, which cannot be captured."""
     with torch.cuda.stream(torch.cuda.Stream()):
         yield
 
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Form a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -49,8 +49,8 @@ def group() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
-    """What the tests of a module start is known, and is killed at its end if it still runs."""
-    tmp_path_factory.getbasetemp()  # made before the folder for temporary files is another
+    """Mark the processes and files of a module's tests, and remove what is left of them."""
+    tmp_path_factory.getbasetemp()  # made before TMPDIR changes
     mine = Marked()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(mine.folder))
@@ -61,9 +61,10 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A live pool of one process set of two gloo ranks, and two rounds, for all tests of this pytest process.
+    """A live pool of two gloo ranks and two rounds, for all tests of this pytest process.
 
-    For tests that need some ranks and leave them as they were. A set that a test breaks is replaced for the next one.
+    For tests that need some ranks and leave them as they were. A set that a test breaks is replaced
+    for the next one.
     """
     yield from _shared_pool(2, tmp_path_factory)
 
@@ -75,7 +76,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    tmp_path_factory.getbasetemp()  # made before the folder for temporary files is another
+    tmp_path_factory.getbasetemp()  # made before TMPDIR changes
     mine = Marked()
     try:
         with Pool(size=size, device="cpu", rounds=2, deadline_seconds=60) as pool:
@@ -99,7 +100,7 @@ def canned() -> Iterator[Canned]:
 
 @pytest.fixture
 def canned_suite(tmp_path: Path) -> Iterator[CannedSuite]:
-    """A project whose runs take place in this process, with canned measurements: see tests/canned.py."""
+    """A project whose runs happen in this process, with canned measurements (tests/canned.py)."""
     mine = CannedSuite(tmp_path)
     yield mine
     mine.clean()
@@ -114,8 +115,11 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str, Callable[[], float], float, str], None]:
-    """Report a measured figure beside the one asked for, and require it: of three tries, and of three more by and by, for the
-    machine may be busy for a while."""
+    """Return a function that measures a figure, prints it and requires a limit.
+
+    It measures three times, and then up to three times more with pauses, as the machine may be
+    busy.
+    """
     lines = request.config.stash.setdefault(FIGURES, [])
 
     def report(what: str, measure: Callable[[], float], at_most: float, unit: str) -> None:

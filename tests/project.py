@@ -1,4 +1,4 @@
-"""A project of one's own to run the suite in, and the proof that a run left nothing behind."""
+"""A project folder in which tests run pytest, and a check that nothing is left of a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from types import ModuleType
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-HANG_SECONDS = 900  # what nothing here takes, however busy the machine: a guard against a hang
-UNWANTED = (
-    "PYTEST_",
-    "GITHUB_",
-    "CUDA_VISIBLE",
-    "TORCHINDUCTOR_",
-)  # variables of whoever runs the tests; torch sets the last
+HANG_SECONDS = 900  # longer than anything here takes on a busy machine
+# Variables of the process that runs the tests, which a project must not see. Torch sets the last.
+UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")
 
 # A small experiment: one all_reduce of 1 KiB on two ranks.
 ALL_REDUCE = """
@@ -35,7 +31,7 @@ def test_all_reduce(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
 """
 
-# A model whose step a CPU does quietly, of as many products as one likes: the spec, and the test's id, stay the same.
+# A model whose step computes {sums} matrix products: slower code with the same spec and test id.
 SUMS_MODEL = """
 import torch
 from torch import nn
@@ -54,7 +50,7 @@ def sums():
     return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
 """
 
-# A model whose forward pass takes the seconds given, to which what else the machine does adds next to nothing: it sleeps.
+# A model whose forward pass sleeps {seconds}: a busy machine hardly changes its time.
 SLEEPING_MODEL = """
 import time
 import torch
@@ -74,17 +70,15 @@ def sleeping():
 """
 
 
-# In perf/thresholds.toml: limits of 10 to 15, which no noise of a busy machine reaches, of what is compared with a stored run.
+# For perf/thresholds.toml: limits of 10 to 15 times, which a busy machine does not reach by noise.
 NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
 
 
 class Marked:
-    """Processes and files of one test, known by a temporary folder that all of them get as TMPDIR."""
+    """The processes and files of one test, known by a temporary folder that all get as TMPDIR."""
 
     def __init__(self) -> None:
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="t")
-        )  # short: a Unix socket's path has at most 107 characters
+        self.folder = Path(tempfile.mkdtemp(prefix="t"))  # a Unix socket's path has at most 107 letters
         self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-"))
         self.environment = {
             key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)
@@ -96,7 +90,7 @@ class Marked:
         }
 
     def processes(self) -> dict[int, str]:
-        """The live processes of this test, their command lines by process id."""
+        """Return the command lines of this test's live processes, by process id."""
         mark = f"\0TMPDIR={self.folder}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -104,14 +98,14 @@ class Marked:
                 if entry.name.isdecimal() and mark in b"\0" + (entry / "environ").read_bytes():
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended
         return found
 
     def ranks(self) -> list[int]:
         return [process for process, command in self.processes().items() if "bootstrap.py rank" in command]
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
-        """No process of this test lives, so none of its ports is open, and its temporary folder is empty."""
+        """Check that no process of this test lives, and that its temporary folder is empty."""
         wait_until(lambda: not self.processes(), within_seconds, lambda: f"left running: {self.processes()}")
         assert [path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")] == []
 
@@ -123,19 +117,19 @@ class Marked:
 
 
 def script(name: str) -> ModuleType:
-    """A script of tools/ as a module."""
+    """Import a script of tools/ as a module."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its dataclasses look up their own annotations
+    sys.modules[name] = module  # dataclasses look up their annotations there
     spec.loader.exec_module(module)
     return module
 
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """The kernel refuses every file above 4 KiB, as a full disk would; pytest's own too, so for no longer than needed."""
+    """Let no file grow beyond 4 KiB, as on a full disk; this holds for pytest's files too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
@@ -154,7 +148,7 @@ def wait_until(condition: Callable[[], object], seconds: float, otherwise: Calla
 def wait_while_it_runs(
     process: subprocess.Popen[str], condition: Callable[[], object], otherwise: str
 ) -> None:
-    """As long as the process, which is to bring it about, may still do so."""
+    """Wait until the condition holds; fail at once if the process ends before."""
 
     def met() -> object:
         assert process.poll() is None or condition(), f"{otherwise}: {process.communicate()[0]}"
@@ -164,12 +158,12 @@ def wait_while_it_runs(
 
 
 def _handle_interrupts() -> None:
-    """In a new process: let SIGINT interrupt it, even where this one was started to ignore SIGINT, as by nohup."""
+    """Let SIGINT interrupt this new process, even if its parent ignores SIGINT, as under nohup."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Project(Marked):
-    """A folder with the suite's plugin and experiments of its own, run by a pytest of its own."""
+    """A folder with an experiment of its own, in which a test runs pytest with the plugin."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -181,7 +175,7 @@ class Project(Marked):
         (root / "pytest.ini").write_text("[pytest]\n")
 
     def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Start pytest. output: the file descriptor that it prints to."""
+        """Start pytest with these arguments; output is the file descriptor that it prints to."""
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", *self.options(), *arguments],
             cwd=self.root,
@@ -198,7 +192,7 @@ class Project(Marked):
         return ["-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
 
     def run(self, *arguments: str, within_seconds: float = HANG_SECONDS) -> Finished:
-        """Run pytest to its end; nothing may be left of it then."""
+        """Run pytest to its end and check that it left nothing behind."""
         process = self.start(*(arguments or ("perf",)))
         output, _ = process.communicate(timeout=within_seconds)
         finished = Finished(process.returncode, output)
@@ -209,12 +203,12 @@ class Project(Marked):
         return [json.loads(path.read_text()) for path in sorted(self.root.glob(".ddpperf/runs/*/*.json"))]
 
     def measured(self) -> dict[str, dict[str, Any]]:
-        """What the newest run stored of each of its tests, by the test's name with its cell."""
+        """Return what the newest run stored of each test, by the test's name with its case."""
         return {each["name"]: each["extra_info"]["ddpperf"] for each in self.saved_runs()[-1]["benchmarks"]}
 
 
 class Finished:
-    """A pytest run's exit status and what it printed."""
+    """The exit status of a pytest run, and what it printed."""
 
     def __init__(self, status: int, output: str) -> None:
         self.status = status
@@ -225,7 +219,7 @@ class Finished:
         return f"exit status {self.status}\n{self.output}"
 
     def assert_one_sentence(self, status: int, *words: str) -> None:
-        """The run ended with `status` and said `words` in one line, without a traceback."""
+        """Check the exit status, and that all `words` stand in one line, without a traceback."""
         assert self.status == status, self
         assert "Traceback" not in self.output, self
         assert "INTERNALERROR" not in self.output, self

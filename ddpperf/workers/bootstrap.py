@@ -1,10 +1,11 @@
-"""The first file that a rank's interpreter runs. It starts a rank, or prints what a rank could import.
+"""The first file that a rank's interpreter runs. It starts a rank or prints what it can import.
 
     python bootstrap.py rank PACKAGE SOCKET RANK
     python bootstrap.py probe PACKAGE MODEL
 
-PACKAGE is the folder of the ddpperf that the rank uses. It is imported by its path: its parent folder
-on sys.path could hide the interpreter's own torch. Standard library only; Python 3.7 can run it too.
+PACKAGE is the folder of the ddpperf that the rank uses. It is imported by its path: its parent
+folder on sys.path could hide the interpreter's own torch. Standard library only; Python 3.7 can run
+it too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_ERROR_LETTERS = 200
 
 
 def main(command: str, package: str, *arguments: str) -> None:
-    """Run one command, with the sys.path of `python -c`: the current folder in place of this file's."""
+    """Run one command, with the sys.path of `python -c`: the current folder, not this file's."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = ""
     if command == "probe":
@@ -40,7 +41,7 @@ def run_rank(package: str, socket: str, rank: str) -> None:
 
 
 def print_probe(package: str, model: str) -> None:
-    """Print one line of JSON before the imports and one after; what the imports print goes to stderr."""
+    """Print a line of JSON before the imports and one after; imports print to stderr."""
     output = os.dup(1)
     os.dup2(2, 1)
     found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}

@@ -1,6 +1,7 @@
 """Messages between the controller and its ranks: JSON over a Unix socket with authentication.
 
-Nothing that arrives is unpickled, imported or called. A closed connection means that the other end is dead.
+Nothing that arrives is unpickled, imported or called. A closed connection means that the other end
+is dead.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ MAX_PATH_BYTES = 107
 class Listener:
     """A socket in a private folder to which ranks connect, and the key that they must know.
 
-    multiprocessing's own Listener has no time limit for `accept`; this class leaves only the handshake to it.
+    multiprocessing's own Listener has no time limit for `accept`; this class leaves only the
+    handshake to it.
     """
 
     def __init__(self, path: Path) -> None:
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ValueError(
-                f"a socket's path has at most {MAX_PATH_BYTES} bytes, got {path}; set TMPDIR to a shorter folder"
+                f"a socket's path has at most {MAX_PATH_BYTES} bytes, got {path}; "
+                "set TMPDIR to a shorter folder"
             )
         self.path = path
         self.key = secrets.token_bytes(32)
@@ -78,7 +81,7 @@ def _timeval(seconds: int) -> bytes:
 
 
 def connect(path: str, key: bytes) -> Connection:
-    """Connect a rank to its controller; raise AuthenticationError if the listener does not know the key."""
+    """Connect to the controller; raise AuthenticationError if it does not know the key."""
     return connection.Client(path, family="AF_UNIX", authkey=key)
 
 

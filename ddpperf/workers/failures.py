@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 
 class Cause(enum.IntEnum):
-    """Why a rank gave no answer. The smallest value is the likeliest cause of the other ranks' failures.
+    """Why a rank gave no answer. The smallest value is the likeliest cause of other failures.
 
-    A rank that dies breaks its peers' collectives. A rank that raises an exception leaves its peers waiting.
+    A rank that dies breaks its peers' collectives. A rank that raises an exception leaves its peers
+    waiting.
     """
 
     DIED = 1
@@ -23,8 +24,8 @@ class Cause(enum.IntEnum):
 class RankFailure:
     """The failure of one rank.
 
-    what: the end of a sentence that begins with the rank. detail: its traceback, log or stacks. limit:
-    whether a device or a library may simply have been asked for too much.
+    what: the end of a sentence that begins with the rank. detail: its traceback, log or stacks.
+    limit: whether a device or a library may simply have been asked for too much.
     """
 
     rank: int
@@ -35,7 +36,7 @@ class RankFailure:
 
 
 class SetFailure(Exception):
-    """A process set failed and was killed. The text names the first cause, its rank and its traceback."""
+    """The failure of a process set. Its text names the first cause, the rank and its traceback."""
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         first, *others = sorted(failures, key=lambda failure: (failure.cause, failure.rank))

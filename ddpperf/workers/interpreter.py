@@ -1,4 +1,4 @@
-"""The interpreter, code folder and environment that ranks run with, and a check that ranks can run."""
+"""The interpreter, code and environment that ranks run with, and a check that they can."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TEARDOWN_CUPTI": "1",  # what CUPTI leaves on after a profile makes a captured step 0.5% slower
 }
-# Memory in huge pages, where the kernel allows it. With small pages, processes of the same code differ by
-# 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step of 8 images is 6% faster.
+# Memory in huge pages, where the kernel allows it. With small pages, processes of the same code
+# differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step of 8
+# images is 6% faster.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -42,8 +43,8 @@ def rank_environment(device: str) -> dict[str, str]:
 class Side:
     """The interpreter, code folder and environment of one side's ranks.
 
-    name: "A" for the base (or the only side), "B" for the candidate. root: a folder that comes first on
-    the ranks' path; if it holds a ddpperf, the ranks run that one.
+    name: "A" for the base (or the only side), "B" for the candidate. root: a folder that comes
+    first on the ranks' path; if it holds a ddpperf, the ranks run that one.
     """
 
     name: str = "A"
@@ -75,8 +76,8 @@ class Side:
 class Found:
     """What a side's interpreter can import.
 
-    folders: by module, the folder on the path that it comes from. missing, why: the first module that
-    cannot be imported, and the error; empty if all can.
+    folders: by module, the folder on the path that it comes from. missing, why: the first module
+    that cannot be imported, and the error; empty if all can.
     """
 
     python: str

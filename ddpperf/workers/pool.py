@@ -27,15 +27,16 @@ WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs
 class Pool:
     """`replicates` process sets of `size` ranks for each side, started at the first measurement.
 
-    The sets are alive side by side and their rounds interleave; only one set samples at a time. A set that
-    fails is killed, and replaced under a new name before the next measurement.
+    The sets are alive side by side and their rounds interleave; only one set samples at a time. A
+    set that fails is killed, and replaced under a new name before the next measurement.
 
-    rounds: how often each spec is timed on each set. deadline_seconds: how long a rank may take for a
-    command. sets_made: how many sets earlier pools made, so that no name is used twice. log_folder: where
-    the ranks' output stays; by default it goes with the pool. cores: by rank, the cores that it is pinned
-    to. progress: called with a spec and the fraction of its measurement that is done. check_round: called
-    before the first round and after each, with the process ids of all ranks and the number of rounds done;
-    returns why the last round is spoiled, or an empty string. A spoiled round is measured again.
+    rounds: how often each spec is timed on each set. deadline_seconds: how long a rank may take for
+    a command. sets_made: how many sets earlier pools made, so that no name is used twice.
+    log_folder: where the ranks' output stays; by default it goes with the pool. cores: by rank, the
+    cores that it is pinned to. progress: called with a spec and the fraction of its measurement
+    that is done. check_round: called before the first round and after each, with the process ids of
+    all ranks and the number of rounds done; returns why the last round is spoiled, or an empty
+    string. A spoiled round is measured again.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Pool:
         self.close()
 
     def live_sets(self, most: int | None = None) -> list[ProcessSet]:
-        """Return all sets, or the first `most`; start those that are missing or failed, side by side."""
+        """Return all sets, or the first `most`; start missing or failed sets side by side."""
         places = range(len(self._sides))[:most]
         started = []
         try:
@@ -126,14 +127,14 @@ class Pool:
         return self._measure(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
-        """Measure `spec` on the first set after all other sets have ended, with all of a GPU's memory free."""
+        """Measure `spec` on the first set, after all others have ended and freed their memory."""
         for place, process_set in self._sets.items():
             if place > 0:
                 process_set.close()
         return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Measure as `measure` does, or return what the same sets have measured of the same specs."""
+        """Measure as `measure` does, or return what the same sets have measured before."""
         names = tuple(live.name for live in self.live_sets())
         if (known := self._remembered.get((spec, candidate, names))) is not None:
             return known
@@ -148,7 +149,7 @@ class Pool:
         rounds = 1 if spec.counts else self.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
-            """Report the fraction of all rounds, or of the current one if it is unknown how many will fit."""
+            """Report the fraction of all rounds, or of this one where rounds are long."""
             self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
 
         self._progress(spec, 0.0)
@@ -172,8 +173,8 @@ class Pool:
     def _replace_sets_that_cannot_map(self, world_size: int) -> None:
         """End the sets in which a smaller group than `world_size` has mapped its memory.
 
-        Torch before 2.15 counts mappings per process. A rank that a smaller group left out would wait in a
-        larger one forever (pytorch issue 196082).
+        Torch before 2.15 counts mappings per process. A rank that a smaller group left out would
+        wait in a larger one forever (pytorch issue 196082).
         """
         for process_set in self._sets.values():
             if self._fewest_mapped.get(process_set.name, world_size) < world_size:
@@ -184,7 +185,7 @@ class Pool:
         }
 
     def environment(self) -> dict[str, object]:
-        """Return the versions that the first started set computes with; empty if none has started."""
+        """Return the versions that the first set computes with; empty if none has started."""
         return next((made.environment for made in self._sets.values() if made.environment), {})
 
     def close(self) -> None:
@@ -201,10 +202,10 @@ class Pool:
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up each set's measurement; return the most steps that a round may have, by set.
+    """Build and warm up the measurement on each set; return the most steps per round, by set.
 
-    The sets do this at the same time, as nothing is timed yet. Compiled work is opened set after set: the
-    compiler chooses kernels by timing them.
+    The sets do this at the same time, as nothing is timed yet. Compiled work is opened set after
+    set: the compiler chooses kernels by timing them.
     """
     for process_set, spec in jobs:  # before the first request: one may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
@@ -235,7 +236,7 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Mess
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
-    """End the measurement on a set. compared: whether to ask for the kernels, which other sets ran too."""
+    """End the measurement on a set; if it is compared with others, ask for its kernels too."""
     ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
     arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)

@@ -29,9 +29,10 @@ Progress = Callable[[float], None]  # called with the fraction of a command that
 class SetOptions:
     """What all process sets of a pool have in common.
 
-    size: the number of ranks. deadline_seconds: how long a rank may take for a command, or be silent in a
-    command that reports progress. folder: a private folder for sockets and temporary files. log_folder:
-    where the ranks' output goes, one file per rank. cores: by rank, the cores that it is pinned to.
+    size: the number of ranks. deadline_seconds: how long a rank may take for a command, or be
+    silent in a command that reports progress. folder: a private folder for sockets and temporary
+    files. log_folder: where the ranks' output goes, one file per rank. cores: by rank, the cores
+    that it is pinned to.
     """
 
     size: int
@@ -45,8 +46,8 @@ class SetOptions:
 class ProcessSet:
     """The ranks of one process set, and the commands to them. Each failure kills the whole set.
 
-    A set starts in three steps, so that several sets start side by side: `spawn` starts the processes,
-    `connect` waits until all have connected, `wait_ready` until all have their devices.
+    A set starts in three steps, so that several sets start side by side: `spawn` starts the
+    processes, `connect` waits until all have connected, `wait_ready` until all have their devices.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
@@ -120,12 +121,12 @@ class ProcessSet:
         progress: Progress | None = None,
         **arguments: object,
     ) -> dict[int, Message]:
-        """Send a command to `ranks` (default: all) and return their answers; raise SetFailure if one fails."""
+        """Send a command to `ranks` (default: all) and return their answers; raise SetFailure."""
         self.ask(command, ranks=ranks, **arguments)
         return self.answers(progress)
 
     def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
-        """Send a command to `ranks` (default: all); `answers` must be called before the next command."""
+        """Send a command to `ranks` (default: all); call `answers` before the next command."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._pending = command, asked
         with self._killed_on_error():
@@ -142,7 +143,7 @@ class ProcessSet:
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
     def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
-        """Wait for all ranks at once: one after the other, an error in rank 1 would look like a hang of rank 0."""
+        """Wait for all ranks at once, or an error in rank 1 would look like a hang of rank 0."""
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked if rank.connection is not None}
@@ -150,7 +151,7 @@ class ProcessSet:
         dead: list[RankProcess] = []
         raised: list[RankFailure] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
-            # Check the processes too: a child that inherited a dead rank's connection keeps it open.
+            # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
             ready += [other for other, rank in waiting.items() if other not in ready and rank.is_dead()]
             for connected in ready:
@@ -188,7 +189,7 @@ class ProcessSet:
                 raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
-        """Make ranks 0..world_size-1 form the default process group; return whether to wait for answers."""
+        """Tell ranks 0..world_size-1 to form the process group; return whether to wait for it."""
         if self._group_size == world_size:
             return False
         self.leave()
@@ -251,7 +252,7 @@ class ProcessSet:
         return SetFailure(self.name, f"at {command}", failures)
 
     def _hangs(self, ranks: list[RankProcess], deadline_seconds: float) -> list[RankFailure]:
-        """Return the failures of ranks that did not answer; the first has the stacks of all ranks."""
+        """Return the failures of ranks that did not answer, the first with all stacks."""
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
         stacks = "\n".join([*stacks_of(self.ranks), hint])
         what = f"did not answer within {deadline_seconds:g} s"

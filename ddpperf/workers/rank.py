@@ -51,7 +51,7 @@ class Rank:
         return answer
 
     def setup(self, device: str, cores: list[list[int]] | None) -> Message:
-        """Take this rank's device and its cores; rank 0 also starts the store where process groups form."""
+        """Take this rank's device and cores; rank 0 also starts the store for process groups."""
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
         torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
@@ -184,7 +184,7 @@ class Rank:
 
 
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for all of a measurement: one of torch's 32 for a CUDA graph, else the default one.
+    """Return the stream for a measurement: a new one for a CUDA graph, else the default one.
 
     The default stream cannot be captured. On it, each NCCL call of a graph takes 4 to 8 us longer.
     """

@@ -65,7 +65,7 @@ class RankProcess:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
     def request_stacks(self) -> int:
-        """Ask the process to write its threads' stacks to its log; return where in the log they begin."""
+        """Ask the process to log its threads' stacks; return where in the log they begin."""
         begin = self._log.stat().st_size
         if not self.is_dead():
             self._process.send_signal(STACKS_SIGNAL)
@@ -94,7 +94,7 @@ class RankProcess:
 
 
 def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:
-    """Return the stacks of all threads of each rank, as the ranks' own signal handlers print them."""
+    """Return the stacks of all threads of each rank, as its signal handler prints them."""
     begins = {rank: rank.request_stacks() for rank in ranks}
     end = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < end and not all(rank.log_from(begin) for rank, begin in begins.items()):

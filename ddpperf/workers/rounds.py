@@ -1,4 +1,4 @@
-"""The rounds of a measurement: how many steps each has, on which set, and which are measured again."""
+"""The rounds of a measurement: their length, their order and which are measured again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or
 def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) -> int:
     """Return how many steps a round should have, from trial rounds of 1, 4, 16, ... steps.
 
-    limit: the most steps that a round may have. parts: into how many parts a usual round is divided.
+    limit: the most steps that a round may have. parts: into how many parts a usual round is
+    divided.
     """
     round_seconds = ROUND_SECONDS[process_set.options.device]
     iterations = 1
@@ -30,7 +31,7 @@ def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) 
 
 
 def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
-    """Return the steps of a round of about `round_seconds`: a power of two, so that equal work agrees."""
+    """Return the steps of a round of about `round_seconds`, a power of two."""
     wanted = min(max(1.0, round_seconds / max(step_seconds, 1e-9)), limit)
     return 1 << math.floor(math.log2(wanted))
 
@@ -44,12 +45,12 @@ def sample_rounds(
     check_round: Callable[[list[int], int], str],
     progress: Callable[[int, float], None],
 ) -> dict[str, list[Seconds]]:
-    """Return, by set, the seconds of each round: `rounds` of them, or as many as take `enough_seconds`.
+    """Return the seconds of `rounds` rounds by set, or of as many as take `enough_seconds`.
 
-    A round that `check_round` calls spoiled is measured again, by all sets in the same order: at most
-    `rounds` times, and only until such rounds have taken `enough_seconds`. Later spoiled rounds count.
-    check_round: see `Pool`. progress: called with the number of rounds that count so far, and the fraction
-    of the next that is done.
+    A round that `check_round` calls spoiled is measured again, by all sets in the same order: at
+    most `rounds` times, and only until such rounds have taken `enough_seconds`. Later spoiled
+    rounds count. check_round: see `Pool`. progress: called with the number of rounds that count so
+    far, and the fraction of the next that is done.
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []

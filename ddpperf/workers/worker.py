@@ -1,7 +1,7 @@
 """The main program of a rank: it connects to the controller and carries out its commands.
 
-bootstrap.py starts it. The first line of standard input is the channel's key. Standard input then stays
-open as a lifeline: it closes when the controller ends, whatever the main thread waits for.
+bootstrap.py starts it. The first line of standard input is the channel's key. Standard input then
+stays open as a lifeline: it closes when the controller ends, whatever the main thread waits for.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _serve(connection: Connection, rank: int) -> None:
 
 
 def describe(error: Exception) -> channel.Message:
-    """Return an exception as a message: its first line, its traceback, and what kind of error it is."""
+    """Return an exception as a message: its first line, its traceback and its kind."""
     import torch.distributed as dist
 
     text = str(error)
@@ -77,7 +77,7 @@ def describe(error: Exception) -> channel.Message:
 
 
 def _die_with_controller(folder: Path) -> None:
-    """Wait for the end of the controller; then remove its private folder and kill this process group."""
+    """Wait until the controller ends; then remove its folder and kill this process group."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)

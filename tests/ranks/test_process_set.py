@@ -1,4 +1,4 @@
-"""Real process sets on gloo: what they answer, how a rank's fault is reported, and that nothing is left."""
+"""Real process sets on gloo: their answers, the faults of ranks, and what is left of them."""
 
 from __future__ import annotations
 

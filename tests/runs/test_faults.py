@@ -78,7 +78,8 @@ def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> N
     assert {test: outcome["reason"] for test, outcome in outcomes.items()} == {
         "test_fault[kill]": "rank 1 of set A1 was killed by SIGKILL (at sample)",
         "test_fault[exit]": "rank 1 of set A2 exited with status 0 before it answered (at sample)",
-        "test_fault[raise]": "rank 1 of set A3 raised RuntimeError: injected into rank 1 at sample (at sample)",
+        "test_fault[raise]": "rank 1 of set A3 raised RuntimeError: injected into rank 1 at sample "
+        "(at sample)",
         "test_fault[hang]": "rank 1 of set A4 did not answer within 10 s (at sample)",
     }
 
@@ -159,7 +160,7 @@ def test_second_interrupt_does_not_stop_the_verdict(project: Project) -> None:
 
 
 def test_interrupt_after_last_round_changes_nothing(project: Project) -> None:
-    """What was measured is judged, saved and told; where it was not, it is lost. Programs started then, such as git, go on."""
+    """The run is judged and saved, and programs that it starts, such as git, go on."""
     (project.root / "conftest.py").write_text(
         "import os, signal, subprocess\n"
         "from ddpperf.workers.pool import Pool\n"

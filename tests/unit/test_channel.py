@@ -1,4 +1,4 @@
-"""The channel between real sockets: only who knows the key gets in, nobody holds the door, and only JSON passes."""
+"""The channel on real sockets: authentication, time limits, and messages of JSON only."""
 
 from __future__ import annotations
 

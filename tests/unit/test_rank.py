@@ -1,4 +1,4 @@
-"""What a rank does at a command, in this process: the order of a round, and that its checks are not left out."""
+"""The commands of a rank, in this process: the order of a round, and its checks."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
 def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
     spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an epoch's too: all of it would take long. Wherever the rounds ended, what begins an epoch is no part of the step."""
+    """Wherever the rounds ended, the start of an epoch is no part of the step."""
     steps: list[bool] = []
     train = TrainingStep.train
 

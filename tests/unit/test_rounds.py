@@ -1,4 +1,4 @@
-"""The rounds of a pool: how many steps each has, in which order sets measure, which rounds are repeated."""
+"""The rounds of a pool: their length, the order of the sets, and which are repeated."""
 
 from __future__ import annotations
 
