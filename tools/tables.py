@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/, each made of a stored run or of what another program printed."""
+"""The tables of README.md and docs/, each made of a stored run or of another program's output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,26 +25,31 @@ from ddpperf.verdict.two_stage_test import Finding
 from perf.common.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
-DOUBTFUL = "\\*"
-TOGETHER = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # shown over all runs
+MARK = "\\*"  # beside a value with warnings
+OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the tests of over_runs
 
 
 def block(run: str, *, first: bool = False) -> str:
-    """The table of the stored run at `run`, a path below the root; first: only of each file's first test that was measured."""
+    """Return a stored run's summary as a code block. first: only the first test of each file."""
     document = json.loads((ROOT / run).read_text())
     if first:
-        by_file = {each["fullname"].partition("::")[0]: each for each in reversed(document["benchmarks"])}
+        by_file = {
+            benchmark["fullname"].partition("::")[0]: benchmark
+            for benchmark in reversed(document["benchmarks"])
+        }
         document["benchmarks"] = list(reversed(by_file.values()))
         outcomes = document["ddpperf"]["outcomes"]
         document["ddpperf"]["outcomes"] = {
-            each["fullname"]: outcomes[each["fullname"]] for each in document["benchmarks"]
+            benchmark["fullname"]: outcomes[benchmark["fullname"]] for benchmark in document["benchmarks"]
         }
     return "\n".join(["```text", *summary_lines(document), "```", ""])
 
 
 def gate_table(run: str) -> str:
-    """What each test of a run tells, and what that costs: information is of a second, 1 / (detectable squared x seconds), as a
-    share of the best test's."""
+    """Return a table of what each test of an A/B run can detect, and of its information per second.
+
+    Information is 1 / (detectable squared x seconds), as a fraction of the best test's.
+    """
     header = json.loads((ROOT / run).read_text())["ddpperf"]
     selecting = [
         sys.executable,
@@ -62,22 +68,22 @@ def gate_table(run: str) -> str:
     ).stdout.splitlines()
     seconds = header["timing"]["test_seconds"]
     rows = [row for row in header["against"]["rows"] if row["primary"]]
-    told = {
+    information = {
         row["test"]: 1 / (row["detectable"] ** 2 * seconds[row["test"]])
         for row in rows
         if seconds[row["test"]] >= 0.5
     }
-    lines = ["| test | stands for | detectable | seconds | information | gate |", "|---|---|---|---|---|---|"]
-    for row in sorted(rows, key=lambda row: -told.get(row["test"], math.inf)):
+    lines = ["| test | metric | detectable | seconds | information | gate |", "|---|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -information.get(row["test"], math.inf)):
         test = row["test"]
-        share = f"{told[test] / max(told.values()):.2f}" if test in told else "-"
-        figures = f"{row['detectable']:.1%} | {seconds[test]:.0f} | {share}"
+        relative = f"{information[test] / max(information.values()):.2f}" if test in information else "-"
+        figures = f"{row['detectable']:.1%} | {seconds[test]:.0f} | {relative}"
         lines.append(f"| {short(test)} | {row['metric']} | {figures} | {'yes' if test in selected else ''} |")
     return "\n".join([*lines, ""])
 
 
 def recipes_table(run: str) -> str:
-    """What a run's recipes reached, the best first; of several seeds with the interval of their mean."""
+    """Return a table of a run's recipes, the best first, with the interval over seeds if there are several."""
     header = (
         "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
     )
@@ -107,7 +113,7 @@ def recipes_table(run: str) -> str:
                 accuracy,
                 over,
             ),
-            *(f"{speed:,.0f} {DOUBTFUL * bool(warnings)}".rstrip(), units.seconds(spec.images / speed)),
+            *(f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(), units.seconds(spec.images / speed)),
         )
         rows.append((-values["test_accuracy"], f"| {' | '.join(cases)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
@@ -115,17 +121,17 @@ def recipes_table(run: str) -> str:
 
 
 def of_any_gpu(warning: str) -> str:
-    """One sentence for all rows that were throttled, whichever GPU it was."""
+    """Return the warning without the GPU's number, so that rows share it."""
     return re.sub(r"GPU \d+ was (.+) during .*", r"a GPU was \1 in some rounds", warning)
 
 
 def footnotes(notes: Sequence[str]) -> list[str]:
-    """What the marks of a table stand for."""
-    return [f"{DOUBTFUL} {note}\n" for note in dict.fromkeys(notes)]
+    """Return a line for each warning of a table's marked rows."""
+    return [f"{MARK} {note}\n" for note in dict.fromkeys(notes)]
 
 
 def work(spec: RunSpec) -> str:
-    """What a recipe is trained by, in which it differs from others."""
+    """Describe how a recipe is trained."""
     words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
     words += [f"{spec.warmup_epochs} epoch{'s' * (spec.warmup_epochs > 1)} of warm-up"] * bool(
         spec.warmup_epochs
@@ -138,37 +144,40 @@ def work(spec: RunSpec) -> str:
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Of the recipe that trains so, whatever its form, by the rate that it has or had; none trains so any more otherwise."""
+    """Return the name of the recipe that trains like this, at its own rate or another one of its grid."""
     spec = dataclasses.replace(spec, execution="graph", inductor="")
     had = []
-    for each in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
+    for recipe in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
         try:
-            if each.like(spec, spec.rate) != spec:
+            if recipe.like(spec, spec.rate) != spec:
                 continue
         except ValueError:
-            continue  # its batch cannot be shared by so many
-        if each.rate == spec.rate:
-            return each.name
-        had += [each.name] * (spec.rate in each.rates)
+            continue  # its batch does not divide over these devices
+        if recipe.rate == spec.rate:
+            return recipe.name
+        had += [recipe.name] * (spec.rate in recipe.rates)
     return had[0] if had else "none of today's recipes"
 
 
 def over_runs(pattern: str) -> str:
-    """A table of the captured cells of TOGETHER: their median over all files of the pattern, each a process set of its own."""
+    """Return a table of the captured cases of OVER_RUNS: medians over all runs that match the pattern."""
     cases: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(ROOT.glob(pattern), reverse=True):  # in the order of the newest
-        shown = []  # what one test measures, another may show again
+    for path in sorted(ROOT.glob(pattern), reverse=True):  # in the order of the newest run
+        shown = []  # specs; two tests may measure the same one
         for benchmark in json.loads(path.read_text())["benchmarks"]:
             stored = benchmark["extra_info"]["ddpperf"]
             spec = stored["spec"]
             if (
-                benchmark["name"].startswith(TOGETHER)
+                benchmark["name"].startswith(OVER_RUNS)
                 and spec.get("execution") in CAPTURED_EXECUTIONS
                 and spec not in shown
             ):
                 cases.setdefault(benchmark["name"], []).append(stored)
                 shown.append(spec)
-    rows = ["| cell | median | least to most | runs | efficiency | CPU a step |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| case | median | least to most | runs | efficiency | CPU per step |",
+        "|---|---|---|---|---|---|",
+    ]
     notes: list[str] = []
     for name, runs in cases.items():
         warnings = [note for run in runs for note in warnings_of(run)]
@@ -182,24 +191,24 @@ def over_runs(pattern: str) -> str:
         efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
         cpu_seconds = [value for each in measured for value in each.counter("cpu_seconds").values()]
         cpu = units.seconds(median(cpu_seconds)) if cpu_seconds else "-"
-        middle = f"{units.seconds(median(seconds))} {DOUBTFUL * bool(warnings)}".rstrip()
+        middle = f"{units.seconds(median(seconds))} {MARK * bool(warnings)}".rstrip()
         rows.append(f"| {name} | {middle} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
     return "\n".join([*rows, "", *footnotes(notes)])
 
 
 def versus(run: str, folder: str) -> str:
-    """A table of a run's all_reduces beside those that nccl-tests measured on such a machine: FOLDER has its output for N
-    GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`), and of calls in a graph (`-G 20`) as N-graph.txt; the
-    times in place are taken."""
+    """Return a table of a run's all-reduces beside nccl-tests on such a machine, in place.
+
+    FOLDER has the output for N GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`), and of
+    calls in a graph (`-G 20`) as N-graph.txt.
+    """
     rows = [
-        "| size | GPUs | form | here | nccl-tests | ratio | difference |",
+        "| size | GPUs | execution | here | nccl-tests | ratio | difference |",
         "|---|---|---|---|---|---|---|",
     ]
     for spec, ours in all_reduces(run).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
-        if is_plain(spec) and (
-            output.exists() or not spec.captured
-        ):  # calls in a graph were measured later, on some machines
+        if is_plain(spec) and (output.exists() or not spec.captured):  # not every machine has graph calls
             theirs = median(in_place(output)[spec.nbytes])
             cases = (
                 units.seconds(ours),
@@ -214,7 +223,7 @@ def versus(run: str, folder: str) -> str:
 
 
 def algorithms_table(run: str) -> str:
-    """A run's captured all_reduces in place: by bytes and devices the backend's time, and how fast others are beside it."""
+    """Return a table of captured all-reduces in place: NCCL's time, and other algorithms relative to it."""
     by_call: dict[tuple[int, int], dict[str, float]] = {}
     for spec, seconds in all_reduces(run).items():
         if spec.captured and spec.in_place:
@@ -235,7 +244,7 @@ def algorithms_table(run: str) -> str:
 
 
 def all_reduces(run: str) -> dict[AllReduceSpec, float]:
-    """The median seconds of each that test_all_reduce measured."""
+    """Return the median seconds of each all-reduce of a run."""
     times: dict[AllReduceSpec, float] = {}
     for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
         measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
@@ -245,19 +254,19 @@ def all_reduces(run: str) -> dict[AllReduceSpec, float]:
 
 
 def is_plain(spec: AllReduceSpec) -> bool:
-    """Whether it is an all_reduce as nccl-tests measures them."""
+    """Return whether nccl-tests measures this kind of call: the backend, in place."""
     return spec.algorithm == "backend" and spec.in_place
 
 
 def batches_table(run: str) -> str:
-    """How fast each batch was that a search for the largest one tried, and what of the memory it took."""
+    """Return a table of the batches that test_largest_batch tried: time, throughput and memory."""
     (benchmark,) = json.loads((ROOT / run).read_text())["benchmarks"]
     stored = benchmark["extra_info"]["ddpperf"]
     values = {name: metric["value"] for name, metric in stored["metrics"].items()}
     sizes = sorted(
         int(name.removeprefix("step_seconds_at_")) for name in values if name.startswith("step_seconds_at_")
     )
-    rows = ["| images a batch | step | images/s | peak memory |", "|---|---|---|---|"]
+    rows = ["| images per batch | step | images/s | peak memory |", "|---|---|---|---|"]
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
         rows.append(f"| {size:,} | {units.seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
@@ -267,7 +276,7 @@ def batches_table(run: str) -> str:
 
 
 def trials_table(folder: str) -> str:
-    """What tools/trials.py found, of which each file in `folder` has an output."""
+    """Return a table of the output of tools/trials.py, one file per machine."""
     rows = ["| machine | slowed down by | found | ratios | equal steps suspected |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / folder).glob("*.txt")):
         text = path.read_text()
@@ -277,8 +286,8 @@ def trials_table(folder: str) -> str:
             for line in re.findall(r"^trial \d+: equal (.+)$", text, re.MULTILINE)
             for ratio in line.split(", ")
         ]
-        for slower in dict.fromkeys(each for each, _, _ in answers):
-            found = [(finding, float(ratio)) for each, finding, ratio in answers if each == slower]
+        for slower in dict.fromkeys(delay for delay, _, _ in answers):
+            found = [(finding, float(ratio)) for delay, finding, ratio in answers if delay == slower]
             ratios = [ratio for _, ratio in found]
             worse = sum(finding == Finding.WORSE for finding, _ in found)
             suspected = sum(ratio.endswith("*") for ratio in equal)
@@ -292,10 +301,31 @@ def trials_table(folder: str) -> str:
 
 
 def in_place(output: Path) -> dict[int, list[float]]:
-    """By bytes, the seconds in place of every run of all_reduce_perf whose output the file holds."""
+    """Return by bytes the seconds in place of each run of all_reduce_perf in the file."""
     times: dict[int, list[float]] = {}
     for line in output.read_text().splitlines():
         columns = line.split()
         if len(columns) >= 13 and columns[0].isdecimal():
             times.setdefault(int(columns[0]), []).append(float(columns[9]) / 1e6)
     return times
+
+
+def baselines_table(folder: str) -> str:
+    """Return a table of kept runs: file, day, commit, tests, and the command without output options."""
+    rows = ["| run | day | commit | tests | command |", "|---|---|---|---|---|"]
+    for path in sorted((ROOT / folder).glob("*/*.json")):
+        document = json.loads(path.read_text())
+        command = document["ddpperf"]["options"]["command_line"]
+        command = re.sub(r"--(verdict|benchmark-json|benchmark-save|traces)[ =]\S+", "", command)
+        command = re.sub(
+            r"-k ([^'\"].*?)(?= --|$)", lambda found: f"-k {shlex.quote(found[1].strip())}", command
+        )  # older runs stored it without quotes
+        command = " ".join(re.sub(r"imagefolder:\S+", "imagefolder:DIR", command).split())
+        switched = "NCCL_NVLS_ENABLE=0 " * (document["ddpperf"]["environment"].get("nvls") == "0")
+        command = f"`{switched}python3 -m pytest {command}`"
+        commit = document["commit_info"]["id"][:9]
+        day = document["datetime"][:10]
+        rows.append(
+            f"| {path.relative_to(ROOT / folder)} | {day} | {commit} | {len(document['benchmarks'])} | {command} |"
+        )
+    return "\n".join([*rows, ""])

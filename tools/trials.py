@@ -1,8 +1,10 @@
-"""Does the decision err as often as it says? Real trials here: python tools/trials.py [cpu|cuda] [TRIALS] [SLOWER ...]
+"""Measure how often an A/B decision errs, with real process sets.
 
-Each trial starts fresh process sets of two equal sides and measures a few steps at the first look, with margin 0: the share of
-steps that are suspected must be the level. For each SLOWER, such as 0.03, each step in turn is slowed down by that on the
-candidate's side, the others being equal, and is found if it is suspected and fresh sets then call it worse, with the margin
+    python -m tools.trials [cpu|cuda] [TRIALS] [SLOWER ...]
+
+Each trial screens a few steps of two equal sides on fresh process sets, with margin 0. The fraction of suspected
+steps must be the screening's level. For each SLOWER, such as 0.03, one step after another is slowed down by that
+fraction on the candidate's side. It is found if it is suspected and the confirmation calls it worse, with the margin
 that users get, at the level of a suite of SUITE tests.
 """
 
@@ -25,9 +27,7 @@ from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 
 ROUNDS = 10
-SUITE = (
-    60  # tests of four gated metrics each, of which these would be some: what a second look must make up for
-)
+SUITE = 60  # tests with four gated metrics each, which the confirmation's level is divided by
 GPU_STEPS = [
     TrainingSpec(
         world_size=1,
@@ -44,12 +44,13 @@ CPU_STEPS = [TrainingSpec(world_size=1, per_rank_batch_size=size, strategy="sing
 
 
 def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> MetricEstimates:
-    """Both sides' times of a step."""
-    readings = estimates_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
-    return next(each for each in readings if each.metric == "time")
+    """Measure a step on both sides and return the estimates of its time."""
+    estimates = estimates_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
+    return next(estimate for estimate in estimates if estimate.metric == "time")
 
 
 def fresh(device: str, sets: int) -> Pool:
+    """Return a pool with this number of process sets per side."""
     sides = [Side(name=BASE), Side(name=CANDIDATE)]
     return Pool(size=1, device=device, rounds=ROUNDS, deadline_seconds=120, sides=sides, replicates=sets)
 
@@ -61,7 +62,7 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
 def trial(
     device: str, settings: DecisionSettings, slower: Sequence[float]
 ) -> tuple[list[Row], dict[float, list[Row]]]:
-    """Rows of equal sides, without margin; and by slow-down those of each step that alone is slower by that."""
+    """Return the rows of equal sides, and by slow-down the row of each step when it alone is slower."""
     steps = GPU_STEPS if device == "cuda" else CPU_STEPS
     with fresh(device, settings.default.screen_sets) as pool:
         equal = [times(pool, spec) for spec in steps]
@@ -101,10 +102,10 @@ def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
                 what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), {'confirmed' if row.confirmed else 'screened'}"
                 print(f"  +{slow * 100:g}% {what}", flush=True)
     interval = binomtest(suspected, measured).proportion_ci(method="exact")
-    share, level = suspected / measured, settings.default.screen_alpha
+    fraction, level = suspected / measured, settings.default.screen_alpha
     reach = f"{interval.low:.1%} to {interval.high:.1%}"
     print(
-        f"equal sides: {suspected} of {measured} steps suspected, {share:.1%} ({reach}); the level is {level:.0%}"
+        f"equal sides: {suspected} of {measured} steps suspected, {fraction:.1%} ({reach}); the level is {level:.0%}"
     )
     for slow, answers in found.items():
         print(

@@ -1,8 +1,9 @@
-"""Make the tables of the README and of docs/, and the picture.
+"""Make the tables of README.md and docs/, and docs/overview.png, from stored runs.
 
-    PYTHONPATH=. python tools/update_readme.py [perf/baselines/KEY/NNNN_NAME.json ...]
+    python -m tools.update_readme [perf/baselines/KEY/NNNN_NAME.json ...]
 
-Nothing in them is typed by hand; tests/unit/test_readme.py checks that each page is what this makes of the runs that it names.
+tests/unit/test_readme.py checks that the tables are up to date. A run that is named replaces the run of the same
+hardware.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
-from tools.baselines import baselines_table
 from tools.projection import projection_table
 from tools.tables import (
     ROOT,
     algorithms_table,
+    baselines_table,
     batches_table,
     block,
     gate_table,
@@ -33,7 +34,7 @@ from tools.tables import (
 
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
-# of single files of perf/, whose runs a whole run does not replace
+# pages whose runs measured single files of perf/, which a whole run does not replace
 OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
 OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
 PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
@@ -43,9 +44,9 @@ FIRST = "the first tests in "  # of each experiment of a run
 ALL_RUNS = "all runs in "  # the files of a pattern
 TABLES: dict[
     str, Callable[[str], str]
-] = {  # else one whole run, or one run and the folder of another's output
+] = {  # by how a source begins; any other source is a run, or a run and a folder of nccl-tests
     ALL_RUNS: over_runs,
-    "the gate in ": gate_table,  # a run with two equal sides
+    "the gate in ": gate_table,  # an A/B run with equal sides
     "the recipes in ": recipes_table,  # a run of test_large_batch or test_long_run
     "the batches in ": batches_table,  # a run of test_largest_batch
     "the all_reduces in ": algorithms_table,
@@ -56,7 +57,7 @@ TABLES: dict[
 
 
 def updated(readme: str, runs: Mapping[str, str]) -> str:
-    """The README's text with each block made from its run anew, or from the run that `runs` has for its hardware's folder."""
+    """Return a page with every table made anew. runs: by hardware key, runs that replace the page's."""
 
     def made(found: re.Match[str]) -> str:
         source = found[1]
@@ -74,6 +75,7 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
 
 
 def folder_of(run: str) -> str:
+    """Return a run's hardware key."""
     return Path(run).parent.name
 
 
@@ -82,13 +84,13 @@ def is_pictured(spec: Spec) -> bool:
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:
-    """Speedup over world size beside bus bandwidth over size."""
+    """Draw speedup over world size, and bus bandwidth over size."""
     from matplotlib import pyplot as plt
 
     stored = {benchmark["name"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    scaling = [each for name, each in stored.items() if name.startswith("test_weak_scaling[")]
-    training = [each for each in scaling if each["spec"]["strategy"] in ("single", "ddp")]
+    scaling = [found for name, found in stored.items() if name.startswith("test_weak_scaling[")]
+    training = [found for found in scaling if found["spec"]["strategy"] in ("single", "ddp")]
     model, execution = training[0]["spec"]["model"], training[0]["spec"]["execution"]
     training = [
         each for each in training if (each["spec"]["model"], each["spec"]["execution"]) == (model, execution)
@@ -101,7 +103,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
             for each in training
             if each["spec"]["per_rank_batch_size"] == batch_size
         )
-        left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} a device")
+        left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} per device")
     left.set(
         xlabel="devices",
         ylabel="weak speedup",

@@ -1,8 +1,8 @@
-"""Make perf/recipes.json of a run of perf/tuning.py: of each recipe the accuracy by rate, and the rate that reached most.
+"""Make perf/recipes.json from a run of perf/tuning.py: each recipe's best rate, and the accuracy of every rate.
 
-    PYTHONPATH=. python tools/update_recipes.py .ddpperf/runs/<hardware>/NNNN_....json
+    python -m tools.update_recipes .ddpperf/runs/<hardware>/NNNN_....json
 
-What the file says of another device, or of recipes that the run has not, stays.
+Recipes that the run does not have keep their values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from perf.common.recipes import FOLDER, rate_id, read_recipes, seeds_of, tuned
 
 
 def found(document: dict[str, Any], device: str) -> dict[str, Any]:
-    """By recipe the best rate, its accuracy, and the accuracy by rate, 0 of one that failed.
+    """Return by recipe the best rate and the accuracy of each rate, 0 for a rate that failed.
 
-    Raises ValueError if the run has no recipe of this device, or neither an accuracy nor a failure of one of its rates.
+    Raises ValueError if the run has no recipe of this device, or lacks a rate of one of its recipes.
     """
     measured: dict[RunSpec, float] = {}
-    for each in document["benchmarks"]:
-        stored = each["extra_info"]["ddpperf"]
+    for benchmark in document["benchmarks"]:
+        stored = benchmark["extra_info"]["ddpperf"]
         spec = from_json(stored["spec"])
-        if each["name"].startswith("test_rates[") and isinstance(spec, RunSpec):
+        if benchmark["name"].startswith("test_rates[") and isinstance(spec, RunSpec):
             measured[spec] = stored["metrics"].get("test_accuracy", {"value": 0.0})["value"]
-    failed = [test for test, each in document["ddpperf"]["outcomes"].items() if each["kind"] == "failed"]
+    failed = [
+        test for test, outcome in document["ddpperf"]["outcomes"].items() if outcome["kind"] == "failed"
+    ]
     rows: dict[str, dict[float, float]] = {}
     for recipe in [*read_recipes(device), *read_recipes(device, "long")]:
         runs = [
@@ -66,9 +68,7 @@ def main(path: str) -> None:
     for name, row in rows.items():
         tried = sorted(map(float, row["grid"]))
         if row["rate"] in (tried[0], tried[-1]):
-            print(
-                f"{name}: the best rate, {row['rate']:g}, is at the edge of its grid; a wider one may have a better"
-            )
+            print(f"{name}: the best rate {row['rate']:g} is at the edge of its grid; try a wider grid")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Make perf/thresholds.toml from the committed runs in perf/baselines: PYTHONPATH=. python tools/update_thresholds.py
+"""Make the lower part of perf/thresholds.toml from the runs in perf/baselines: python -m tools.update_thresholds
 
-A threshold is the worst value of a metric over all runs on that hardware, less 5 %; for a training step whose kernels the CPU
-launches, the worst of its CPU seconds, plus 25 %. tests/unit/test_update_thresholds.py checks that the file is what this makes of
-the runs. What the file has above that, such as the decision's values, is written by hand, and kept.
+A threshold is the worst value of a metric over all runs on that hardware, less 5%. A training step whose kernels the
+CPU launches has a limit on its CPU seconds instead: the worst value plus 25%. The upper part of the file is written
+by hand and kept. tests/unit/test_update_thresholds.py checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ CPU_MARGIN = Decimal("0.25")
 FEWEST_RUNS = 5
 MADE = "# Made by tools/update_thresholds.py"  # begins the first line that is not written by hand
 
-# Between runs, cells bound by the GPUs move by up to 3 %, and cells bound by the CPU's launches by 10 % to a factor of two. A
-# threshold for the latter would be crossed by chance, or be so low that it said nothing. With at most 10 %, a further run must
-# leave the range seen by half its width to be below the margin, and no threshold is below 0.9 x 0.95 of the median: whatever
-# costs a sixth of the speed is seen.
+# Between runs, cases bound by the GPUs move by up to 3%, cases bound by the CPU's launches by 10% to a factor
+# of two. A threshold for the latter would be crossed by chance or be meaningless. With a spread of at most 10%, no
+# threshold is below 0.9 x 0.95 of the median, so a loss of a sixth of the speed is found.
 MOST_SPREAD = 0.10
-# Of a cell's own rounds in any run. What spreads more is quiet between runs by chance: on GPUs it is bound by launches.
+# The IQR over a case's rounds in one run. A case with a larger one is quiet between runs only by chance.
 MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
-# Of CPU seconds between runs; within a run they are one number. A further run must leave the range seen by its whole width to
-# be above the margin.
+# The spread of CPU seconds between runs. A run must leave the range by its whole width to exceed the margin.
 MOST_CPU_SPREAD = 0.25
 
 Case = tuple[str, Spec]  # the test function's name, and what it measures
@@ -49,20 +47,23 @@ Case = tuple[str, Spec]  # the test function's name, and what it measures
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A committed run. machine: the identifiers of its GPUs, or its host's name. metrics: by cell, values by name."""
+    """A committed run.
+
+    machine: the identifiers of its GPUs, or its host's name. metrics: by case, values by name.
+    """
 
     machine: frozenset[str]
     metrics: Mapping[Case, Mapping[str, float]]
 
 
 def made(root: Path) -> str:
-    """The thresholds of the runs below `root`, as TOML; raises NoBaseline or ValueError for a run that cannot be used."""
+    """Return the thresholds of the runs below `root` as TOML; raises ValueError or NoBaseline for an unusable run."""
     parts = [
-        f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}. Only what was\n"
-        f"# measured in {FEWEST_RUNS} runs or more, spread by at most {MOST_SPREAD:.0%} of its median between them, and by\n"
-        f"# at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of each (IQR), has a threshold.\n"
-        "# A step whose kernels a CPU launches, one by one, may be bound by that on another machine: it has a greatest\n"
-        f"# cpu_seconds instead, the worst plus {CPU_MARGIN:.0%}, if spread by at most {MOST_CPU_SPREAD:.0%} over them.\n"
+        f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}.\n"
+        f"# A case has a threshold if {FEWEST_RUNS} runs or more measured it, if it spreads by at most {MOST_SPREAD:.0%}\n"
+        f"# between runs, and by at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of a run (IQR).\n"
+        "# A step whose kernels the CPU launches one by one has a limit on cpu_seconds instead, because launches may\n"
+        f"# bind it on another machine: the worst plus {CPU_MARGIN:.0%}, if runs spread by at most {MOST_CPU_SPREAD:.0%}.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -70,23 +71,23 @@ def made(root: Path) -> str:
         basis = f"{counted(len(runs), 'run')} on {counted(machine_count(runs), 'machine')}"
         if len(runs) < FEWEST_RUNS:
             parts.append(
-                f"# {folder.name}: no thresholds, for {basis} {'is' if len(runs) == 1 else 'are'} too few.\n"
+                f"# {folder.name}: no thresholds, because {FEWEST_RUNS} runs are needed, found {basis}.\n"
             )
             continue
         entries = [entry(threshold) for threshold in thresholds(folder.name, runs)]
         how = (
             f"the worst of {basis}, less {MARGIN:.0%}"
             if entries
-            else f"no thresholds, for of {basis} no cell is in {FEWEST_RUNS}, and steady"
+            else f"no thresholds, because no case is steady over {FEWEST_RUNS} of {basis}"
         )
         parts += [f"# {folder.name}: {how}.\n", *entries]
     return "\n".join(parts)
 
 
 def read(path: Path, storage: Storage) -> Run | None:
-    """The run at `path`, or None if one of its steps was slowed or disturbed on purpose."""
+    """Read a run; return None if one of its steps was slowed down or disturbed on purpose."""
     measured = storage.load(path).measured
-    if any(each.spec.delay_seconds or each.spec.fault for each in measured.values()):
+    if any(test.spec.delay_seconds or test.spec.fault for test in measured.values()):
         return None
     document = json.loads(path.read_text())
     environment = document["ddpperf"]["environment"]
@@ -95,9 +96,7 @@ def read(path: Path, storage: Storage) -> Run | None:
         test = benchmark["fullname"].rpartition("::")[2].partition("[")[0]
         case = (test, measured[benchmark["fullname"]].spec)
         if case in metrics:
-            raise ValueError(
-                f"{path} has two {test} of the same spec, which no threshold tells apart; rename one of them"
-            )
+            raise ValueError(f"{path} has two cases of {test} with the same spec; remove one of them")
         ours = benchmark["extra_info"]["ddpperf"]["metrics"]
         steady = spread(measured[benchmark["fullname"]].all_step_seconds()) <= (
             MOST_IQR if environment["gpus"] else MOST_IQR_ON_CPU
@@ -109,12 +108,12 @@ def read(path: Path, storage: Storage) -> Run | None:
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """The relative IQR of a run's rounds; infinite for too few to have one."""
+    """Return the relative IQR over rounds; infinite for too few rounds."""
     return relative_iqr(seconds) if len(seconds) >= FEWEST_ROUNDS else math.inf
 
 
 def machine_count(runs: Iterable[Run]) -> int:
-    """How many machines the runs were on: those that share a GPU were on the same."""
+    """Return on how many machines the runs were; runs that share a GPU were on the same one."""
     machines: list[frozenset[str]] = []
     for run in runs:
         same = [machine for machine in machines if machine & run.machine]
@@ -123,7 +122,7 @@ def machine_count(runs: Iterable[Run]) -> int:
 
 
 def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
-    """The thresholds of one hardware, numbered in the order in which its cells were first measured."""
+    """Return the thresholds of one hardware, in the order in which its cases were first measured."""
     cases = list(dict.fromkeys(case for run in runs for case in run.metrics))
     found: list[Threshold] = []
     for test, spec in cases:
@@ -148,9 +147,9 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
 def bounds(
     by_run: Sequence[Mapping[str, float]], *, captured: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """A cell's minimum and maximum by metric, either of them empty; by_run: its metrics in each run that measured it.
+    """Return a case's minima and maxima by metric, of which one is empty. by_run: its metrics in each run.
 
-    A step that had launch_bound 1.00 on two machines was bound by launches on a third, 7 % slower, with nothing changed.
+    A step with launch_bound 1.00 on two machines was bound by launches on a third one, and 7% slower.
     """
     if not captured and any("launch_bound" in metrics for metrics in by_run):
         return {}, {
@@ -165,16 +164,17 @@ def bounds(
 def agreed(
     by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float
 ) -> dict[str, list[float]]:
-    """The values over a cell's runs of those metrics of `names` that all of them have, and that spread by at most the fraction
-    `most`."""
+    """Return the values over runs of each metric that every run has and that spreads by at most `most`."""
     values = {name: [metrics[name] for metrics in by_run if name in metrics] for name in names}
-    return {name: each for name, each in values.items() if len(each) == len(by_run) and is_quiet(each, most)}
+    return {
+        name: found for name, found in values.items() if len(found) == len(by_run) and is_quiet(found, most)
+    }
 
 
 def where(spec: Spec) -> dict[str, Value]:
-    """All fields that a table can have: a run with other options differs in any of them, though all cells of one agree.
+    """Return the spec's fields for the key `where`: all that other options could change.
 
-    Left out: DDP's options where nothing else is possible, and a value that TOML has not, such as None.
+    Left out are DDP's options of other strategies, and values that TOML does not have, such as None.
     """
     left_out = {*NEVER_NAMED, *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))), *APART}
     values = {
@@ -186,17 +186,17 @@ def where(spec: Spec) -> dict[str, Value]:
 
 
 def is_quiet(values: Sequence[float], most: float) -> bool:
-    """Whether a metric's values over runs spread by at most the fraction `most`, so that a threshold means something."""
+    """Return whether a metric's values over runs spread by at most the fraction `most`."""
     return min(values) > 0 and max(values) - min(values) <= most * median(values)
 
 
 def lowered(worst: float) -> Decimal:
-    """`worst` less the margin, rounded down to 3 significant digits."""
+    """Return the worst value less the margin, rounded down to 3 significant digits."""
     return _three_digits(Decimal(repr(worst)) * (1 - MARGIN), ROUND_FLOOR)
 
 
 def raised(worst: float) -> Decimal:
-    """`worst` plus the margin of CPU seconds, rounded up to 3 significant digits."""
+    """Return the worst CPU seconds plus their margin, rounded up to 3 significant digits."""
     return _three_digits(Decimal(repr(worst)) * (1 + CPU_MARGIN), ROUND_CEILING)
 
 
@@ -205,7 +205,7 @@ def _three_digits(value: Decimal, rounding: str) -> Decimal:
 
 
 def entry(threshold: Threshold) -> str:
-    """A threshold as TOML."""
+    """Return a threshold as TOML."""
     case = ", ".join(f"{name} = {_toml(value)}" for name, value in threshold.where.items())
     lines = [
         f"hardware = {_toml(threshold.hardware)}",
@@ -227,13 +227,13 @@ def _toml(value: Any) -> str:
 
 
 def by_hand(file: Path) -> str:
-    """What `file` has above what was made, empty without a file; raises ValueError for a [decision] that would be lost."""
+    """Return the part of `file` above the made one; raises ValueError for a [decision] below, which would be lost."""
     text = file.read_text() if file.exists() else ""
     before, *rest = re.split(rf"^(?={re.escape(MADE)})", text, flags=re.MULTILINE)
     lost = re.search(r"^\s*\[+\s*[\"']?decision.*", "".join(rest), flags=re.MULTILINE)
     if lost:
         raise ValueError(
-            f"{file} has {lost[0].strip()} below the line {MADE!r}, where all is made anew; move it above that"
+            f"{file} has {lost[0].strip()} below the line {MADE!r}, which is overwritten; move it above that line"
         )
     return before + "\n" * (before[-1:] not in ("", "\n"))
 

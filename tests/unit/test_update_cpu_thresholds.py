@@ -1,4 +1,4 @@
-"""Steps whose kernels the CPU launches have thresholds of CPU seconds: the most of enough runs that agree, plus a margin."""
+"""Steps launched by the CPU have a limit on CPU seconds: the worst of enough runs plus a margin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def update_thresholds() -> ModuleType:
 
 
 def commit_launched(root: Path, *, cpu_seconds: Sequence[float | None]) -> None:
-    """Commit runs of one cell; None for a run that did not count its CPU seconds."""
+    """Write runs of one case; None for a run without CPU seconds."""
     for cpu in cpu_seconds:
         counted = {} if cpu is None else {"cpu_seconds": cpu}
         commit(
@@ -31,10 +31,8 @@ def commit_launched(root: Path, *, cpu_seconds: Sequence[float | None]) -> None:
         )
 
 
-def test_a_step_that_the_cpu_launches_has_only_the_most_cpu_seconds_plus_25_percent(
-    script: ModuleType, tmp_path: Path
-) -> None:
-    """Whether launches bind it depends on the machine's CPU; on a CPU alone there are none, and no launch_bound."""
+def test_launched_step_is_limited_to_25_percent_more(script: ModuleType, tmp_path: Path) -> None:
+    """Whether launches bind a step depends on the machine's CPU."""
     for factor in QUIET:
         values = {"images_per_second": 100 * factor, "speedup": 2 * factor, "cpu_seconds": 0.00412 * factor}
         metrics: dict[tuple[str, Spec], dict[str, float]] = {
@@ -55,7 +53,7 @@ def test_a_step_that_the_cpu_launches_has_only_the_most_cpu_seconds_plus_25_perc
     assert (other.minimum, other.maximum) == ({"speedup": 1.84, "images_per_second": 92.1}, {})
 
 
-def test_a_captured_cell_keeps_its_least_values_whatever_binds_it(script: ModuleType) -> None:
+def test_captured_case_keeps_its_floors(script: ModuleType) -> None:
     runs = [{"images_per_second": 100.0, "cpu_seconds": 0.004, "launch_bound": 1.0}] * 5
     assert script.bounds(runs, captured=True) == ({"images_per_second": 95.0}, {})
     assert script.bounds(runs, captured=False) == ({}, {"cpu_seconds": 0.005})
@@ -73,14 +71,14 @@ def test_a_captured_cell_keeps_its_least_values_whatever_binds_it(script: Module
         ((0, 0, 0, 0, 0), 0),
     ],
 )
-def test_only_cpu_seconds_that_agree_between_enough_runs_get_a_threshold(
+def test_only_agreeing_cpu_seconds_give_a_limit(
     script: ModuleType, tmp_path: Path, cpu_seconds: Sequence[float | None], thresholds: int
 ) -> None:
     commit_launched(tmp_path, cpu_seconds=cpu_seconds)
     assert len(written(script, tmp_path)) == thresholds
 
 
-def test_rounds_that_spread_do_not_matter_for_cpu_seconds(script: ModuleType, tmp_path: Path) -> None:
+def test_noisy_rounds_do_not_matter_for_cpu_seconds(script: ModuleType, tmp_path: Path) -> None:
     commit_launched(tmp_path, cpu_seconds=[0.004] * 5)
     for path in (tmp_path / "perf" / "baselines" / "h200x4").iterdir():
         document = json.loads(path.read_text())
@@ -96,7 +94,7 @@ def test_rounds_that_spread_do_not_matter_for_cpu_seconds(script: ModuleType, tm
 
 @BOUNDED
 @given(st.floats(min_value=1e-6, max_value=1e3))
-def test_rounding_goes_up_by_less_than_one_of_three_digits(script: ModuleType, worst: float) -> None:
+def test_limits_are_rounded_up(script: ModuleType, worst: float) -> None:
     most = float(script.raised(worst))
     assert 1.25 * worst * (1 - 1e-12) <= most < 1.25 * worst * 1.01
     assert float(f"{most:.3g}") == pytest.approx(most, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Thresholds are made of the committed runs, never typed: the worst of enough runs that agree, less a margin."""
+"""tools/update_thresholds.py: a threshold is the worst of enough runs that agree, less a margin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def training(
 def commit(
     root: Path, metrics: Metrics, *, key: str = "h200x4", host: str = "a", gpus: Sequence[str] = ()
 ) -> Path:
-    """Put a run of `metrics`, by function and spec, below `root` as the plugin stores it."""
+    """Write a run with these metrics, by function and spec, below `root` as the plugin stores it."""
     folder = root / "perf" / "baselines" / key
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{len(list(folder.iterdir())) + 1:04}_run.json"
@@ -74,7 +74,7 @@ def written(script: ModuleType, root: Path) -> list[Threshold]:
     return list(read_thresholds(script.made(root), name="perf/thresholds.toml"))
 
 
-def test_a_threshold_is_the_worst_of_the_runs_less_5_percent(script: ModuleType, tmp_path: Path) -> None:
+def test_threshold_is_the_worst_run_less_5_percent(script: ModuleType, tmp_path: Path) -> None:
     for factor, gpus in zip(QUIET, ("ab", "ba", "c", "ab", "c"), strict=True):
         metrics: dict[tuple[str, Spec], dict[str, float]] = {
             ("test_weak", training()): {"images_per_second": 111_111.1 * factor},
@@ -102,7 +102,7 @@ def test_a_threshold_is_the_worst_of_the_runs_less_5_percent(script: ModuleType,
     ]
 
 
-def test_no_run_that_a_threshold_was_made_of_violates_it(script: ModuleType, tmp_path: Path) -> None:
+def test_own_runs_do_not_violate_a_threshold(script: ModuleType, tmp_path: Path) -> None:
     commit_quiet(tmp_path, ("test_weak", training()))
     (one,) = written(script, tmp_path)
     assert all(one.violations({"images_per_second": 1000 * factor}) == [] for factor in QUIET)
@@ -120,7 +120,7 @@ def test_no_run_that_a_threshold_was_made_of_violates_it(script: ModuleType, tmp
         ((0, 0, 0, 0, 0), 0),  # nothing that could fail
     ],
 )
-def test_only_what_agrees_between_enough_runs_gets_a_threshold(
+def test_only_agreeing_runs_give_a_threshold(
     script: ModuleType, tmp_path: Path, values: Sequence[float], thresholds: int
 ) -> None:
     for value in values:
@@ -128,7 +128,7 @@ def test_only_what_agrees_between_enough_runs_gets_a_threshold(
     assert len(written(script, tmp_path)) == thresholds
 
 
-def test_noisy_and_missing_cells_and_metrics_are_left_out(script: ModuleType, tmp_path: Path) -> None:
+def test_noisy_and_missing_metrics_are_left_out(script: ModuleType, tmp_path: Path) -> None:
     for run, factor in enumerate(QUIET):
         noise = 1 + run
         metrics: dict[tuple[str, Spec], dict[str, float]] = {
@@ -143,17 +143,19 @@ def test_noisy_and_missing_cells_and_metrics_are_left_out(script: ModuleType, tm
     assert (one.where["per_rank_batch_size"], set(one.minimum)) == (64, {"images_per_second"})
 
 
-def test_too_few_runs_are_said_and_give_no_threshold(script: ModuleType, tmp_path: Path) -> None:
+def test_too_few_runs_give_no_threshold(script: ModuleType, tmp_path: Path) -> None:
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}})
-    assert script.made(tmp_path).endswith("\n\n# h200x4: no thresholds, for 1 run on 1 machine is too few.\n")
+    assert script.made(tmp_path).endswith(
+        "\n\n# h200x4: no thresholds, because 5 runs are needed, found 1 run on 1 machine.\n"
+    )
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}}, host="b")
     assert script.made(tmp_path).endswith(
-        "\n\n# h200x4: no thresholds, for 2 runs on 2 machines are too few.\n"
+        "\n\n# h200x4: no thresholds, because 5 runs are needed, found 2 runs on 2 machines.\n"
     )
     assert written(script, tmp_path) == written(script, tmp_path / "elsewhere") == []
 
 
-def test_a_slowed_or_disturbed_run_is_never_used(script: ModuleType, tmp_path: Path) -> None:
+def test_slowed_or_disturbed_runs_are_ignored(script: ModuleType, tmp_path: Path) -> None:
     commit_quiet(tmp_path, ("test_weak", training()))
     before = script.made(tmp_path)
     slow: dict[str, float] = {"images_per_second": 950}
@@ -203,7 +205,7 @@ def test_where_names_every_field_that_can_differ(script: ModuleType, tmp_path: P
     ]
 
 
-def test_cells_that_no_field_tells_apart_get_no_threshold(script: ModuleType, tmp_path: Path) -> None:
+def test_cases_with_equal_fields_get_no_threshold(script: ModuleType, tmp_path: Path) -> None:
     epoch = EpochSpec(world_size=1, per_rank_batch_size=32, strategy="single")
     commit_quiet(
         tmp_path,
@@ -215,19 +217,19 @@ def test_cells_that_no_field_tells_apart_get_no_threshold(script: ModuleType, tm
     assert [one.test for one in written(script, tmp_path)] == ["test_step", "test_epoch"]
 
 
-def test_two_tests_of_one_name_and_spec_are_refused(script: ModuleType, tmp_path: Path) -> None:
+def test_two_cases_of_one_spec_are_refused(script: ModuleType, tmp_path: Path) -> None:
     path = commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}})
     document = json.loads(path.read_text())
     (benchmark,) = document["benchmarks"]
     document["benchmarks"].append(benchmark | {"fullname": "perf/test_other.py::test_sum[same]"})
     path.write_text(json.dumps(document))
     with pytest.raises(
-        ValueError, match=r"0001_run\.json has two test_sum of the same spec, which no threshold tells apart"
+        ValueError, match=r"0001_run\.json has two cases of test_sum with the same spec; remove one of them"
     ):
         script.made(tmp_path)
 
 
-def test_a_run_of_another_hardware_is_refused(script: ModuleType, tmp_path: Path) -> None:
+def test_run_of_other_hardware_is_refused(script: ModuleType, tmp_path: Path) -> None:
     path = commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}}, key="h200x2")
     path.parent.rename(path.parent.with_name("h200x4"))
     with pytest.raises(NoBaseline, match="was measured on h200x2, this is h200x4"):
@@ -248,7 +250,7 @@ def test_runs_that_share_a_gpu_were_on_one_machine(
 
 @BOUNDED
 @given(st.floats(min_value=1e-6, max_value=1e15))
-def test_rounding_goes_down_by_less_than_one_of_three_digits(script: ModuleType, worst: float) -> None:
+def test_thresholds_are_rounded_down(script: ModuleType, worst: float) -> None:
     least = float(script.lowered(worst))
     assert 0.95 * worst * 0.99 < least <= 0.95 * worst * (1 + 1e-12)
     assert float(f"{least:.3g}") == pytest.approx(least, rel=1e-12)
@@ -256,15 +258,13 @@ def test_rounding_goes_down_by_less_than_one_of_three_digits(script: ModuleType,
 
 @BOUNDED
 @given(st.lists(st.floats(min_value=90, max_value=110), min_size=5, max_size=9))
-def test_a_sixth_less_than_the_median_is_below_every_threshold(
-    script: ModuleType, values: list[float]
-) -> None:
+def test_loss_of_a_sixth_is_below_every_threshold(script: ModuleType, values: list[float]) -> None:
     if script.is_quiet(values, script.MOST_SPREAD):
         assert median(values) * 5 / 6 < float(script.lowered(min(values)))
 
 
-def test_the_committed_thresholds_are_what_the_committed_runs_give(script: ModuleType) -> None:
-    """Without the file there are no thresholds, as there must be none while there are too few runs."""
+def test_committed_thresholds_are_current(script: ModuleType) -> None:
+    """Without the file there are no thresholds."""
     path = REPOSITORY / "perf" / "thresholds.toml"
     text = script.by_hand(path) + script.made(REPOSITORY)
     committed = path.read_text() if path.exists() else ""
@@ -274,9 +274,7 @@ def test_the_committed_thresholds_are_what_the_committed_runs_give(script: Modul
     assert committed in ("", text), "run tools/update_thresholds.py"
 
 
-def test_what_spreads_within_a_run_or_has_too_few_rounds_gets_no_threshold(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_noisy_or_few_rounds_give_no_threshold(script: ModuleType, tmp_path: Path) -> None:
     quiet, launches, short = training(1), training(2), training(4)
     for _ in range(5):
         path = commit(
@@ -292,10 +290,8 @@ def test_what_spreads_within_a_run_or_has_too_few_rounds_gets_no_threshold(
     assert [one.where["world_size"] for one in written(script, tmp_path)] == [1]
 
 
-def test_a_cell_that_a_run_did_not_measure_keeps_what_five_others_say(
-    script: ModuleType, tmp_path: Path
-) -> None:
-    """But none whose metric one of its own runs could not give."""
+def test_five_of_six_runs_are_enough(script: ModuleType, tmp_path: Path) -> None:
+    """A metric that one of these runs lacks gives no threshold."""
     for run, factor in enumerate((*QUIET, 1.0)):
         metrics: dict[tuple[str, Spec], dict[str, float]] = {
             ("test_sum", SUM): {"busbw_bytes_per_second": 100 * factor}
