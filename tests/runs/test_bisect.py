@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.project import HANG_SECONDS, NOISY, REPOSITORY, SLEEPING_MODEL, Project
 
 STEP = """
@@ -70,6 +72,7 @@ def commands(before: Path) -> tuple[str, str]:
     return good, "\n".join(script)
 
 
+@pytest.mark.slow
 def test_bisecting_passes_over_what_cannot_be_measured_or_tried_and_names_the_slower_commit(
     project: Project,
 ) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.measure import Measure, VirtualClock
+from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.notes import warning
 from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from tests.project import Marked, Project
 
@@ -147,3 +150,19 @@ def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(p
     assert stored["test_legs_of_two_sets"]["samples"] == stored["test_doubted"]["samples"], (
         "before the set was replaced"
     )
+
+
+@pytest.mark.parametrize(("failed", "base_failed"), [("A1", True), ("B2", False)])
+def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
+    died = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
+
+    def pool() -> Pool:
+        raise SetFailure(failed, "at open", [died])
+
+    sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
+    benchmark: Any = None
+    measure = Measure(benchmark, pool, lambda measured, fresh: [], sides=sides)
+    side = "base" if base_failed else "candidate"
+    with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
+        measure(SPEC)
+    assert measure.base_failed is base_failed

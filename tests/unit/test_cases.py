@@ -17,25 +17,31 @@ from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
-from tests.project import NOISY, SLEEPING_MODEL, Project
+from tests.canned import CannedSuite
+from tests.project import NOISY
 
 TEST = "perf/test_it.py::test_it"
 CELL = "1rank-b8"
 
-MODEL = ("--model", "mine:sleeping")
 CELLS = """
 import pytest
 from ddpperf.plugin.cases import skipped
 from ddpperf.specs import TrainingSpec
 
 def cells(options):
-    yield TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single")
+    yield TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single")
     yield skipped("2rank-two", "two needs two GPUs, found 0")
 
 @pytest.mark.specs(cases=cells)
 def test_it(measure, spec):
     measure(spec)
 """
+
+
+@pytest.fixture
+def project(canned_suite: CannedSuite) -> CannedSuite:
+    """Return a project whose runs take place in this process."""
+    return canned_suite
 
 
 def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
@@ -115,7 +121,7 @@ def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> Non
     machine = Machine(device="cuda", unmapped=(0, 1))
     measure = Measure(SimpleNamespace(), pool, lambda *_: [], machine=machine)  # type: ignore[arg-type]
     with pytest.raises(
-        pytest.skip.Exception, match=r"^nothing else is measured: it maps the memory of all GPUs, and "
+        pytest.skip.Exception, match=r"^no other algorithm can run: it maps the memory of all GPUs, and "
     ):
         fastest_all_reduce(measure, AllReduceSpec(world_size=2, nbytes=1024, execution="graph"))
 
@@ -210,11 +216,12 @@ def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that
     assert if_measured_as(PartsSpec, already) is already
 
 
-def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(project: Project) -> None:
-    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.02))
+def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(
+    project: CannedSuite,
+) -> None:
     project.experiment.write_text(CELLS)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
-    first = project.run("perf", *MODEL, "-rs", "--benchmark-save=first")
+    first = project.run("perf", "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
     first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[2rank-two]")
@@ -223,29 +230,27 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
         f"{TEST}[{CELL}]": {"kind": "passed", "reason": ""},
         f"{TEST}[2rank-two]": {"kind": "skipped", "reason": "two needs two GPUs, found 0"},
     }
-    compared = project.run("perf", *MODEL, "--benchmark-compare=first")
+    compared = project.run("perf", "--benchmark-compare=first")
     compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
     project.experiment.write_text(
         CELLS.replace("yield TrainingSpec(", f"yield skipped({CELL!r}, 'not today')  # ")
     )
-    without = project.run("perf", *MODEL, "--benchmark-compare=first")
+    without = project.run("perf", "--benchmark-compare=first")
     without.assert_one_sentence(125, "NO VERDICT: no test was measured")
     without.assert_one_sentence(125, f"{TEST}[{CELL}] is in 0001_first.json but was not measured")
 
 
-def test_two_cells_of_one_id_are_refused_skipped_or_not(project: Project) -> None:
+def test_two_cells_of_one_id_are_refused_skipped_or_not(project: CannedSuite) -> None:
     project.experiment.write_text(CELLS.replace("2rank-two", CELL))
-    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
-    run = project.run("perf", *MODEL)
+    run = project.run("perf")
     run.assert_one_sentence(
         4, f"ERROR: test_it has two cases with the id {CELL}, which names what is stored; measure each once"
     )
 
 
-def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: Project) -> None:
-    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.001))
+def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: CannedSuite) -> None:
     project.experiment.write_text(CELLS)
-    slowed = project.run("perf", *MODEL, "--slow-down", "0.05", "--benchmark-save=slowed")
+    slowed = project.run("perf", "--slow-down", "0.05", "--benchmark-save=slowed")
     assert slowed.status == 0, slowed
     stored = project.measured()[f"test_it[{CELL}]"]
     assert stored["spec"]["delay_seconds"] == 0.05
@@ -253,7 +258,7 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
     assert min(rounds) >= stored["iterations"] * 0.05
     assert "not saved as a baseline" in slowed.output
     assert not list(project.root.glob("perf/baselines/*/*"))
-    nothing = project.run("perf", *MODEL, "-k", "nothing", "--benchmark-compare")
+    nothing = project.run("perf", "-k", "nothing", "--benchmark-compare")
     nothing.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "holds a run that passed")
 
 
@@ -264,7 +269,7 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
         ("yield None", "test_it has cases that are no specs, such as None"),
     ],
 )
-def test_cells_that_are_no_specs_are_refused(project: Project, cases: str, sentence: str) -> None:
+def test_cells_that_are_no_specs_are_refused(project: CannedSuite, cases: str, sentence: str) -> None:
     project.experiment.write_text(
         f"import pytest\n\ndef cells(options):\n    {cases}\n\n"
         "@pytest.mark.specs(cases=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
@@ -272,7 +277,7 @@ def test_cells_that_are_no_specs_are_refused(project: Project, cases: str, sente
     project.run("perf").assert_one_sentence(4, f"ERROR: {sentence}")
 
 
-def test_a_slow_down_is_put_into_cells_with_marks_of_their_own_too(project: Project) -> None:
+def test_a_slow_down_is_put_into_cells_with_marks_of_their_own_too(project: CannedSuite) -> None:
     project.experiment.write_text(
         "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
         "def cells(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"

@@ -1,0 +1,218 @@
+"""A/B runs with canned measurements: what each side measures, what fails, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ddpperf.machine.hardware import hardware_key
+from ddpperf.results.stored_runs import Storage
+from ddpperf.specs import Spec
+from ddpperf.workers.interpreter import Found
+from tests.canned import CannedSuite, step_counters, step_seconds
+from tests.project import Finished
+
+STEP = """
+from ddpperf.specs import TrainingSpec
+
+def test_step(measure):
+    measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))
+"""
+SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
+ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
+WITH_BF16 = ("--against-spec", "comm_hook=bf16")
+
+
+@pytest.fixture
+def project(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
+    """Return a project whose runs take place in this process, and whose sides need no trial."""
+    found = Found(python="", torch="2.11.0", torchvision=True)
+    monkeypatch.setattr("ddpperf.plugin.options.prepare.check_side", lambda *_: found)
+    canned_suite.experiment.write_text(STEP)
+    (canned_suite.root / "perf" / "thresholds.toml").write_text(SETTINGS)
+    (canned_suite.root / "other").mkdir()
+    return canned_suite
+
+
+def run(project: CannedSuite, *arguments: str, rounds: str = "4") -> Finished:
+    return project.run("perf", "--rounds", rounds, *arguments)
+
+
+def rows(project: CannedSuite) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Return the newest run's rows: of its two sides, or of what it confirmed beside the stored run's code."""
+    header = project.saved_runs()[-1]["ddpperf"]
+    found = header["confirmed" if "confirmed" in header else "against"]["rows"]
+    return {(row["test"].rpartition("::")[2], row["metric"]): row for row in found}
+
+
+def slower(side: str, factor: float) -> Any:
+    """Return step seconds that are longer on one side's training steps."""
+
+    def seconds(spec: Spec, name: str) -> float:
+        noise = 1 + int(name[1:]) % 3 / 1000
+        longer = factor if name.startswith(side) and spec.measurement != "copy" else 1
+        return step_seconds(spec, name) * longer * noise
+
+    return seconds
+
+
+def by_hook(spec: Spec, rank: int) -> dict[str, float]:
+    """Return counters that say that bf16 sends half as many bytes."""
+    sent = 2.0**13 if getattr(spec, "comm_hook", "") == "bf16" else 2.0**14
+    return step_counters(spec, rank) | {"gradient_bytes": sent}
+
+
+def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
+    project.canned.seconds = slower("B", 1.6)
+    finished = run(project, *WITH_BF16, "--junitxml", "junit.xml")
+    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step is worse: its time is 1.")
+    assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
+    assert "fresh process sets" in finished.output
+    assert rows(project)["test_step", "time"]["confirmed"] is True
+    (document,) = project.saved_runs()
+    screened = document["benchmarks"][0]["extra_info"]["ddpperf"]
+    confirmed = document["ddpperf"]["against"]["confirmation"]["perf/test_it.py::test_step"]
+    sets = [{sample["set"] for sample in stored["samples"]} for stored in (screened, confirmed)]
+    assert [len(names) for names in sets] == [6, 6]
+    assert not sets[0] & sets[1]
+    assert "is worse: its time is 1." in (project.root / "junit.xml").read_text()
+
+
+def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
+    project.canned.seconds = slower("B", 1.0)
+    finished = run(project, *WITH_BF16, "--benchmark-save=same")
+    assert finished.status == 0, finished
+    assert "not saved as a baseline: two sides were measured in turn" in finished.output
+    found = rows(project)
+    assert found["test_step", "time"]["finding"] == "unchanged"
+    assert found["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
+    assert found["negative control", "time"]["ratio"] == pytest.approx(1, abs=0.01)
+    samples = project.measured()["test_step"]["samples"]
+    assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
+
+
+def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite) -> None:
+    """The base, which runs the stored code, takes as long as the candidate, or it does not."""
+    assert run(project, "--benchmark-save=fast").status == 0
+    compare = ("--baseline-root", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    project.canned.seconds = slower("", 1.5)
+    same = run(project, *compare)
+    assert same.status == 0, same
+    assert "compared with 0001_fast.json: 1 suspect" in same.output
+    storage = Storage(root=project.root, hardware_key=hardware_key("cpu", []))
+    assert len(storage.history(storage.load(storage.find("fast")))) == 2, "its suspect was cleared"
+    project.canned.seconds = lambda spec, name: (
+        slower("B", 1.5)(spec, name) if int(name[1:]) > 1 else slower("", 1.5)(spec, name)
+    )
+    worse = run(project, *compare)
+    worse.assert_one_sentence(1, "test_it.py::test_step is worse: its time is 1.", "on fresh process sets")
+    assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
+
+
+def test_a_spec_of_its_own_for_the_candidate(project: CannedSuite) -> None:
+    project.experiment.write_text(
+        "from ddpperf.specs import TrainingSpec\n\n"
+        "def test_step(measure):\n"
+        '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
+        '    measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))\n'
+    )
+    (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
+    project.canned.counters = by_hook
+    finished = run(project, *WITH_BF16, "--slow-down", "0.0001", rounds="1")
+    (stored,) = project.measured().values()
+    assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
+    assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.0001)
+    sent = stored["metrics"]["communicated_bytes_per_epoch"]["by_set"]
+    by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
+    assert by_side["B"] == by_side["A"] / 2
+    assert stored["metrics"]["communicated_bytes_per_epoch"]["value"] == by_side["A"]
+
+
+def test_thresholds_hold_the_candidate(project: CannedSuite) -> None:
+    """It sends half of what the base does."""
+    project.experiment.write_text(
+        "from ddpperf.specs import TrainingSpec\n\n"
+        "def test_step(measure):\n"
+        '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
+        '    measure.metric("speedup", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
+    )
+    mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
+    text = f"{ONE_LOOK}\n{mine}"
+    text += (
+        'where = { comm_hook = "none" }\nspeedup = 0.9\n'
+        + mine
+        + 'where = { comm_hook = "bf16" }\nspeedup = 0.75\n'
+    )
+    (project.root / "perf" / "thresholds.toml").write_text(text)
+    project.canned.counters = by_hook
+    finished = run(project, *WITH_BF16, rounds="1")
+    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: speedup 0.5 is below 0.75")
+    assert "below 0.9" not in finished.output, "which is of what the base measures"
+
+
+def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_is_no_verdict(
+    project: CannedSuite,
+) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
+        "def cells(options):\n"
+        "    yield options.step(world_size=2, per_rank_batch_size=8, accumulation_steps=2)\n\n"
+        "@pytest.mark.specs(cases=cells)\n"
+        "def test_step(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    finished = project.run("perf", "--against-spec", "static_graph=true")
+    assert finished.status == 125, finished
+    assert "skipped: the candidate cannot measure it: static_graph does not know no_sync" in finished.output
+
+
+def test_too_many_tests_that_the_candidate_cannot_measure_are_no_verdict_also_of_the_gate(
+    project: CannedSuite,
+) -> None:
+    project.experiment.write_text(
+        "import pytest\nfrom ddpperf.specs import TrainingSpec\n\n"
+        "def cells(options):\n"
+        "    for parts in (1, 2):\n"
+        "        yield TrainingSpec(world_size=2, per_rank_batch_size=8, strategy='ddp',\n"
+        "                           accumulation_steps=parts)\n\n"
+        "@pytest.mark.specs(cases=cells, gate=lambda options, spec: True)\n"
+        "def test_step(measure, spec):\n"
+        "    measure(spec)\n"
+    )
+    (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
+    finished = run(
+        project, "--world-sizes", "2", "-m", "gate", "--against-spec", "static_graph=true", rounds="1"
+    )
+    assert "1 passed, 1 skipped" in finished.output, finished
+    assert finished.status == 125, finished
+    assert (
+        " 1 of 2 tests cannot be measured by the candidate, such as perf/test_it.py::test_step["
+        in finished.output
+    )
+
+
+def test_a_folder_that_pytest_took_for_its_root_is_refused(
+    project: CannedSuite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its thresholds and stored runs would be the other's."""
+    other = tmp_path_factory.mktemp("other")
+    (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (other / "mine.py").write_text("")
+    finished = project.run("--against-root", str(other), "perf")
+    sentence = f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; name the tests"
+    finished.assert_one_sentence(4, sentence)
+    assert not (other / ".ddpperf").exists()
+
+
+def test_a_base_that_is_not_the_stored_runs_code_is_refused(project: CannedSuite) -> None:
+    assert run(project, rounds="1").status == 0
+    (path,) = project.root.glob(".ddpperf/runs/*/*.json")
+    (sample,) = project.measured()["test_step"]["samples"]
+    path.write_text(path.read_text().replace(f'"torch": "{sample["torch"]}"', '"torch": "2.11.9"'))
+    finished = run(project, "--baseline-root", "other", "--benchmark-compare")
+    finished.assert_one_sentence(
+        4, f"{path.name} was measured with torch 2.11.9, its code's side has {sample['torch']}; name"
+    )
+    assert len(project.saved_runs()) == 1
