@@ -68,7 +68,7 @@ def forbid_compiling() -> int:
 
 
 def require_none_new(compiled_graphs: int) -> None:
-    """Raise CannotTrain if more graphs were compiled; torch allows compiling code that is new."""
+    """Raise CannotTrain if more graphs were compiled; torch itself forbids recompiling only."""
     if _compiled_graphs() != compiled_graphs:
         raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
 

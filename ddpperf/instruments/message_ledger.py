@@ -50,7 +50,7 @@ class Message:
 
 
 class Ledger(TorchDispatchMode):
-    """A context that records this process's messages. phase: that of the messages to come."""
+    """A context that records this process's messages. phase: the phase of the next messages."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -99,9 +99,12 @@ class PartedSteps:
         """Count a step's FLOPs, and find the parameter whose gradient is computed last."""
         training = self.training.training
         self._count_flops()
-        parameters = [each for each in training.model.parameters() if each.requires_grad]
         if training.spec.grouped:
-            self.hooks = [each.register_hook(partial(self._computed, each)) for each in parameters]
+            self.hooks = [
+                parameter.register_hook(partial(self._computed, parameter))
+                for parameter in training.model.parameters()
+                if parameter.requires_grad
+            ]
         self.training.warm_up_eagerly(steps)
         # A hook on each parameter would slow a step that is bound by launches. One is enough.
         for hook in self.hooks:

@@ -80,13 +80,13 @@ class TracedSteps:
         if not self.splits:
             return {}
         parts = {
-            "comm_seconds": [each.communication for each in self.splits],
-            "all_reduce_seconds": [each.all_reduces for each in self.splits],
-            "exposed_comm_seconds": [each.exposed for each in self.splits],
-            "compute_seconds": [each.compute for each in self.splits],
-            "copy_seconds": [each.copies for each in self.splits],
-            "idle_seconds": [each.idle for each in self.splits],
-            "traced_step_seconds": [each.whole for each in self.splits],
+            "comm_seconds": [part.communication for part in self.splits],
+            "all_reduce_seconds": [part.all_reduces for part in self.splits],
+            "exposed_comm_seconds": [part.exposed for part in self.splits],
+            "compute_seconds": [part.compute for part in self.splits],
+            "copy_seconds": [part.copies for part in self.splits],
+            "idle_seconds": [part.idle for part in self.splits],
+            "traced_step_seconds": [part.whole for part in self.splits],
         }
         return {name: median(values) / TRACED_STEPS for name, values in parts.items()}
 
@@ -201,7 +201,7 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
     began = _end_of_meeting(events) if met else 0.0
     on_gpu = [event for event in events if event.get("cat") == "kernel" and _interval(event)[0] >= began]
     copies = [
-        each for event in events if event.get("cat") in COPIES and (each := _interval(event))[0] >= began
+        copy for event in events if event.get("cat") in COPIES and (copy := _interval(event))[0] >= began
     ]
     if on_gpu:
         ran = [event for event in on_gpu if SPIN not in event["name"]]

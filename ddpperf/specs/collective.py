@@ -1,4 +1,4 @@
-"""One call of a collective on a buffer, and what it needs."""
+"""One call of a collective on a buffer."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class CollectiveSpec(Call):
 
 
 def ring_pieces(nbytes: float, N: int) -> int:
-    """Return in how many messages a ring of N ranks sends one of the N segments of its buffer."""
+    """Return the number of messages in which a ring of N ranks sends a segment of its buffer."""
     return min(MOST_PIECES, max(1, int(nbytes // N // PIECE_BYTES)))
 
 

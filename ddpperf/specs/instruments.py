@@ -1,4 +1,4 @@
-"""Looking inside a training step: a trace, its parts, its messages, and the messages alone."""
+"""Specs that look inside a training step: a trace, its parts, its messages, a replay of them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
     The optimizer must have stepped before. Raises CannotTrain if the state has other parameters than
     the model, for example after a change of its code.
     """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
         model.load_state_dict(state["model"])
         for number, kept in state["optimizer"].items():

@@ -12,8 +12,9 @@ import torch
 from ddpperf.execution import capture
 from ddpperf.instruments import timing
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
+from ddpperf.training.models import trained_parameters
 from ddpperf.training.step import TrainingStep
-from ddpperf.training.strategies import gradient_bytes, require_equal_parameters, trained_parameters
+from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 
 LOSS_STEPS = 5  # the loss on one batch still falls then; after 20 steps it is near 0 in any precision
 Run = Callable[[], None]
@@ -163,5 +164,6 @@ def sent_bytes(training: TrainingStep) -> dict[str, float]:
     if spec.strategy not in EQUAL_STRATEGIES or spec.communication != "on" or spec.comm_hook == "powersgd":
         return {}
     if spec.comm_hook in ("bf16", "fp16"):
-        return {"gradient_bytes": 2.0 * sum(each.numel() for each in trained_parameters(module))}
+        elements = sum(parameter.numel() for parameter in trained_parameters(module))
+        return {"gradient_bytes": 2.0 * elements}
     return {"gradient_bytes": float(gradient_bytes(module))}

@@ -151,3 +151,7 @@ def build(model: str) -> nn.Module:
     sized = {"image_size": 32} if name.startswith("vit_") else {}
     built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
     return built
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

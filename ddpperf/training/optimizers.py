@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf.specs import RunSpec, TrainingSpec
+from ddpperf.training.models import trained_parameters
 from ddpperf.training.schedules import PEAK_RATE
 
 # Keller Jordan's coefficients of a quintic iteration with the steepest slope at 0 (Muon 2024).
@@ -57,8 +58,9 @@ def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.o
 
     Muon leaves the last weight, the classifier's, to SGD.
     """
-    trained = [each for each in model.parameters() if each.requires_grad]
-    weights, vectors = ([each for each in trained if (each.ndim > 1) == wanted] for wanted in (True, False))
+    trained = trained_parameters(model)
+    weights = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
     if spec.optimizer == "sgd":
         decayed: list[dict[str, Any]] = [
             {"params": weights, "weight_decay": spec.weight_decay},
@@ -101,19 +103,19 @@ class Lars(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             parameters, gradients, momenta = with_momenta(self, group["params"])
-            layers = [each for each, parameter in enumerate(parameters) if parameter.ndim > 1]
-            vectors = [each for each, parameter in enumerate(parameters) if parameter.ndim <= 1]
+            layers = [index for index, parameter in enumerate(parameters) if parameter.ndim > 1]
+            vectors = [index for index, parameter in enumerate(parameters) if parameter.ndim <= 1]
             lr, decay = group["lr"], group["weight_decay"]
             steps = list(gradients)
-            for each in vectors:
-                steps[each] = gradients[each] * lr
+            for index in vectors:
+                steps[index] = gradients[index] * lr
             if layers:
-                weights = torch._foreach_norm([parameters[each] for each in layers])
-                sizes = torch._foreach_norm([gradients[each] for each in layers])
-                for each, weight, size in zip(layers, weights, sizes, strict=True):
+                weights = torch._foreach_norm([parameters[index] for index in layers])
+                sizes = torch._foreach_norm([gradients[index] for index in layers])
+                for index, weight, size in zip(layers, weights, sizes, strict=True):
                     local = group["trust"] * weight / (size + decay * weight)
                     local = torch.where((weight > 0) & (size > 0), local, 1.0)
-                    steps[each] = gradients[each].add(parameters[each], alpha=decay) * (local * lr)
+                    steps[index] = gradients[index].add(parameters[index], alpha=decay) * (local * lr)
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, steps)
             torch._foreach_sub_(parameters, momenta)
@@ -188,8 +190,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            matrices = [each for each in group["params"] if each.ndim > 1 and group["orthogonal"]]
-            others = [each for each in group["params"] if each.ndim <= 1 or not group["orthogonal"]]
+            wanted = group["orthogonal"]
+            matrices = [weight for weight in group["params"] if weight.ndim > 1 and wanted]
+            others = [weight for weight in group["params"] if weight.ndim <= 1 or not wanted]
             self._step_matrices(group, *with_momenta(self, matrices))
             self._step_plain(group, *with_momenta(self, others))
 
@@ -198,7 +201,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         if not parameters:
             return
-        if weights := [each for each in parameters if each.ndim > 1]:
+        if weights := [weight for weight in parameters if weight.ndim > 1]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, gradients)
@@ -214,8 +217,8 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
         alike: dict[torch.Size, list[int]] = {}
-        for place, each in enumerate(parameters):
-            alike.setdefault(each.shape, []).append(place)
+        for place, parameter in enumerate(parameters):
+            alike.setdefault(parameter.shape, []).append(place)
         for shape, places in alike.items():
             stacked = torch.stack([updates[place].flatten(1) for place in places])
             scale = max(1.0, stacked.shape[1] / stacked.shape[2]) ** 0.5
@@ -231,13 +234,13 @@ def with_momenta(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the parameters that have a gradient, their gradients, and their momenta."""
     trained, gradients, momenta = [], [], []
-    for each in parameters:
-        if each.grad is not None:
-            state = optimizer.state[each]
+    for parameter in parameters:
+        if parameter.grad is not None:
+            state = optimizer.state[parameter]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(each)
-            trained.append(each)
-            gradients.append(each.grad)
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            trained.append(parameter)
+            gradients.append(parameter.grad)
             momenta.append(state["momentum_buffer"])
     return trained, gradients, momenta
 

@@ -101,10 +101,10 @@ class OwnDDP(nn.Module):
     def _make_buckets(self, arrived: Sequence[nn.Parameter]) -> None:
         parameters = list(self.trained.values())
         places = {parameter: place for place, parameter in enumerate(parameters)}
-        order = torch.tensor([places[each] for each in arrived], device=self.device)
+        order = torch.tensor([places[parameter] for parameter in arrived], device=self.device)
         dist.broadcast(order, 0)
         groups = list(divided([parameters[place] for place in order.tolist()], self.spec))
-        self.buckets = [Bucket(each, self.spec, is_last=each is groups[-1]) for each in groups]
+        self.buckets = [Bucket(group, self.spec, is_last=group is groups[-1]) for group in groups]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         for bucket in self.buckets:
             self._send(bucket)
@@ -117,11 +117,11 @@ class Bucket:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], spec: TrainingSpec, *, is_last: bool) -> None:
-        self.parameters = sorted(parameters, key=lambda each: each.nbytes % ALIGNED_BYTES != 0)
+        self.parameters = sorted(parameters, key=lambda parameter: parameter.nbytes % ALIGNED_BYTES != 0)
         self.missing = len(parameters)
         self.gradients: list[Tensor] = []
         self.work: dist.Work | None = None
-        sizes = [each.numel() for each in self.parameters]
+        sizes = [parameter.numel() for parameter in self.parameters]
         dtype, device = parameters[0].dtype, parameters[0].device
         make = symmetric_buffer if spec.maps_memory else torch.empty
         # The kernels for mapped memory read as wide as the buffer's size allows.
@@ -129,9 +129,9 @@ class Bucket:
         self.flat = make(sum(sizes) + padding, dtype=dtype, device=device).zero_()
         self.views = [
             self.flat.as_strided(
-                each.shape, torch.empty_like(each, device="meta").stride(), part.storage_offset()
+                parameter.shape, torch.empty_like(parameter, device="meta").stride(), part.storage_offset()
             )
-            for each, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
+            for parameter, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
         ]
         self.mapped = spec.maps_memory
         # Nothing is computed during the last bucket, so that a kernel delays nothing.
@@ -140,7 +140,7 @@ class Bucket:
 
     def fill(self) -> None:
         """Copy the gradients with one kernel; the parameters' gradients are now views of `flat`."""
-        self.gradients = [each.grad for each in self.parameters if each.grad is not None]
+        self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(self.views, self.gradients)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
@@ -172,16 +172,16 @@ def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[
     bucket has half of the remaining bytes: the last one, during which nothing is computed, is small.
     A compiled backward pass gives its gradients in two parts, so that there are two buckets.
     """
-    for dtype in dict.fromkeys(each.dtype for each in parameters):
-        yield from _divided([each for each in parameters if each.dtype == dtype], spec)
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        yield from _divided([parameter for parameter in parameters if parameter.dtype == dtype], spec)
 
 
 def _divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
-    rest = sum(each.nbytes for each in parameters)
+    rest = sum(parameter.nbytes for parameter in parameters)
     half = rest / 2
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        held = sum(each.nbytes for each in bucket)
+        held = sum(parameter.nbytes for parameter in bucket)
         if spec.bucket_cap_mb:
             full = held + parameter.nbytes > spec.bucket_cap_mb * 2**20
         elif spec.compiled:

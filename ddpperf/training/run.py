@@ -157,7 +157,7 @@ class TrainingRun:
             self._save()
 
     def _restart(self) -> None:
-        """Reset everything in place: a graph holds the addresses."""
+        """Reset all state in place, because a CUDA graph holds the addresses."""
         self.training.task.module.load_state_dict(self.start)
         with torch.no_grad():
             for state in self.training.optimizer.state.values():

@@ -16,6 +16,7 @@ from ddpperf.instruments.bucket_replay import BucketMessage
 from ddpperf.specs import TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
+from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
 from ddpperf.training.task import make_task
 
@@ -105,10 +106,6 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return contextlib.nullcontext()
-
-
-def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def gradient_bytes(module: nn.Module) -> int:

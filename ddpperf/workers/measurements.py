@@ -42,7 +42,7 @@ class Measurement(Protocol):
     max_iterations: int
 
     def warm_up(self, steps: int) -> None:
-        """Do what makes a step like all later steps, by about `steps` steps."""
+        """Run about `steps` steps, until all later steps take the same time."""
 
     def start_round(self) -> None:
         """Prepare a round, untimed."""

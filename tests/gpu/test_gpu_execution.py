@@ -38,13 +38,13 @@ STEPS = 16  # to be compared, beginning in the middle of nowhere after those bef
 
 @pytest.fixture(autouse=True)
 def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that shows every step's rate in its loss."""
+    """Use a model and a rate with which every step's rate shows in the loss."""
     monkeypatch.setattr(task, "build", small_model)
     monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
 
 
 def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
-    """frozen: at the rate that was the last before them."""
+    """Return the losses of STEPS steps. frozen: keep the rate of the step before."""
     training = MeasuredStep(TrainingStep(spec, rank=0, device=GPU))
     training.warm_up(CAPTURE_WARMUP)
     schedule = training.training.schedule
@@ -75,13 +75,13 @@ def test_a_captured_step_accumulates(input: Input) -> None:
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 def test_a_frozen_rate_changes_the_loss(precision: Precision) -> None:
-    """It moves the loss by more than the forms may differ."""
+    """The change is larger than the tolerance between executions."""
     spec = replace(SPEC, precision=precision)
     assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=2 * TOLERANCE[precision])
 
 
 def test_every_execution_takes_each_image_once() -> None:
-    """After an epoch the counter on the device stands at its end, and what it counted through is each image once."""
+    """After an epoch the counter on the device is at the end of a list of all images."""
     for execution in ("eager", "graph"):
         step = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
         epoch, source = TrainingEpoch(MeasuredStep(step)), step.task.input
@@ -97,7 +97,7 @@ def test_every_execution_takes_each_image_once() -> None:
 
 
 def test_capture_and_launch_costs_are_counted() -> None:
-    """A replay costs the CPU less than the operations that it replays, and the device is not kept waiting."""
+    """A replay costs less CPU time than its operations, and the GPU does not wait."""
     counters = {}
     for execution in ("eager", "graph"):
         training = MeasuredStep(TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU))
@@ -115,7 +115,7 @@ def test_capture_and_launch_costs_are_counted() -> None:
 
 
 def test_a_measurement_frees_its_memory() -> None:
-    """Or the next one's peak would count it: a captured step has a stream of its own, and each stream its workspaces."""
+    """The next measurement's peak would count it. Each captured step has a new stream."""
     rank = Rank(0)
     rank.device = GPU
     rank.open(to_json(SPEC))

@@ -36,7 +36,7 @@ SPEC = TrainingSpec(
 
 @pytest.fixture(autouse=True)
 def _as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUPTI is taken down after each profile, as in the suite's own processes: else it slows every launch."""
+    """Stop CUPTI after each profile, as ranks do: otherwise it slows every launch."""
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
 
 

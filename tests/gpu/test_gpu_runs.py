@@ -71,7 +71,7 @@ def test_a_growing_batch_has_a_graph_per_size() -> None:
 def test_a_captured_run_repeats_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, rate: float
 ) -> None:
-    """The second has dropout, whose generator is where it was in each epoch, and diverges by the first's rate."""
+    """The second model has dropout, and needs a smaller rate."""
     if model.startswith("torchvision:"):
         pytest.importorskip("torchvision")
     whole = trained(execution="graph", model=model, rate=rate)

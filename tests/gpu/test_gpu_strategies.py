@@ -75,7 +75,7 @@ def model(name: str) -> nn.Module:
 
 
 def train(rank: int, folder: str) -> None:
-    """A process of two: trains every case, and rank 0 stores the parameters that it ends with."""
+    """Train every case as one of two ranks; rank 0 stores the final parameters."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group(
@@ -129,7 +129,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor] |
 
 
 def difference(stored: dict[str, list[Tensor] | str], one: str, other: str) -> float:
-    """The greatest difference between two cases' parameters, over the greatest parameter."""
+    """Return the largest difference of two cases' parameters over the largest parameter."""
     first, second = stored[one], stored[other]
     assert not isinstance(first, str), f"{one}: {first}"
     assert not isinstance(second, str), f"{other}: {second}"
@@ -154,7 +154,7 @@ def test_sync_batch_norm_has_global_statistics(stored: dict[str, list[Tensor] | 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
 def test_the_same_step_needs_the_same_memory(execution: Execution) -> None:
-    """What a group keeps of an earlier measurement is no part of the next one's peak; when it frees its own differs a bit."""
+    """A group's memory of an earlier measurement does not count."""
     spec = replace(DDP, model="resnet18_cifar", execution=execution, precision="bf16")
     with Pool(size=2, device="cuda", rounds=1, deadline_seconds=60) as pool:
         peaks = [pool.measure(spec).counter("peak_memory_bytes") for _ in range(3)]

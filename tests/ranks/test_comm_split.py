@@ -57,7 +57,8 @@ def test_a_disagreement_is_explained() -> None:
     found = disagreement(a, far, 1.3, 1.43)
     assert found.fraction == pytest.approx(0.2 / 1.3)
     assert found.reason == (
-        "difference and trace disagree by +15.4% of the step: +6.2% is DDP's bucket copies, which send nothing, "
+        "difference and trace disagree by +15.4% of the step: "
+        "+6.2% is DDP's bucket copies, which send nothing, "
         "+9.2% is not explained; the profiler makes the step +10.0% longer"
     )
 
@@ -88,8 +89,7 @@ def ranks(measured: Measured) -> list[float]:
 @pytest.mark.figures
 @pytest.mark.parametrize("late_rank", [0, 1])
 def test_both_methods_find_the_late_rank(pool: Pool, late_rank: int) -> None:
-    """In one bucket: the last of several would wait for those before it as well, and be late by less than its delay. Of a small
-    model, whose step takes a tenth of that: what a busy machine adds to it is not found for the delay."""
+    """With one bucket, which waits for no earlier one, and a step that is short beside the delay."""
     one = dataclasses.replace(DDP, bucket_cap_mb=64, model="resnet10_cifar")
     late = dataclasses.replace(one, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=late_rank)
     alone = ranks(pool.measure_once(one.no_sync()))

@@ -37,7 +37,7 @@ BATCH = "return torch.randn(size, 5), torch.randn(size, 1)"
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Name:
-    """Writes a module of a user's, and names its function on the command line."""
+    """Return a function that writes a custom model's module and requests the model."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(source: str, function: str = "model") -> str:
@@ -89,24 +89,34 @@ def first_weight(step: TrainingStep) -> Tensor:
 
 
 WRONG = [
-    (RETURN, "return None", "must return (module, batch maker, loss), got a value of type NoneType; return the three"),
-    (RETURN, "return torch.nn.Linear(5, 1)", "must return (module, batch maker, loss), got a value of type Linear;"),
+    (RETURN, "return None",
+     "must return (module, batch maker, loss), got a value of type NoneType; return the three"),
+    (RETURN, "return torch.nn.Linear(5, 1)",
+     "must return (module, batch maker, loss), got a value of type Linear;"),
     (RETURN, "return ()", "got a tuple of nothing;"),
     (RETURN, "return torch.nn.Linear(5, 1), batch", "got a tuple of Linear, function; return the three"),
     (RETURN, "return [torch.nn.Linear(5, 1), batch, batch]", "got a value of type list;"),
-    (RETURN, "return torch.sum, batch, batch", "got a tuple of builtin_function_or_method, function, function;"),
+    (RETURN, "return torch.sum, batch, batch",
+     "got a tuple of builtin_function_or_method, function, function;"),
     (RETURN, "return torch.nn.Linear, batch, batch", "got a tuple of type, function, function;"),
     (RETURN, "return torch.nn.Linear(5, 1), (1, 2), batch", "got a tuple of Linear, tuple, function;"),
     (RETURN, "return torch.nn.Linear(5, 1), batch, 0.5", "got a tuple of Linear, function, float;"),
     ("def model():", "model = 3\ndef other():", "cannot be found: mine.{module} has no function model;"),
-    ("def model():", "def other():", "cannot be found: mine.{module} has no function model; name one of its functions"),
-    ("import torch", "import torch, no_such_thing", "cannot be imported (No module named 'no_such_thing'); name a module"),
-    (BATCH, "return torch.randn(size, 5)", "must return (inputs, targets), got a value of type Tensor; return tensors"),
-    (BATCH, "return torch.randn(size, 5), 1", "must return (inputs, targets), got a tuple of Tensor, int; return tensors"),
+    ("def model():", "def other():",
+     "cannot be found: mine.{module} has no function model; name one of its functions"),
+    ("import torch", "import torch, no_such_thing",
+     "cannot be imported (No module named 'no_such_thing'); name a module"),
+    (BATCH, "return torch.randn(size, 5)",
+     "must return (inputs, targets), got a value of type Tensor; return tensors"),
+    (BATCH, "return torch.randn(size, 5), 1",
+     "must return (inputs, targets), got a tuple of Tensor, int; return tensors"),
     (BATCH, "return (torch.randn(size, 5),) * 3", "got a tuple of Tensor, Tensor, Tensor;"),
-    (BATCH, "return torch.randn(4, 5), torch.randn(4, 1)", "asked for 2 rows, got shapes (4, 5) and (4, 1); return as many"),
-    (BATCH, "return torch.randn(size, 5), torch.randn(1)", "was asked for 2 rows, got shapes (2, 5) and (1,);"),
-    (BATCH, "return torch.randn(size, 5), torch.tensor(1.)", "was asked for 2 rows, got shapes (2, 5) and ();"),
+    (BATCH, "return torch.randn(4, 5), torch.randn(4, 1)",
+     "asked for 2 rows, got shapes (4, 5) and (4, 1); return as many"),
+    (BATCH, "return torch.randn(size, 5), torch.randn(1)",
+     "was asked for 2 rows, got shapes (2, 5) and (1,);"),
+    (BATCH, "return torch.randn(size, 5), torch.tensor(1.)",
+     "was asked for 2 rows, got shapes (2, 5) and ();"),
 ]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def test_a_copy_spec_round_trips() -> None:
 
 @pytest.mark.slow
 def test_sets_that_fail_together_are_all_replaced() -> None:
-    """They open side by side: an answer that nobody read would be taken for the next one's."""
+    """An unread answer of one set would be taken for its next answer."""
     failing = replace(SPEC, fault=Fault(kind="raise", rank=0, command="open"))
     with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
         before = {sample.set for sample in pool.measure(SPEC).samples}
@@ -69,7 +69,7 @@ def test_sets_that_fail_together_are_all_replaced() -> None:
 
 
 def test_compared_sides_copy_in_short_turns() -> None:
-    """So that what another process does for a moment meets both alike; one side's copy is compared with a stored run's."""
+    """A short disturbance then hits both sides alike."""
     sides = Side(name="A"), Side(name="B")
     with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, sides=sides) as pool:
         compared = pool.measure(replace(SPEC, nbytes=2**20))

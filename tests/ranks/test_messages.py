@@ -20,7 +20,7 @@ def pool(two_ranks: Pool) -> Pool:
 
 
 def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
-    """Rank 0's counters; the other's are the same."""
+    """Return rank 0's counters, which must equal rank 1's."""
     (sample,) = pool.measure(spec).samples
     counters = {name: ranks for name, ranks in sample.counters.items() if name != "communicator_seconds"}
     assert all(ranks[0] == ranks[1] for ranks in counters.values())

@@ -23,7 +23,7 @@ from tests.ranks.test_run import CPU, DROPS, SMALL, learned, parameters_of, requ
 
 
 class Stopped(Exception):
-    """As a run is that is killed."""
+    """Stands for the end of a killed run."""
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ IMAGES = 22
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A small model, and a data set in which each image's label is its place."""
+    """Provide a small model, and a data set in which each image's label is its index."""
     monkeypatch.setitem(MODELS, "resnet18", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, IMAGES)))
     pixels = torch.randint(
         256, (IMAGES, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
@@ -134,7 +134,7 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_epoch_prepares_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one once, before it begins."""
+    """Each epoch is prepared once, before it begins."""
     epoch, done = epoch_of(), list[str]()
     for name in ("prepare", "begin"):
         called = getattr(epoch.training.training.task.input, name)
@@ -151,7 +151,7 @@ def noted(done: list[str], name: str, called: Callable[[int], None], number: int
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock that goes on by what was last asked for whenever it is read."""
+    """Replace the clock by one that advances by a settable step at each call."""
     state = {"now": 100.0, "by": 0.0}
 
     def monotonic() -> float:

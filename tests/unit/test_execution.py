@@ -27,7 +27,7 @@ def small_model(name: str) -> nn.Module:
 
 
 def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of training in epochs of 4 steps, from images on the device, at a rate high enough that its moving shows."""
+    """Return losses of epochs of 4 steps, with a rate so high that its changes show."""
     monkeypatch.setattr(task, "build", small_model)
     monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
     spec = TrainingSpec(
@@ -82,7 +82,7 @@ def test_compiling_again_after_the_warm_up_is_an_error() -> None:
     function(torch.ones(2), 1)
     forbid_compiling()
     assert function(torch.ones(2), 1).tolist() == [1, 1]
-    again = r"a compiled step was compiled again in a timed round \(.*times.*\); if its control flow .*, use --executions eager$"
+    again = r"compiled again in a timed round \(.*times.*\); if its control flow .*, use --executions eager$"
     with pytest.raises(CannotTrain, match=again):
         function(torch.ones(2), 2)
     forget_compiled()

@@ -24,7 +24,7 @@ NAMES = {
 
 
 def trace(rank: int) -> dict[str, Any]:
-    """Kernels of random lengths on three streams, of which one communicates, each with the call that launched it."""
+    """Return random kernels on three streams, one of which communicates."""
     drawn = random.Random(rank)
     free = dict.fromkeys(NAMES, 1000.0)
     events = []
@@ -76,8 +76,7 @@ def test_overlap_of_captured_steps_equals_htas(tmp_path: Path, monkeypatch: pyte
 
 
 def overlaps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
-    """Of each rank's trace in a folder our overlap and theirs, which are percents of two digits; and they round times to
-    microseconds unless told not to."""
+    """Return ddpperf's and HTA's overlap of each rank. HTA rounds times unless told not to."""
     monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
     told = hta.TraceAnalysis(trace_dir=str(folder)).get_comm_comp_overlap(visualize=False)
     theirs = dict(zip(told["rank"], told["comp_comm_overlap_pctg"] / 100, strict=True))

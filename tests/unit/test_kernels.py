@@ -75,7 +75,7 @@ EVENTS = [
 
 
 class Profiler:
-    """One of a GPU's, in which one call may fail."""
+    """A GPU's profiler, one of whose calls may fail."""
 
     failing = ""
     calls: list[str]
@@ -103,7 +103,7 @@ class Profiler:
 
 @pytest.fixture
 def gpu_profiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """Names the kernels of a step on a GPU whose profiler fails at a call."""
+    """List the kernels of a GPU's step with a profiler that fails at a call."""
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
     monkeypatch.setattr(timing, "synchronize", lambda device: Profiler.calls.append("synchronized"))
 
@@ -126,7 +126,7 @@ def test_a_gpu_step_names_kernels_only(
 def test_a_failed_profile_names_no_kernels(
     gpu_profiler: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str], failing: str
 ) -> None:
-    """A rank that left it out would let the others of its group wait."""
+    """If a rank left out the step, its group would wait."""
     assert gpu_profiler(failing) == []
     assert Profiler.calls.count("step") == 1
     assert ("stopped" in Profiler.calls) == (failing != "made"), "whatever of it has started"
@@ -173,7 +173,7 @@ def test_a_sets_digest_depends_on_every_rank() -> None:
 
 
 def measured(**kernels: str) -> Measured:
-    """Sets by their names, which begin with the side's, and what each ran."""
+    """Return measured sets; a set's name begins with its side's."""
     samples = [
         Sample(set=name, side=name[0], torch="2.11", seconds=((0.1,),), kernels=digest)
         for name, digest in kernels.items()

@@ -1,5 +1,4 @@
-"""What training checks and counts: equal parameters on all ranks, bit for bit, a finite loss, an output for each class of
-the data set, and what a step costs the CPU."""
+"""What training checks and counts: equal parameters, a finite loss, classes, CPU seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Peer:
-    """Stands for the other rank of two: `all_reduce` meets its parameters, in the order in which they are asked for."""
+    """A stand-in for the other of two ranks, whose `all_reduce` has its own parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._bits = [
@@ -42,7 +41,7 @@ class Peer:
 
 
 class Mixed(nn.Module):
-    """Parameters of every kind of shape and type that a model may have."""
+    """A model with parameters of many shapes and types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ def test_parameters_that_differ_in_one_bit_are_found(
 
 @pytest.mark.usefixtures("group")
 def test_nan_parameters_with_equal_bits_are_equal() -> None:
-    """What a NaN means is the loss' affair; here only a difference between ranks is."""
+    """NaN is checked in the loss; here only differences between ranks count."""
     model = Mixed()
     with torch.no_grad():
         model.get_parameter("linear.bias").fill_(math.nan)
@@ -90,7 +89,7 @@ def test_nan_parameters_with_equal_bits_are_equal() -> None:
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
 def test_sent_bytes_follow_the_hooks_type(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of parameters in double precision, which a hook sends in 16 bits as it does all others."""
+    """The parameters are float64; the hooks send them in 16 bits."""
     monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
     monkeypatch.setattr(task, "require_classifier", lambda *_: None)
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
@@ -142,7 +141,7 @@ def step_by(strategy: Strategy) -> MeasuredStep:
 
 @pytest.mark.usefixtures("group")
 def test_only_ddp_compares_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a DDP measurement asks the other ranks; that of a single one has nobody to ask."""
+    """A single rank has no other ranks to compare with."""
     asked: list[int] = []
     real = dist.all_reduce
 

@@ -17,7 +17,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 def torchvision_model(name: str) -> nn.Module:
-    """torchvision's model of our name; for a CIFAR form, torchvision's with the stem and the classes replaced."""
+    """Return torchvision's model; for a CIFAR model with the stem and the classes replaced."""
     models: Any = pytest.importorskip("torchvision").models
     if not name.endswith("_cifar"):
         plain: nn.Module = getattr(models, name)()
@@ -30,7 +30,7 @@ def torchvision_model(name: str) -> nn.Module:
 
 
 def randomized(model: nn.Module) -> nn.Module:
-    """The model with every vector away from its start: BatchNorms that are all alike would hide a swapped one."""
+    """Change every vector of the model: equal BatchNorms would hide swapped ones."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for value in model.state_dict().values():

@@ -26,7 +26,7 @@ def stepped(optimizer: torch.optim.Optimizer, gradients: dict[nn.Parameter, Tens
 
 
 def test_lars_steps_in_proportion_to_the_weights() -> None:
-    """|w| = 5, |g| = 13: a local rate of 0.01 * 5 / (13 + 0.1 * 5) on g + 0.1 w; then once more with momentum."""
+    """With |w| = 5 and |g| = 13 the local rate is 0.01 * 5 / (13 + 0.1 * 5), on g + 0.1 w."""
     weight, bias = parameter([3.0, 4.0]), parameter(2.0)
     optimizer = Lars([weight, bias], lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.01)
     stepped(optimizer, {weight: torch.tensor([[5.0, 12.0]]).double(), bias: torch.tensor([0.25]).double()})
@@ -47,7 +47,7 @@ def test_lars_steps_in_proportion_to_the_weights() -> None:
 
 
 def test_lambs_step_length_follows_the_weights() -> None:
-    """At the first step m / sqrt(v) is the gradient's sign, whatever the betas are; later their averages are corrected."""
+    """In the first step m / sqrt(v) is the gradient's sign for any betas."""
     weight, bias = parameter([3.0, 4.0]), parameter(2.0)
     optimizer = Lamb([weight, bias], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5, eps=0.0)
     stepped(optimizer, {weight: torch.tensor([[5.0, -12.0]]).double(), bias: torch.tensor([0.25]).double()})
@@ -131,7 +131,7 @@ def test_orthogonal_matrices_have_singular_values_near_1(shape: tuple[int, int, 
 def test_a_rate_tensor_is_read_in_every_step(
     make: Callable[..., torch.optim.Optimizer],
 ) -> None:
-    """As a graph needs it: the number of the step in which it was captured would stay."""
+    """A CUDA graph would repeat the rate of the captured step."""
     numbers, tensors = ([nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))] for _ in range(2))
     by_number, by_tensor = make(numbers, lr=1.0), make(tensors, lr=1.0)
     rate = torch.ones(())

@@ -28,7 +28,7 @@ def spec(bucket_cap_mb: int = 0, execution: Execution = "eager") -> TrainingSpec
 
 
 def layers() -> nn.Sequential:
-    """Of 4 MiB each."""
+    """Return parameters of 4 MiB."""
     return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
 
 
@@ -60,7 +60,7 @@ def test_a_bucket_has_gradients_of_one_type() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_a_bucket_is_sent_after_its_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first step all are sent at its end, since before that their order is not known."""
+    """The first step sends all buckets at its end, when their order is known."""
     model = OwnDDP(layers(), spec(bucket_cap_mb=8), CPU)
     sent: list[int] = []
     all_reduce = dist.all_reduce
@@ -98,7 +98,7 @@ def test_gradients_are_laid_out_like_parameters() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_buckets_are_sent_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or ranks would add up different ones."""
+    """Otherwise ranks would add up different buckets."""
     model = OwnDDP(layers(), spec(bucket_cap_mb=4), CPU)
     model(torch.ones(1, 1024)).sum().backward()
     sent: list[Bucket] = []
@@ -135,7 +135,7 @@ def test_a_parameter_without_gradient_is_refused() -> None:
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 def test_a_compiled_backward_pass_has_two_parts() -> None:
-    """The last layers' gradients are there before the first layers' begin to be computed."""
+    """The last layers' gradients are ready before the first layers' backward pass begins."""
     module = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
     half = sum(each.nbytes for each in module.parameters()) // 2
     compiled_passes = []

@@ -102,7 +102,7 @@ def test_cosine_rates_fall_and_stay_positive(peak: float, steps: int) -> None:
 
 
 class Trained:
-    """Two groups of parameters under a schedule, each with the gradient 1 in every step."""
+    """Two parameter groups under a schedule, with gradient 1 in every step."""
 
     def __init__(self, *, captured: bool) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
@@ -110,7 +110,7 @@ class Trained:
         self.schedule = Schedule(self.optimizer, cosine_rates(PEAK_RATE, STEPS), CPU, captured=captured)
 
     def epoch(self, steps: int = STEPS) -> list[float]:
-        """The rate of each step, as both groups had it."""
+        """Train some steps, and return the rate of each."""
         self.schedule.begin()
         rates = []
         for _ in range(steps):
@@ -137,7 +137,7 @@ def test_each_epoch_repeats_the_rates(captured: bool) -> None:
 
 
 def test_captured_rates_stay_at_their_addresses() -> None:
-    """It has the addresses of the rate and of the counter in it, and an epoch's beginning is outside of it."""
+    """A CUDA graph holds these addresses; the start of an epoch is not in the graph."""
     schedule = Trained(captured=True).schedule
     groups = schedule.optimizer.param_groups
     rates: list[Tensor] = [group["lr"] for group in groups]

@@ -87,7 +87,7 @@ def test_every_built_in_model_can_be_built() -> None:
 
 @pytest.mark.parametrize("model", ["resnet18_cifar", "resnet50_cifar"])
 def test_a_cifar_model_may_have_batch_size_1(model: Model) -> None:
-    """Its last stage has 16 values an image, where resnet18's has one."""
+    """Its last stage has 16 values per image; resnet18's has one."""
     assert (
         TrainingSpec(model=model, world_size=1, per_rank_batch_size=1, strategy="ddp").per_rank_batch_size
         == 1
@@ -247,7 +247,7 @@ def test_a_formatted_size_is_exact(nbytes: int) -> None:
 
 
 def test_a_fixed_inputs_last_batch_is_whole() -> None:
-    """Three steps of the same 4 images train on 12, whatever the epoch's 10 leave for the last one."""
+    """Three steps on the same 4 images train on 12 images, although the epoch has 10."""
     spec = EpochSpec(
         model="resnet18_cifar",
         world_size=1,

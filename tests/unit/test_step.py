@@ -51,7 +51,7 @@ def small_image_model() -> nn.Module:
 def test_a_step_is_sgd_with_a_cosine_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float64, because a BatchNorm over few values makes a float32's rounding large within a few steps.
+    """Compare in float64: BatchNorm over few values amplifies float32's rounding.
 
     An epoch has 8 steps, after which the rate begins anew.
     """
@@ -162,7 +162,7 @@ def test_the_fixed_batch_is_the_shards_first() -> None:
 
 
 def test_single_ranks_do_the_same_step() -> None:
-    """Whatever their rank: their slowest is the t(1) of a speedup."""
+    """The slowest of them is the t(1) of a speedup."""
     first, second = training_step(rank=0), training_step(rank=3)
     first.step()
     second.step()
@@ -201,7 +201,7 @@ def test_channels_last_changes_strides_only() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel takes what GPUs there are")
 def test_data_parallel_trains_the_whole_batch_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU torch's DataParallel is the module itself; the batch is that of all the GPUs in any case."""
+    """Without a GPU torch's DataParallel runs the module itself, on the batch of all GPUs."""
     monkeypatch.setattr("ddpperf.training.step.gpu_reason", lambda *_: "")
     spec = TrainingSpec(world_size=3, per_rank_batch_size=4, strategy="data_parallel", epoch_images=32)
     step = MeasuredStep(TrainingStep(spec, rank=0, device=CPU))

@@ -25,7 +25,7 @@ DELAY_SECONDS = 0.2
 
 
 class Clock:
-    """Seconds that pass only where something says so."""
+    """A clock that advances only when told to."""
 
     def __init__(self) -> None:
         self.now = 5.0
@@ -38,7 +38,7 @@ class Clock:
 
 
 class SpendsBackward(torch.autograd.Function):
-    """Nothing but time, in the backward pass."""
+    """An identity whose backward pass takes time."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, clock: Clock) -> Tensor:
@@ -52,7 +52,7 @@ class SpendsBackward(torch.autograd.Function):
 
 
 class Slow(nn.Module):
-    """A linear layer whose passes take the clock's time."""
+    """A linear layer whose forward and backward passes advance the clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def parted(spec: PartsSpec) -> PartedSteps:
 def trained(
     spec: PartsSpec, prepare: Callable[[PartedSteps], object] = lambda _: None, rounds: int = 1
 ) -> dict[str, float]:
-    """What is counted after some rounds of an untimed step and three timed ones."""
+    """Run some rounds of an untimed step and three timed ones, and return the counters."""
     training = parted(spec)
     training.warm_up(2)
     prepare(training)
@@ -96,7 +96,7 @@ def trained(
 
 
 def spend_beside(training: PartedSteps, clock: Clock) -> None:
-    """Loading a batch takes time, and updating the parameters."""
+    """Make loading a batch and updating the parameters take time."""
     load, update = training.training.training.task.input.load, training.training.training.optimizer.step
 
     def slow_load() -> None:
@@ -152,7 +152,7 @@ def test_one_process_has_no_gradient_sync(clock: Clock) -> None:
 def test_a_late_message_counts_as_gradient_sync(
     execution: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the backward pass', in which it was given to the backend."""
+    """It does not count as the backward pass, in which it was started."""
     layers = nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
     monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
     spec = dataclasses.replace(SINGLE, strategy="ddp", comm_delay_seconds=DELAY_SECONDS, execution=execution)

@@ -91,8 +91,7 @@ def test_on_a_gpu_the_devices_time_counts() -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_launch_cost_is_measured_on_an_idle_device(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the CPU's seconds the least, of the device's the median; it spins for twice what giving it the step takes, and
-    some more. Ranks meet after that, and what they wait for each other is outside of what is read."""
+    """The device spins for more than twice a step's launch; then the ranks meet, untimed."""
     clock = SimpleNamespace(cpu=0.0, wall=0.0)
     costs, on_device = iter((5.0, 1.0, 2.0, 9.0, 3.0) * 2), iter((50.0, 10.0, 20.0, 90.0, 30.0))
     done: list[str] = []

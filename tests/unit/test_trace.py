@@ -24,7 +24,7 @@ def event(name: str, begin: float, lasted: float, category: str = "kernel") -> d
 
 
 def test_a_gpus_time_is_split() -> None:
-    """Of 100 us: 50 computed, 40 sent of which 10 beside the computation, 10 copied, 10 idle."""
+    """Of 100 us 50 compute, 40 communicate (10 of them during computation), 10 copy, 10 are idle."""
     found = split_of(
         [
             event(GEMM, 1000, 50),
@@ -91,7 +91,7 @@ def test_a_cpus_time_is_the_marked_range() -> None:
 
 @pytest.mark.parametrize(("rank", "theirs"), [(0, 31.02), (1, 40.84)])
 def test_a_captured_steps_overlap_equals_htas(tmp_path: Path, rank: int, theirs: float) -> None:
-    """Kept by --traces on two H200s, of 512 images; percents of HolisticTraceAnalysis, as tests/unit/test_hta.py has them anew."""
+    """The trace is of two H200s with batch size 512; tests/unit/test_hta.py computes HTA's figures."""
     path = tmp_path / "rank.json"
     path.write_bytes(gzip.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.gz").read_bytes()))
     found, later = (split_of(read_trace(path), met=met) for met in (False, True))
@@ -139,7 +139,7 @@ def test_events_without_a_time_are_refused() -> None:
 def test_a_profile_begins_and_ends_with_an_idle_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it still runs when the profile ends, the trace would lack."""
+    """The trace would lack kernels that still run when the profile ends."""
     done: list[str] = []
     monkeypatch.setattr("ddpperf.instruments.timing.synchronize", lambda device: done.append("synchronized"))
     monkeypatch.setattr(torch.profiler.profile, "start", lambda profiler: done.append("started"))
