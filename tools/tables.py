@@ -296,7 +296,7 @@ def trials_table(folder: str) -> str:
                 f"{min(ratios):.3f} to {max(ratios):.3f}",
                 f"{suspected} of {len(equal)}",
             )
-            rows.append(f"| {path.stem} | {slower} % | {' | '.join(cases)} |")
+            rows.append(f"| {path.stem} | {slower}% | {' | '.join(cases)} |")
     return "\n".join([*rows, ""])
 
 
