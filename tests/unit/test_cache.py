@@ -160,9 +160,15 @@ def test_two_runs_rebuild_a_damaged_cache(images: Path, cache: Path) -> None:
     flip_a_byte(cache)
     said: list[str] = []
     found: list[Data] = []
+    both = threading.Barrier(2, timeout=60)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "damaged" in line:
+            both.wait()  # both runs have found the damage before one of them repairs it
 
     def run() -> None:
-        found.append(prepare(f"imagefolder:{images}", cache.parent, said.append))
+        found.append(prepare(f"imagefolder:{images}", cache.parent, say))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
