@@ -61,7 +61,7 @@ def calls(options: Options) -> Iterator[Case]:
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
-    """Yield calls on a large buffer; on GPUs by every algorithm, and captured ones also on the smallest."""
+    """Yield calls on a large buffer; on GPUs by every algorithm, and the smallest captured ones."""
     nbytes = largest_of_all(options.links)
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
@@ -237,7 +237,7 @@ def model_metrics(
     measured: Mapping[AllReduceSpec, Mapping[str, float]],
     fitted: Mapping[str, ChosenLinks],
 ) -> None:
-    """Store the fitted parameters, and the predictions of the model and of course reports' formulas."""
+    """Store the fitted parameters, and what the model and course reports' formulas predict."""
     estimate_metric(measure, "latency_seconds", {name: fit.model.latency for name, fit in fitted.items()})
     links = {name: fit.model.bandwidth for name, fit in fitted.items()}
     bounded = link_metric(measure, links)

@@ -34,8 +34,8 @@ def splits(options: Options) -> Iterator[Case]:
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long is the exposed communication of a step?
 
-    Found by a difference, by a trace and by the messages alone. Beside them stands t(N) - t(1), which
-    is often taken for it.
+    Found by a difference, by a trace and by the messages alone. Beside them stands t(N) - t(1),
+    which is often taken for it.
     """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step

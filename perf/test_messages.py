@@ -80,7 +80,7 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
 
 
 def described(counters: Mapping[str, tuple[float, ...]]) -> str:
-    """Say what rank 0 sends in a step, by kind and collective, with the size of each gradient message."""
+    """Say what rank 0 sends in a step, by kind and collective, with each gradient message's size."""
     parts = []
     for counter, (nbytes, *_) in counters.items():
         if match := re.fullmatch(r"(\w+) by (\w+): bytes", counter):

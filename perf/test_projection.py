@@ -41,7 +41,7 @@ def steps(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=steps)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
-    """Do fewer devices predict t(N) - t(1) on all devices, and what do all predict for --project-to?
+    """Do fewer devices predict t(N) - t(1) on all devices, and what is it for --project-to?
 
     Beside the prediction stands the guess that the excess t(N) - t(1) stays the same.
     """
@@ -95,7 +95,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
-    """Return by set the model of the backend's all-reduce on N devices, captured if the training is."""
+    """Return by set the model of the backend's all-reduce, captured if the training is."""
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     call: CallExecution = "graph" if spec.captured else "eager"
     specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]

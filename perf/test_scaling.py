@@ -198,7 +198,7 @@ def law_metrics(
     fit: Callable[[Sequence[int], Sequence[float]], SerialFraction],
     law: Callable[[float, int], float],
 ) -> None:
-    """Fit the law; store the serial fraction with its interval, and measured and predicted speedups."""
+    """Fit the law; store the serial fraction, its interval, and measured and predicted speedups."""
     seconds = {spec.world_size: measure(spec).median_step_seconds()}
     seconds |= {
         N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()

@@ -41,7 +41,7 @@ GPU_VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def variants(options: Options) -> Iterator[Case]:
-    """Yield each variant on all ranks with the middle batch size; eagerly if a graph cannot capture it."""
+    """Yield each variant on all ranks; eagerly if a graph cannot capture it."""
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size > 1 and options.spec_fields:

@@ -1,7 +1,7 @@
 """Tuning: which learning rate is best for each recipe of recipes.toml?
 
-pytest collects this file only by its name: pytest perf/tuning.py. tools/update_recipes.py turns the run into
-perf/recipes.json.
+pytest collects this file only by its name: pytest perf/tuning.py. tools/update_recipes.py turns the
+run into perf/recipes.json.
 """
 
 from __future__ import annotations

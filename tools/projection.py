@@ -1,4 +1,4 @@
-"""A table of projections like test_projection's, made of two kept runs that together measured what it needs."""
+"""A table of projections, made of two kept runs that together measured what they need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BATCHES = (128, 512)
 
 
 def projection_table(runs: str) -> str:
-    """Return a table: a captured step's excess over t(1) on 4 devices, as projected from 2 devices and as measured.
+    """Return a table of a step's excess over t(1) on 4 devices, projected and measured.
 
-    runs: "FIRST and SECOND". The first has scaling and all-reduces, the second a step's parts on 2 devices.
+    runs: "FIRST and SECOND". The first has scaling and all-reduces, the second a step's parts on 2
+    devices.
     """
     first, second = runs.split(" and ")
     scaling, parts = benchmarks(first), benchmarks(second)

@@ -83,7 +83,7 @@ def gate_table(run: str) -> str:
 
 
 def recipes_table(run: str) -> str:
-    """Return a table of a run's recipes, the best first, with the interval over seeds if there are several."""
+    """Return a table of a run's recipes, the best first, with intervals over seeds."""
     header = (
         "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
     )
@@ -144,7 +144,7 @@ def work(spec: RunSpec) -> str:
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Return the name of the recipe that trains like this, at its own rate or another one of its grid."""
+    """Return the name of the recipe that trains like this, at any rate of its grid."""
     spec = dataclasses.replace(spec, execution="graph", inductor="")
     had = []
     for recipe in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
@@ -160,7 +160,7 @@ def recipe_name(spec: RunSpec) -> str:
 
 
 def over_runs(pattern: str) -> str:
-    """Return a table of the captured cases of OVER_RUNS: medians over all runs that match the pattern."""
+    """Return a table of captured cases of OVER_RUNS, medians over the runs of a pattern."""
     cases: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(ROOT.glob(pattern), reverse=True):  # in the order of the newest run
         shown = []  # specs; two tests may measure the same one
@@ -199,8 +199,8 @@ def over_runs(pattern: str) -> str:
 def versus(run: str, folder: str) -> str:
     """Return a table of a run's all-reduces beside nccl-tests on such a machine, in place.
 
-    FOLDER has the output for N GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`), and of
-    calls in a graph (`-G 20`) as N-graph.txt.
+    FOLDER has the output for N GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`),
+    and of calls in a graph (`-G 20`) as N-graph.txt.
     """
     rows = [
         "| size | GPUs | execution | here | nccl-tests | ratio | difference |",
@@ -223,7 +223,7 @@ def versus(run: str, folder: str) -> str:
 
 
 def algorithms_table(run: str) -> str:
-    """Return a table of captured all-reduces in place: NCCL's time, and other algorithms relative to it."""
+    """Return a table of captured all-reduces: NCCL's time, and others relative to it."""
     by_call: dict[tuple[int, int], dict[str, float]] = {}
     for spec, seconds in all_reduces(run).items():
         if spec.captured and spec.in_place:
@@ -311,7 +311,7 @@ def in_place(output: Path) -> dict[int, list[float]]:
 
 
 def baselines_table(folder: str) -> str:
-    """Return a table of kept runs: file, day, commit, tests, and the command without output options."""
+    """Return a table of kept runs: file, day, commit, tests and command."""
     rows = ["| run | day | commit | tests | command |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / folder).glob("*/*.json")):
         document = json.loads(path.read_text())

@@ -2,10 +2,11 @@
 
     python -m tools.trials [cpu|cuda] [TRIALS] [SLOWER ...]
 
-Each trial screens a few steps of two equal sides on fresh process sets, with margin 0. The fraction of suspected
-steps must be the screening's level. For each SLOWER, such as 0.03, one step after another is slowed down by that
-fraction on the candidate's side. It is found if it is suspected and the confirmation calls it worse, with the margin
-that users get, at the level of a suite of SUITE tests.
+Each trial screens a few steps of two equal sides on fresh process sets, with margin 0. The fraction
+of suspected steps must be the screening's level. For each SLOWER, such as 0.03, one step after
+another is slowed down by that fraction on the candidate's side. It is found if it is suspected and
+the confirmation calls it worse, with the margin that users get, at the level of a suite of SUITE
+tests.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
 def trial(
     device: str, settings: DecisionSettings, slower: Sequence[float]
 ) -> tuple[list[Row], dict[float, list[Row]]]:
-    """Return the rows of equal sides, and by slow-down the row of each step when it alone is slower."""
+    """Return the rows of equal sides, and by slow-down the row of each slower step."""
     steps = GPU_STEPS if device == "cuda" else CPU_STEPS
     with fresh(device, settings.default.screen_sets) as pool:
         equal = [times(pool, spec) for spec in steps]
@@ -99,18 +100,18 @@ def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
         for slow, answers in slowed.items():
             found[slow] += answers
             for row in answers:
-                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), {'confirmed' if row.confirmed else 'screened'}"
+                stage = "confirmed" if row.confirmed else "screened"
+                what = f"{row.finding} {row.ratio:.4f} ({row.low:.4f} to {row.high:.4f}), {stage}"
                 print(f"  +{slow * 100:g}% {what}", flush=True)
     interval = binomtest(suspected, measured).proportion_ci(method="exact")
     fraction, level = suspected / measured, settings.default.screen_alpha
     reach = f"{interval.low:.1%} to {interval.high:.1%}"
     print(
-        f"equal sides: {suspected} of {measured} steps suspected, {fraction:.1%} ({reach}); the level is {level:.0%}"
+        f"equal sides: {suspected} of {measured} steps suspected, {fraction:.1%} ({reach}), level {level:.0%}"
     )
     for slow, answers in found.items():
-        print(
-            f"+{slow * 100:g}%: {sum(row.finding is Finding.WORSE for row in answers)} of {len(answers)} found"
-        )
+        worse = sum(row.finding is Finding.WORSE for row in answers)
+        print(f"+{slow * 100:g}%: {worse} of {len(answers)} found")
 
 
 if __name__ == "__main__":

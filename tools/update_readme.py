@@ -2,8 +2,8 @@
 
     python -m tools.update_readme [perf/baselines/KEY/NNNN_NAME.json ...]
 
-tests/unit/test_readme.py checks that the tables are up to date. A run that is named replaces the run of the same
-hardware.
+tests/unit/test_readme.py checks that the tables are up to date. A run that is named replaces the
+run of the same hardware.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ TABLES: dict[
 
 
 def updated(readme: str, runs: Mapping[str, str]) -> str:
-    """Return a page with every table made anew. runs: by hardware key, runs that replace the page's."""
+    """Return a page with every table made anew. runs: by hardware key, runs that replace the
+    page's.
+    """
 
     def made(found: re.Match[str]) -> str:
         source = found[1]

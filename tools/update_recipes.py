@@ -1,4 +1,4 @@
-"""Make perf/recipes.json from a run of perf/tuning.py: each recipe's best rate, and the accuracy of every rate.
+"""Make perf/recipes.json, each recipe's best rate, from a run of perf/tuning.py.
 
     python -m tools.update_recipes .ddpperf/runs/<hardware>/NNNN_....json
 
@@ -19,7 +19,8 @@ from perf.common.recipes import FOLDER, rate_id, read_recipes, seeds_of, tuned
 def found(document: dict[str, Any], device: str) -> dict[str, Any]:
     """Return by recipe the best rate and the accuracy of each rate, 0 for a rate that failed.
 
-    Raises ValueError if the run has no recipe of this device, or lacks a rate of one of its recipes.
+    Raises ValueError if the run has no recipe of this device, or lacks a rate of one of its
+    recipes.
     """
     measured: dict[RunSpec, float] = {}
     for benchmark in document["benchmarks"]:

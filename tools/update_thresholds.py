@@ -1,8 +1,11 @@
-"""Make the lower part of perf/thresholds.toml from the runs in perf/baselines: python -m tools.update_thresholds
+"""Make the lower part of perf/thresholds.toml from the runs in perf/baselines.
 
-A threshold is the worst value of a metric over all runs on that hardware, less 5%. A training step whose kernels the
-CPU launches has a limit on its CPU seconds instead: the worst value plus 25%. The upper part of the file is written
-by hand and kept. tests/unit/test_update_thresholds.py checks that the file is up to date.
+    python -m tools.update_thresholds
+
+A threshold is the worst value of a metric over all runs on that hardware, less 5%. A training step
+whose kernels the CPU launches has a limit on its CPU seconds instead: the worst value plus 25%. The
+upper part of the file is written by hand and kept. tests/unit/test_update_thresholds.py checks that
+the file is up to date.
 """
 
 from __future__ import annotations
@@ -33,13 +36,16 @@ CPU_MARGIN = Decimal("0.25")
 FEWEST_RUNS = 5
 MADE = "# Made by tools/update_thresholds.py"  # begins the first line that is not written by hand
 
-# Between runs, cases bound by the GPUs move by up to 3%, cases bound by the CPU's launches by 10% to a factor
-# of two. A threshold for the latter would be crossed by chance or be meaningless. With a spread of at most 10%, no
-# threshold is below 0.9 x 0.95 of the median, so a loss of a sixth of the speed is found.
+# Between runs, cases bound by the GPUs move by up to 3%, cases bound by the CPU's launches by 10%
+# to a factor of two. A threshold for the latter would be crossed by chance or be meaningless. With
+# a spread of at most 10%, no threshold is below 0.9 x 0.95 of the median, so a loss of a sixth of
+# the speed is found.
 MOST_SPREAD = 0.10
-# The IQR over a case's rounds in one run. A case with a larger one is quiet between runs only by chance.
+# The IQR over a case's rounds in one run. A case with a larger one is quiet between runs only by
+# chance.
 MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
-# The spread of CPU seconds between runs. A run must leave the range by its whole width to exceed the margin.
+# The spread of CPU seconds between runs. A run must leave the range by its whole width to exceed
+# the margin.
 MOST_CPU_SPREAD = 0.25
 
 Case = tuple[str, Spec]  # the test function's name, and what it measures
@@ -57,13 +63,18 @@ class Run:
 
 
 def made(root: Path) -> str:
-    """Return the thresholds of the runs below `root` as TOML; raises ValueError or NoBaseline for an unusable run."""
+    """Return the thresholds of the runs below `root` as TOML.
+
+    Raises ValueError or NoBaseline for a run that cannot be used.
+    """
     parts = [
         f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}.\n"
-        f"# A case has a threshold if {FEWEST_RUNS} runs or more measured it, if it spreads by at most {MOST_SPREAD:.0%}\n"
-        f"# between runs, and by at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) between the rounds of a run (IQR).\n"
-        "# A step whose kernels the CPU launches one by one has a limit on cpu_seconds instead, because launches may\n"
-        f"# bind it on another machine: the worst plus {CPU_MARGIN:.0%}, if runs spread by at most {MOST_CPU_SPREAD:.0%}.\n"
+        f"# A case has a threshold if {FEWEST_RUNS} runs or more measured it, if it spreads by at most\n"
+        f"# {MOST_SPREAD:.0%} between runs, and by at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) "
+        "between the rounds of a run (IQR).\n"
+        "# A step whose kernels the CPU launches one by one has a limit on cpu_seconds instead, because\n"
+        f"# launches may bind it elsewhere: the worst plus {CPU_MARGIN:.0%}, if runs spread by at most "
+        f"{MOST_CPU_SPREAD:.0%}.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -147,9 +158,11 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
 def bounds(
     by_run: Sequence[Mapping[str, float]], *, captured: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return a case's minima and maxima by metric, of which one is empty. by_run: its metrics in each run.
+    """Return a case's minima and maxima by metric, of which one is empty. by_run: its metrics in
+    each run.
 
-    A step with launch_bound 1.00 on two machines was bound by launches on a third one, and 7% slower.
+    A step with launch_bound 1.00 on two machines was bound by launches on a third one, and 7%
+    slower.
     """
     if not captured and any("launch_bound" in metrics for metrics in by_run):
         return {}, {
@@ -164,7 +177,9 @@ def bounds(
 def agreed(
     by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float
 ) -> dict[str, list[float]]:
-    """Return the values over runs of each metric that every run has and that spreads by at most `most`."""
+    """Return the values over runs of each metric that every run has and that spreads by at most
+    `most`.
+    """
     values = {name: [metrics[name] for metrics in by_run if name in metrics] for name in names}
     return {
         name: found for name, found in values.items() if len(found) == len(by_run) and is_quiet(found, most)
@@ -174,7 +189,8 @@ def agreed(
 def where(spec: Spec) -> dict[str, Value]:
     """Return the spec's fields for the key `where`: all that other options could change.
 
-    Left out are DDP's options of other strategies, and values that TOML does not have, such as None.
+    Left out are DDP's options of other strategies, and values that TOML does not have, such as
+    None.
     """
     left_out = {*NEVER_NAMED, *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))), *APART}
     values = {
@@ -227,13 +243,17 @@ def _toml(value: Any) -> str:
 
 
 def by_hand(file: Path) -> str:
-    """Return the part of `file` above the made one; raises ValueError for a [decision] below, which would be lost."""
+    """Return the part of `file` that is written by hand.
+
+    Raises ValueError for a [decision] in the other part, which would be lost.
+    """
     text = file.read_text() if file.exists() else ""
     before, *rest = re.split(rf"^(?={re.escape(MADE)})", text, flags=re.MULTILINE)
     lost = re.search(r"^\s*\[+\s*[\"']?decision.*", "".join(rest), flags=re.MULTILINE)
     if lost:
         raise ValueError(
-            f"{file} has {lost[0].strip()} below the line {MADE!r}, which is overwritten; move it above that line"
+            f"{file} has {lost[0].strip()} below the line {MADE!r}, which is overwritten; "
+            "move it above that line"
         )
     return before + "\n" * (before[-1:] not in ("", "\n"))
 

@@ -14,7 +14,7 @@ SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the te
 
 
 def two_sides(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a run stored of its A/B comparison, or of its suspects' confirmation; None without one."""
+    """Return what a run stored of its A/B comparison or confirmation; None without one."""
     found: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
     return found
 

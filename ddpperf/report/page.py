@@ -12,7 +12,7 @@ PAGE_BEGINS = "## ddpperf: "
 
 
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the verdict with its reasons, and folded away the summary `lines` and all metrics of an A/B run."""
+    """Return the verdict with its reasons; the summary and an A/B run's metrics are folded away."""
     header = document["ddpperf"]
     ab = two_sides(header)
     folded = {"all tests": lines} | ({"all metrics": every_metric(ab)} if ab is not None else {})

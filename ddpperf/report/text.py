@@ -21,7 +21,7 @@ def format_metric(name: str, value: float, unit: str = "") -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:
-    """Return a table's lines: words to the left of their column, the columns of `figures` to the right."""
+    """Return a table's lines, with the columns of `figures` aligned to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

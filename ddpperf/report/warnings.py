@@ -17,7 +17,7 @@ FASTER_TOGETHER = 0.985  # a captured step in a row takes no less time than a si
 
 
 def warnings_of(stored: dict[str, Any]) -> list[str]:
-    """Return every warning about a stored test: noted in its run, or seen in its rounds and references."""
+    """Return a stored test's warnings: those noted in its run, and those its rounds show."""
     measured = Measured.from_json(stored)
     references = {name: Measured.from_json(reference) for name, reference in stored["references"].items()}
     warnings = [note["text"] for note in stored["notes"] if note["kind"] == NoteKind.WARNING]

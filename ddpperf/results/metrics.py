@@ -33,10 +33,10 @@ class Metric:
     """What is known of a metric besides its values.
 
     name, heading: may hold placeholders, such as speedup_of_{N}; {N} stands for a number, any other
-    for a word. unit: in SI ("s", "B/s"), "1" for a ratio or a count. better: None if neither direction
-    is. exact: decided by code alone, so that any difference is a change. gate: None if a change of it
-    never fails a run. threshold: whether perf/thresholds.toml may bound it, from below if higher is
-    better, from above if lower is.
+    for a word. unit: in SI ("s", "B/s"), "1" for a ratio or a count. better: None if neither
+    direction is. exact: decided by code alone, so that any difference is a change. gate: None if a
+    change of it never fails a run. threshold: whether perf/thresholds.toml may bound it, from below
+    if higher is better, from above if lower is.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Metric:
 
 
 def find(name: str) -> Metric:
-    """Return the metric of this name, with placeholders filled in; raises KeyError for an unknown name."""
+    """Return the metric of this name; raises KeyError for an unknown name."""
     if name in _METRICS:
         return _METRICS[name]
     for family in _METRICS.values():

@@ -50,7 +50,7 @@ def largest_of_all(links: Links) -> int:
 
 
 def execution(device: str) -> CallExecution:
-    """Return how calls are compared: in a CUDA graph on GPUs, where launches bind small eager calls."""
+    """Return how calls are compared: in a CUDA graph on GPUs, where launches bind eager ones."""
     return "graph" if device == "cuda" else "eager"
 
 

@@ -29,8 +29,8 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) i
 class Recipe:
     """A row of recipes.toml.
 
-    devices: None for all. rates: the grid to tune over. data: the table's values of OF_DATA. fields:
-    the other fields of a RunSpec.
+    devices: None for all. rates: the grid to tune over. data: the table's values of OF_DATA.
+    fields: the other fields of a RunSpec.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Recipe:
     fields: Mapping[str, Any]
 
     def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
-        """Return the spec to train; raises ValueError for a batch that devices or images do not allow."""
+        """Return the spec to train; raises ValueError for an impossible batch."""
         world_size = self.devices or max(options.world_sizes)
         if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
             raise ValueError(

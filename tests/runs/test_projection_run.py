@@ -21,7 +21,7 @@ OPTIONS = (
 
 
 def slowest_of(reference: dict[str, Any], ranks: int) -> float:
-    """Seconds a step of the one of the first `ranks` whose median round, the second of three, is the longest."""
+    """Return the largest median of the first `ranks`, in seconds of a step, over three rounds."""
     ((rounds, iterations),) = [(each["seconds"], reference["iterations"]) for each in reference["samples"]]
     longest = max(sorted(of_rank)[1] for of_rank in [*zip(*rounds, strict=True)][:ranks])
     return float(longest / iterations)

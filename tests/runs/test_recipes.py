@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # before pytester, which forgets what a test imports: a second import of its libraries ends the process
+import torch._dynamo  # before pytester: importing its libraries twice ends the process
 from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.options.options import Options

@@ -86,7 +86,8 @@ def test_lines_written_by_hand_are_kept(script: ModuleType, file: Path) -> None:
 def test_decision_below_the_made_part_is_refused(script: ModuleType, file: Path, header: str) -> None:
     before = f"{BY_HAND}{script.made(file.parents[1])}\n{header}\n"
     file.write_text(before)
-    sentence = f"{file} has {header.strip()} below the line '{script.MADE}', which is overwritten; move it above that line"
+    sentence = f"{file} has {header.strip()} below the line '{script.MADE}', which is overwritten; "
+    sentence += "move it above that line"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         script.main()
     assert file.read_text() == before

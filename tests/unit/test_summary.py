@@ -145,8 +145,10 @@ def test_overhead_and_applied_thresholds_are_shown() -> None:
     ("name", "value", "text"),
     [
         ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
-        ("images_per_second", 12345.6, "throughput 12,346 images/s"), ("step_seconds", 0.0123, "step 12.30 ms"),
-        ("loss_after_5_steps", 1.2346, "loss after 5 steps 1.235"), ("peak_memory_bytes", 1.234e9, "peak memory 1.234 GB"),
+        ("images_per_second", 12345.6, "throughput 12,346 images/s"),
+        ("step_seconds", 0.0123, "step 12.30 ms"),
+        ("loss_after_5_steps", 1.2346, "loss after 5 steps 1.235"),
+        ("peak_memory_bytes", 1.234e9, "peak memory 1.234 GB"),
         ("busbw_bytes_per_second", 354.1e9, "busbw 354.1 GB/s"), ("missing_images", 3.0, "missing images 3"),
         ("loading_fraction_with_2_workers", 0.0456, "loading with 2 workers 4.6%"),
         ("accuracy_over_one_device_low", -0.0123, "accuracy over one device's at least -1.2%"),

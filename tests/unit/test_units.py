@@ -15,11 +15,13 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (1.234, "1.234 s"), (0.1321, "132.1 ms"), (45.6e-6, "45.60 us"), (12.3456, "12.35 s"), (123.456, "123.5 s"),
-        (1234.4, "1234 s"), (1.0, "1.000 s"), (1e-3, "1.000 ms"), (1e-6, "1.000 us"), (9.994e-3, "9.994 ms"),
+        (1.234, "1.234 s"), (0.1321, "132.1 ms"), (45.6e-6, "45.60 us"),
+        (12.3456, "12.35 s"), (123.456, "123.5 s"),
+        (1234.4, "1234 s"), (1.0, "1.000 s"),
+        (1e-3, "1.000 ms"), (1e-6, "1.000 us"), (9.994e-3, "9.994 ms"),
     ],
 )  # fmt: skip
-def test_seconds_have_four_significant_digits_in_the_unit_that_suits(seconds: float, text: str) -> None:
+def test_seconds_have_four_significant_digits(seconds: float, text: str) -> None:
     assert units.seconds(seconds) == text
 
 
