@@ -1,4 +1,7 @@
-"""The hooks of the pytest plugin, in the order of a run. `Outcomes` and `Ending` have further ones."""
+"""The hooks of the pytest plugin, in the order of a run.
+
+`Outcomes` and `Ending` have further ones.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options, and take saving and comparing over before pytest-benchmark reads its own options."""
+    """Read the options, and hide those of saving and comparing from pytest-benchmark."""
     config.addinivalue_line(
         "markers",
-        "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; g takes the Options and "
-        "a spec, and says whether -m gate selects it",
+        "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; "
+        "g takes the Options and a spec, and says whether -m gate selects it",
     )
     config.addinivalue_line("markers", "gate: worth its time before every merge; set by the specs marker")
     config.addinivalue_line(
@@ -103,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Do what takes time before the first case is made: only a run of experiments gets here."""
+    """Check what takes time. Only a run that collects experiments calls this."""
     session = config.stash[SESSION]
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
@@ -117,7 +120,7 @@ def _prepare(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse cases that cannot be measured, leave out tests without a case, and store what was collected."""
+    """Refuse wrong cases, leave out tests without a case, and store what was collected."""
     session = config.stash[SESSION]
     items[:] = [item for item in items if not _has_no_cases(item)]
     session.outcomes.collect(items)
@@ -135,7 +138,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def _has_no_cases(item: pytest.Item) -> bool:
-    """Return whether a test has nothing to measure with these options, such as an all_reduce on one device."""
+    """Return whether the options leave a test without a case, as all_reduce on one device."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
     spec = item.callspec.params["spec"]
@@ -143,7 +146,7 @@ def _has_no_cases(item: pytest.Item) -> bool:
 
 
 def _relative(argument: str, config: pytest.Config) -> str:
-    """Return a path of the command line as test ids begin: relative to the root, "" for the root itself."""
+    """Return a path of the command line as test ids spell it; the root is ""."""
     path, *rest = argument.split("::", 1)
     relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
     return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])
@@ -166,7 +169,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
-    """Take the devices before the first test; compare, and measure suspects again, after the last one."""
+    """Lock the devices before the first test; judge the run after the last one."""
     ours, config = session.config.stash[SESSION], session.config
     measuring = ours.outcomes.measured and not config.option.collectonly and not _is_xdist_worker(config)
     if measuring:
@@ -185,7 +188,10 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _device_clock(request: pytest.FixtureRequest) -> None:
-    """Give pytest-benchmark the virtual clock. Markers do not merge, so the nearest one is repeated with it."""
+    """Give pytest-benchmark the virtual clock.
+
+    Markers do not merge, so the nearest one is repeated with it.
+    """
     if "measure" in request.fixturenames:
         marker = request.node.get_closest_marker("benchmark")
         keywords = dict(marker.kwargs) if marker else {}

@@ -1,4 +1,4 @@
-"""A run of two sides: every test is measured on the base and on the candidate, side by side, and the two are compared."""
+"""An A/B run: the base and the candidate are measured side by side, and compared."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from ddpperf.workers.pool import Pool
 
 
 class ABRun:
-    """Compares the base with the candidate: screening on a few process sets, then confirmation of suspects on fresh ones.
+    """Screens every test on a few process sets per side, and confirms suspects on fresh ones.
 
-    A plain run has one, too, where it can measure its suspects beside the stored run's code. That one only confirms.
+    A plain run has one, too, where it can measure its suspects beside the stored run's code. That
+    one only confirms.
     """
 
     baseline: Baseline | None = None  # the stored run: none is compared with
@@ -86,7 +87,7 @@ class ABRun:
         self._keep(measuring)
 
     def confirm_suspects(self, measuring: Measuring, suspects: Sequence[str]) -> None:
-        """Decide on the suspects of a comparison with a stored run, which no A/B measurement screened."""
+        """Decide on the suspects of a comparison with a stored run, which were not screened."""
         estimates = self._estimates(measuring)
         estimates += self._controls(measuring, estimates)
         self._decision = Decision(estimates, self._settings, suspects_only=True)
@@ -137,7 +138,10 @@ class ABRun:
     # --- controls
 
     def _controls(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Return the controls' estimates. A control that cannot be measured is one of the run's problems."""
+        """Return the controls' estimates.
+
+        A control that cannot be measured is one of the run's problems.
+        """
         controls: list[Callable[[], list[MetricEstimates]]] = [
             lambda: self._copy(measuring.pool()),
             lambda: self._slow_down(measuring, estimates),
@@ -157,9 +161,10 @@ class ABRun:
         return [_control("negative", base, candidate, "copy")]
 
     def _slow_down(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Measure the candidate's shortest gated step with a delay and without one: the positive control.
+        """Measure the candidate's shortest step with a delay and without: the positive control.
 
-        Both are the candidate's, so that whatever it changed is in both, and the delay is judged as a change would be.
+        Both are the candidate's, so that whatever it changed is in both, and the delay is judged as
+        a change would be.
         """
         timed = {
             metric.test: metric

@@ -24,8 +24,8 @@ from ddpperf.specs.strategy import APART, DDP_OPTIONS
 
 Case = Spec | ParameterSet
 
-# DDP's options of a captured step: NCCL's own average, gradients that are views of their buckets, and no broadcast of
-# BatchNorm's statistics.
+# DDP's options of a captured step: NCCL's own average, gradients that are views of their buckets,
+# and no broadcast of BatchNorm's statistics.
 FASTEST_DDP: dict[str, Any] = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
 OWN_DDP: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}
 
@@ -51,7 +51,8 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
         raise Refused(f"{test} cannot be measured: {error}") from error
     if wrong := [case for case in cases if not isinstance(case, Case)]:
         raise Refused(
-            f"{test} has cases that are no specs, such as {wrong[0]!r}; yield an AllReduceSpec, options.step(...)"
+            f"{test} has cases that are no specs, such as {wrong[0]!r}; "
+            "yield an AllReduceSpec, options.step(...)"
         )
     gate = marker.kwargs.get("gate", lambda options, spec: False)
     found = [_parameter(case, options, machine, gate) for case in cases]
@@ -85,7 +86,9 @@ def _parameter(
 
 
 def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | None:
-    """Return the skip of a spec that the base or the candidate of an A/B run cannot measure; None if both can."""
+    """Return the skip of a spec that the base or the candidate of an A/B run cannot measure; None
+    if both can.
+    """
     if options.sides is None:
         return None
     if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
@@ -117,7 +120,9 @@ def named(identity: str, case: Case) -> Case:
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """Return the spec that `make` returns, or a skipped case with this id where the options allow no such spec."""
+    """Return the spec that `make` returns, or a skipped case with this id where the options allow
+    no such spec.
+    """
     try:
         return make()
     except ValueError as error:
@@ -125,7 +130,9 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
 
 
 def if_measured_as(kind: type[Kind], case: Case) -> Case:
-    """Return the case, skipped where `kind`, a measurement of the same training that its test needs, is impossible."""
+    """Return the case, skipped where `kind`, a measurement of the same training that its test
+    needs, is impossible.
+    """
     if not isinstance(case, TrainingSpec):
         return case
     try:

@@ -1,4 +1,4 @@
-"""The controls of a verdict: a copy of memory, which must not change, and a step with a delay, which must be found slower."""
+"""The controls of a verdict: a copy of memory, and a step that is slowed down on purpose."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def copy_spec(device: str) -> CopySpec:
 def shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> str | None:
     """Return the test with the shortest training step, or the shortest of all without a training.
 
-    A whole training run is never chosen, because its delay would come with each of very many steps. Returns None
-    without a test.
+    A whole training run is never chosen, because its delay would come with each of very many steps.
+    Returns None without a test.
     """
     tests = [test for test in seconds if not isinstance(measured[test].spec, RunSpec)]
     trained = [test for test in tests if isinstance(measured[test].spec, TrainingSpec)]
@@ -54,12 +54,15 @@ class StoredControls:
         self._positive = Controls()
 
     def copy(self, pool: Pool) -> None:
-        """Measure the copy. If that fails, the run does not fail, but its comparison lacks a control."""
+        """Measure the copy.
+
+        If that fails, the run does not fail, but its comparison lacks a control.
+        """
         with contextlib.suppress(*CANNOT_MEASURE):
             self.copied = pool.measure(copy_spec(self._device))
 
     def slow_down(self, comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> None:
-        """Measure the shortest compared training step with a delay that makes it longer than its limit."""
+        """Measure the shortest training step with a delay that makes it longer than its limit."""
         timed = {
             test: change.now_seconds
             for test, change in comparison.changes.items()

@@ -17,7 +17,10 @@ class Devices:
     """The GPUs of a run, or the CPU where there are none, from its first test to its end."""
 
     def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
-        """gpus: all that the run may use, none on the CPU. world_size: the most ranks of the run."""
+        """gpus: all that the run may use, none on the CPU.
+
+        world_size: the most ranks of the run.
+        """
         self._gpus = gpus[:world_size]
         self._world_size = world_size
         self._lock = DeviceLock()

@@ -1,7 +1,7 @@
 """The end of a run: the verdict is decided, saved and printed.
 
-Saving is taken over from pytest-benchmark. It saves a regressed run before it compares, puts files where another
-Python does not find them, and loses a test whose rank died.
+Saving is taken over from pytest-benchmark. It saves a regressed run before it compares, puts files
+where another Python does not find them, and loses a test whose rank died.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NOT_STORED = (
 class Ending:
     """Saves a run in pytest-benchmark's format, prints its table last, and sets the exit status.
 
-    Made while the options are still as they were typed. answer, verdict: None until the run is decided, and of a run
-    that is none of the suite.
+    Made while the options are still as they were typed. answer, verdict: None until the run is
+    decided, and of a run that is none of the suite.
     """
 
     def __init__(self, config: pytest.Config, session: Session, verdict_to: Path | None) -> None:
@@ -57,7 +57,7 @@ class Ending:
             self._signal = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
-        """Decide a run of the suite, and add the verdict to the JUnit file before any plugin writes."""
+        """Decide, and add the verdict to JUnit's cases before pytest writes its file."""
         session = self._session
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not ran or not session.is_suite or self._config.option.collectonly:
@@ -84,7 +84,7 @@ class Ending:
         session.exitstatus = exit_status(self.verdict.status, saved=all(saved))
 
     def _save(self, document: dict[str, Any]) -> bool:
-        """Write the run, and the copy and the baseline if they were requested; return whether all were written."""
+        """Write the run, and its copy and a baseline on request; return whether all were written."""
         storage, commit = self._session.storage, self._session.host["commit"]
         written = [self._try("the run", storage.runs, lambda: storage.save_run(document, commit))]
         if copy_to := self._copy_to:

@@ -1,5 +1,6 @@
-"""Ctrl-C, or the end of a job's time: the first ends the measuring, others do not cut off the ending, which takes seconds,
-saves what was measured and tells the verdict."""
+"""Handling of Ctrl-C and SIGTERM: the first one ends the measuring, later ones do not cut off the
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +17,25 @@ _USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-_ours: set[signal.Signals] = set()  # those that are handled here until they are as before
+_handled: set[signal.Signals] = set()  # signals that this module handles
 
 
 def interrupt_once(config: pytest.Config) -> None:
-    """From now on the first SIGINT or SIGTERM raises KeyboardInterrupt with its name, and then none does anything for as long
-    as the process lives; whoever handles one already, or from now on, keeps it."""
+    """Raise KeyboardInterrupt, with the signal's name, at the first SIGINT or SIGTERM, and ignore
+    later ones.
+
+    A signal that somebody else handles is left alone.
+    """
     if threading.current_thread() is threading.main_thread():
-        _ours.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
-        for number in _ours:
+        _handled.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
+        for number in _handled:
             signal.signal(number, _first)
         config.add_cleanup(interrupt_as_before)
 
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Within, SIGTERM raises KeyboardInterrupt, too, so that what was begun is undone."""
+    """Raise KeyboardInterrupt at SIGTERM, too, within the context."""
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -46,25 +50,26 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """From now on not even the first does anything, here or in what is started: what was measured is judged and saved."""
-    for number in _ours:
+    """Ignore signals from now on, so that measurements are compared and saved."""
+    for number in _handled:
         _handle(number, signal.SIG_IGN)
 
 
 def interrupt_as_before() -> None:
-    """Unless one ended the measuring: a process takes a while to end, and another would change its exit status."""
-    for number in _ours:
+    """Give the signals back, unless one ended the measuring: another would then change the exit
+    status.
+    """
+    for number in _handled:
         _handle(number, _USUAL[number])
-    _ours.clear()
+    _handled.clear()
 
 
 def _first(number: int, frame: FrameType | None) -> None:
     ignore_interrupts()
-    _ours.clear()
+    _handled.clear()
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _handle(number: signal.Signals, how: Any) -> None:
-    """Unless somebody else has come to handle it."""
-    if signal.getsignal(number) in (_first, signal.SIG_IGN):
-        signal.signal(number, how)
+def _handle(number: signal.Signals, handler: Any) -> None:
+    if signal.getsignal(number) in (_first, signal.SIG_IGN):  # nobody else has come to handle it
+        signal.signal(number, handler)

@@ -1,4 +1,6 @@
-"""What the run decided after its tests had passed, for pytest's JUnit XML: those that got worse, and the verdict itself."""
+"""Cases for pytest's JUnit XML: the tests that got worse although they passed, and the verdict
+itself.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,31 @@ from ddpperf.results.outcomes import Status, Verdict
 VERDICT = "ddpperf::verdict"  # the name of the case that stands for the whole run
 
 
-def add_verdict(config: pytest.Config, failures: Mapping[str, str], verdict: Verdict) -> None:
-    """Add a failed case for each test that got worse, and one of the verdict: passed, failed, or in error where there is none.
+def add_verdict(config: pytest.Config, worse: Mapping[str, str], verdict: Verdict) -> None:
+    """Add a failed case for each test that got worse, and a case of the verdict: passed, failed or
+    in error.
 
-    failures: by test, how it got worse. Does nothing where no --junitxml was asked for; call before the file is written.
+    worse: by test, what got worse. Without --junitxml nothing is added. Call this before pytest
+    writes the file.
     """
     xml = config.stash.get(xml_key, None)
     if xml is None:
         return
-    for test, how in failures.items():
-        _add(xml, test, "call", "failed", how)
+    for test, what in worse.items():
+        _add(xml, test, "call", "failed", what)
     reasons = "\n".join(verdict.reasons)
     if verdict.status is Status.PASS:
         _add(xml, VERDICT, "call", "passed", "")
     elif verdict.status is Status.FAIL:
         _add(xml, VERDICT, "call", "failed", f"FAIL: {reasons}")
     else:
-        _add(xml, VERDICT, "setup", "failed", f"NO VERDICT: {reasons}")  # JUnit's word for that is an error
+        _add(xml, VERDICT, "setup", "failed", f"NO VERDICT: {reasons}")  # JUnit calls this an error
 
 
 def _add(
     xml: LogXML, test: str, when: Literal["setup", "call"], outcome: Literal["passed", "failed"], text: str
 ) -> None:
-    """A case of its own, even beside one of the same test that had passed."""
+    """Add a case, even beside one of the same test that passed."""
     location = (test.partition("::")[0], None, test.partition("::")[2])
     for phase, ended, why in ((when, outcome, text or None), ("teardown", "passed", None)):
         xml.pytest_runtest_logreport(

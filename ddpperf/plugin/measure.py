@@ -24,7 +24,8 @@ from ddpperf.workers.pool import Pool
 class VirtualClock:
     """A timer for pytest-benchmark that only moves by the seconds that ranks measured.
 
-    It starts each round at zero, so that the difference of two readings is the measured float to the last bit.
+    It starts each round at zero, so that the difference of two readings is the measured float to
+    the last bit.
     """
 
     def __init__(self) -> None:
@@ -47,15 +48,17 @@ CLOCK = VirtualClock()
 
 
 class Measure:
-    """Measures specs for one test: its own with `measure(spec)`, others that its metrics need with `measure.reference`.
+    """Measures specs for one test: its own with `measure(spec)`, others that its metrics need with
+    `measure.reference`.
 
-    In an A/B run both sides are measured. The test's duration, and the value of each metric, are those of the side
-    that runs this environment.
+    In an A/B run both sides are measured. The test's duration, and the value of each metric, are
+    those of the side that runs this environment.
 
-    machine: what is known of this machine. measured: the result of `measure(spec)`, None before. metrics: by name, as
-    the JSON has them. stored: everything that the JSON has of the test. stats: pytest-benchmark's. notes: warnings
-    and explanations. base_failed: whether ranks of the base failed. candidate_cannot: whether only the candidate
-    cannot measure the test, which is then skipped. counted_seconds: spent in rounds that count.
+    machine: what is known of this machine. measured: the result of `measure(spec)`, None before.
+    metrics: by name, as the JSON has them. stored: everything that the JSON has of the test. stats:
+    pytest-benchmark's. notes: warnings and explanations. base_failed: whether ranks of the base
+    failed. candidate_cannot: whether only the candidate cannot measure the test, which is then
+    skipped. counted_seconds: spent in rounds that count.
     """
 
     def __init__(
@@ -84,13 +87,15 @@ class Measure:
         self._references: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
-        """Measure the test's own spec, and give pytest-benchmark the seconds of a step in each round.
+        """Measure the test's own spec, and hand its step seconds to pytest-benchmark.
 
-        The same process sets measure equal specs once, for all tests. Fails the test if a rank fails.
+        The same process sets measure equal specs once, for all tests. Fails the test if a rank
+        fails.
         """
         if self.measured is not None:
             _fail(
-                "a test measures one spec as its own, this is its second; yield two cases, or measure a reference"
+                "a test measures one spec as its own, this is its second; "
+                "yield two cases, or measure a reference"
             )
         self.measured = measured = self._measure(spec, own=True)
         for name, reference in self._references.items():
@@ -111,7 +116,9 @@ class Measure:
         return measured
 
     def reference(self, name: str, spec: Spec) -> Measured:
-        """Measure another spec on the same process sets, and store it as a reference with this name."""
+        """Measure another spec on the same process sets, and store it as a reference with this
+        name.
+        """
         measured = self._measure(spec, own=False)
         self._require_same_sets(name, {sample.set for sample in measured.samples})
         self._references[name] = measured.to_json()
@@ -120,8 +127,8 @@ class Measure:
     def attempt(self, spec: Spec) -> Measured | str:
         """Measure what may need too much memory, alone on one process set, and store nothing.
 
-        Returns a sentence if memory ended, or a library raised what may be its limit. The process sets are replaced
-        then, so that the test's own spec has to be measured after all attempts.
+        Returns a sentence if memory ended, or a library raised what may be its limit. The process
+        sets are replaced then, so that the test's own spec has to be measured after all attempts.
         """
         try:
             return self._with_notes(lambda pool: pool.measure_alone(spec))
@@ -134,11 +141,13 @@ class Measure:
     def _require_same_sets(self, reference: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
             _fail(
-                f"a process set was replaced between the reference {reference} and the test's own spec; run it again"
+                f"a process set was replaced between the reference {reference} and the test's own spec; "
+                "run it again"
             )
 
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
-        """Store a registered metric: each process set's value, and the median over those of this environment.
+        """Store a registered metric: each process set's value, and the median over those of this
+        environment.
 
         Fails the test if the registry has no metric of this name, or a value is NaN or infinite.
         """
@@ -155,7 +164,9 @@ class Measure:
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        """Return the values of one side's process sets; none before the test's own spec was measured."""
+        """Return the values of one side's process sets; none before the test's own spec was
+        measured.
+        """
         samples = self.measured.of(side).samples if self.measured is not None else ()
         sets = {sample.set for sample in samples}
         return [value for name, value in by_set.items() if name in sets]
@@ -194,7 +205,10 @@ class Measure:
                 self.stored["notes"].append(note.to_json())
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
-        """Measure a spec, once on the same process sets. own: whether it is the test's own spec, not a reference."""
+        """Measure a spec, once on the same process sets.
+
+        own: whether it is the test's own spec, not a reference.
+        """
         if not isinstance(spec, Spec):
             _fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}")
         candidate = self._candidate_of(spec, own=own)
@@ -210,7 +224,10 @@ class Measure:
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
 
     def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
-        """Return the candidate's spec if it is another one. Skips the test if only the candidate cannot measure it."""
+        """Return the candidate's spec if it is another one.
+
+        Skips the test if only the candidate cannot measure it.
+        """
         if self._sides is None:
             return None
         try:

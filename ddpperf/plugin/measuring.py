@@ -26,10 +26,11 @@ from ddpperf.workers.pool import Pool
 class Measuring:
     """The process sets of one pass over tests, started when the first test measures.
 
-    The tests of a run are measured in one pass. Suspects of an A/B run are measured again in a second pass, on fresh
-    process sets.
+    The tests of a run are measured in one pass. Suspects of an A/B run are measured again in a
+    second pass, on fresh process sets.
 
-    sides: base and candidate, None where all sets run this environment. measures: the `measure` fixtures by test id.
+    sides: base and candidate, None where all sets run this environment. measures: the `measure`
+    fixtures by test id.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class Measuring:
         replicates: int = 1,
         after: Measuring | None = None,
     ) -> None:
-        """replicates: process sets per side. after: the pass before, whose names of process sets are not used again."""
+        """replicates: process sets per side.
+
+        after: the pass before, whose names of process sets are not used again.
+        """
         self.sides = sides
         self.measures: dict[str, Measure] = {}
         self._options = options
@@ -86,7 +90,7 @@ class Measuring:
         return self._pool
 
     def _with_variables(self, sides: Sequence[Side]) -> list[Side]:
-        """Return the sides with the variables that tell their ranks where model, data and folders are."""
+        """Return the sides with the variables that name the model, the data and the folders."""
         options = self._options
         paths = {
             DATA_VARIABLE: options.data.path,
@@ -100,8 +104,8 @@ class Measuring:
     def notes(self, measured: Measured, fresh: bool) -> list[Note]:
         """Return the warnings about a measurement.
 
-        fresh: whether it was taken just now. What disturbed it is then asked of the devices, and kept for the other
-        tests that use the same measurement.
+        fresh: whether it was taken just now. What disturbed it is then asked of the devices, and
+        kept for the other tests that use the same measurement.
         """
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
@@ -114,7 +118,7 @@ class Measuring:
         return self._pool.counted_seconds if self._pool is not None else 0.0
 
     def environment(self) -> dict[str, Any]:
-        """Return the software of the ranks, as it is stored with the run; empty if none was started."""
+        """Return the software of the ranks, as it is stored; empty if none was started."""
         if self._pool is None:
             return {}
         return self._pool.environment() | self._devices.environment()

@@ -14,11 +14,12 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 class Outcomes:
     """How each test of a run ended, by test id, as pytest reports it.
 
-    measured: tests that measure. uncollected: files that could not be imported. other_failures: failed tests that
-    measure nothing. deselected: tests that measure, but were left out on the command line. gate: tests that `-m gate`
-    selects. candidate_cannot: tests skipped because only the candidate of an A/B run cannot measure them.
-    seconds: the duration of each test, with its setup and teardown. paths: what the command line names, as test ids
-    begin. refusal: why the collected cases cannot be measured; empty if they can. begun: when the run began.
+    measured: tests that measure. uncollected: files that could not be imported. other_failures:
+    failed tests that measure nothing. deselected: tests that measure, but were left out on the
+    command line. gate: tests that `-m gate` selects. candidate_cannot: tests skipped because only
+    the candidate of an A/B run cannot measure them. seconds: the duration of each test, with its
+    setup and teardown. paths: what the command line names, as test ids begin. refusal: why the
+    collected cases cannot be measured; empty if they can. begun: when the run began.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,9 @@ def measures(item: pytest.Item) -> bool:
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the first line of why a test did not pass, without the word that pytest puts before it."""
+    """Return the first line of why a test did not pass, without the word that pytest puts before
+    it.
+    """
     if report.passed:
         return ""
     if isinstance(report.longrepr, tuple):  # a skip: file, line, message

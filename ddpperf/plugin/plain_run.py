@@ -1,4 +1,4 @@
-"""A run of one side: this environment alone, compared with a stored run if the command line names one."""
+"""A run of this environment alone, which may be compared with a stored run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from ddpperf.verdict.verdict import Answer
 class PlainRun:
     """Compares what the tests measured with a stored run, and controls the comparison.
 
-    baseline: the stored run; None without --benchmark-compare, or if there is none. confirmation: measures suspects
-    beside the stored run's code; None without --baseline-root and --baseline-python.
+    baseline: the stored run; None without --benchmark-compare, or if there is none. confirmation:
+    measures suspects beside the stored run's code; None without --baseline-root and
+    --baseline-python.
     """
 
     sides = None
@@ -57,7 +58,7 @@ class PlainRun:
         }
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Measure the controls and compare; return the tests to be measured again, beside the stored run's code.
+        """Measure the controls and compare; return the suspects to be confirmed.
 
         expected: ids of the tests that have to be compared.
         """
@@ -76,7 +77,7 @@ class PlainRun:
     def answer(
         self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
     ) -> Answer | None:
-        """Return what the comparison says, or what was found of its suspects; None without a comparison.
+        """Return the answer of the comparison or of the confirmation; None without one.
 
         cannot: tests that the candidate of an A/B run cannot measure; of no use here.
         """
@@ -93,7 +94,7 @@ class PlainRun:
         return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
 
     def to_json(self) -> dict[str, Any]:
-        """Return this run's part of the JSON: the copy of memory, and the confirmation of suspects, if any."""
+        """Return this run's part of the JSON: the copy of memory, and any confirmation."""
         copied = {"copied": self.controls.copied and self.controls.copied.to_json()}
         if self.confirmation is None or not self.confirmation.decided:
             return copied

@@ -1,4 +1,4 @@
-"""A line that says how far a long measurement is, and how long it will still take. Only on a terminal: quiet in CI's logs."""
+"""A line on the terminal with the progress of a long measurement and the time that is left."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import TextIO
 
 from ddpperf.specs import Spec
 
-QUIET_SECONDS = 2.0  # what is shorter is not told
+QUIET_SECONDS = 2.0  # a shorter measurement shows nothing
 REDRAW_SECONDS = 0.5
-MAKE_ROOM = "\x1bD\x1b[A"  # down, which scrolls where the line is the last one, and up again
-SAVE, RESTORE = "\x1b7", "\x1b8"  # the cursor's place
-LINE_BELOW = "\x1b[B\r\x1b[K"  # emptied
+MAKE_ROOM = "\x1bD\x1b[A"  # one line down, which scrolls at the end of the screen, and up again
+SAVE, RESTORE = "\x1b7", "\x1b8"  # the cursor's position
+LINE_BELOW = "\x1b[B\r\x1b[K"  # one line down, which is emptied
 
 
 class ProgressLine:
-    """Called with the spec that is measured and the fraction of it that is done; `clear` takes the line away again."""
+    """A progress line: called with a spec and the fraction of its measurement that is done.
+
+    Shows nothing in a log file, or in CI.
+    """
 
     def __init__(self, terminal: TextIO) -> None:
-        """terminal: a stream of its own on the terminal, for pytest captures what tests write to the usual one."""
+        """terminal: another stream than the usual one, which pytest captures."""
         self._terminal = terminal
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
@@ -35,13 +38,14 @@ class ProgressLine:
             self._drawn = now
 
     def _draw(self, text: str) -> None:
-        """Below the line that pytest writes on, to which the cursor then goes back."""
+        """Write below the line of pytest's own output, and return the cursor to that line."""
         width = os.get_terminal_size(self._terminal.fileno()).columns or 80
         self._terminal.write(MAKE_ROOM)
         self._write(text[: width - 1])
         self._shown = True
 
     def clear(self) -> None:
+        """Remove the line."""
         if self._shown:
             self._write("")
             self._shown = False
@@ -56,7 +60,7 @@ class ProgressLine:
 
 
 def time_left(elapsed_seconds: float, fraction: float) -> str:
-    """How long the rest takes if it goes on as until now, such as "1:05 left"."""
+    """Return how long the rest takes at the same speed, such as "1:05 left"."""
     if fraction <= 0:
         return "warming up"
     minutes, seconds = divmod(round(elapsed_seconds * (1 - fraction) / fraction), 60)

@@ -33,9 +33,9 @@ from ddpperf.verdict.verdict import Answer, decide
 class Session:
     """The state of a run.
 
-    run: how the tests are measured and judged, on one side or A/B. passes: the process sets and measurements of the
-    first pass over the tests, and of the second one, which measures suspects again. problems: why the run cannot
-    answer, a sentence each.
+    run: how the tests are measured and judged, on one side or A/B. passes: the process sets and
+    measurements of the first pass over the tests, and of the second one, which measures suspects
+    again. problems: why the run cannot answer, a sentence each.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class Session:
         root: Path,
         compare_with: str | Literal[True] | None = None,
     ) -> None:
-        """Read the thresholds and the stored run. compare_with: its name, or True for the newest one."""
+        """Read the thresholds and the stored run.
+
+        compare_with: its name, or True for the newest one.
+        """
         self.options = options
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
         self.outcomes = Outcomes()
@@ -85,12 +88,15 @@ class Session:
 
     @property
     def is_suite(self) -> bool:
-        """Whether this is a run of the suite: experiments were collected, or a comparison was requested."""
+        """Whether experiments were collected, or a comparison was requested."""
         requested = isinstance(self.run, ABRun) or self.run.baseline is not None or bool(self.problems)
         return requested or self.outcomes.found_experiments
 
     def prepare(self) -> None:
-        """Check, once, what takes time: images, interpreters, models. Raises Refused for what cannot be measured."""
+        """Check, once, what takes time: images, interpreters, models.
+
+        Raises Refused for what cannot be measured.
+        """
         if self._prepared:
             return
         self._prepared = True
@@ -112,7 +118,10 @@ class Session:
         return self.passes[0].measures if self.passes else {}
 
     def start(self) -> None:
-        """Lock the devices and begin the first pass, once. Raises Refused if another run uses one of the devices."""
+        """Lock the devices and begin the first pass, once.
+
+        Raises Refused if another run uses one of the devices.
+        """
         if not self.passes:
             self.prepare()
             self._devices.acquire()
@@ -134,7 +143,7 @@ class Session:
         )
 
     def violations(self, test: str, function: str) -> list[str]:
-        """Return the thresholds that the metrics of a test that just ended do not reach, a sentence each."""
+        """Return the thresholds that a test's metrics do not reach, a sentence each."""
         measure = self.passes[-1].measures.get(test) if self.passes else None
         if measure is None or measure.measured is None:
             return []
@@ -142,7 +151,7 @@ class Session:
         return self.thresholds.violations(function, spec, measure.values())
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Measure the controls and compare after the tests; then measure the suspects again on fresh process sets."""
+        """Compare after the tests, and measure the suspects again on fresh process sets."""
         (first,) = self.passes
         if not first.measured():
             return
@@ -159,7 +168,7 @@ class Session:
         self.run.confirm(self.passes[-1])
 
     def _expected(self) -> set[str]:
-        """Return the tests to be compared: those collected, and those of the stored run that were asked for by path."""
+        """Return the collected tests, and those of the stored run below the paths given."""
         stored = self.run.baseline.measured if self.run.baseline is not None else {}
         asked = {test for test in stored if any(_is_below(test, path) for path in self.outcomes.paths)}
         return set(self.outcomes.measured) | asked - self.outcomes.deselected
@@ -189,7 +198,7 @@ class Session:
         return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
-        """Return how each test ended, with failures of the base, and skips for the candidate alone, as such."""
+        """Return how each test ended, and which side of an A/B run was the cause."""
         outcomes = self.outcomes.all()
         measures = [(test, each) for measuring in self.passes for test, each in measuring.measures.items()]
         base_failed = {test for test, measure in measures if measure.base_failed}

@@ -213,6 +213,6 @@ def test_a_base_that_is_not_the_stored_runs_code_is_refused(project: CannedSuite
     path.write_text(path.read_text().replace(f'"torch": "{sample["torch"]}"', '"torch": "2.11.9"'))
     finished = run(project, "--baseline-root", "other", "--benchmark-compare")
     finished.assert_one_sentence(
-        4, f"{path.name} was measured with torch 2.11.9, its code's side has {sample['torch']}; name"
+        4, f"{path.name} was measured with torch 2.11.9, but the base has {sample['torch']}; name"
     )
     assert len(project.saved_runs()) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.machine.git import commit
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.stored_code import require_stored_code
@@ -98,12 +99,12 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("two")
     found = (
         rf"0007_main.json was measured at commit {was}, "
-        rf"--baseline-root .* holds {was} with changes; check {was} out there"
+        rf"but --baseline-root .* holds {was} with changes; check {was} out there"
     )
-    with pytest.raises(pytest.UsageError, match=found):
+    with pytest.raises(Refused, match=found):
         require_stored_code(stored(was), base(tmp_path), tmp_path)
     git(tmp_path, "commit", "-a", "-m", "two")
-    with pytest.raises(pytest.UsageError, match=rf" holds (?!{was})\w+; check {was} out there$"):
+    with pytest.raises(Refused, match=rf" holds (?!{was})\w+; check {was} out there$"):
         require_stored_code(stored(was), base(tmp_path), tmp_path)
 
 
@@ -120,13 +121,11 @@ def test_base_without_root_needs_the_unchanged_tree(tmp_path: Path) -> None:
     require_stored_code(stored("0123456789"), base(None), tmp_path)
     (tmp_path / "mine.py").write_text("two")
     sentence = (
-        f" at commit {was}, from which this tree, which the base runs, differs; "
-        f"check {was} out elsewhere, and name that"
+        f" at commit {was}, but this tree, which the base runs, differs from it; "
+        f"check {was} out elsewhere, and name that folder"
     )
     for _ in ("with changes", "committed"):
-        with pytest.raises(
-            pytest.UsageError, match=f"^0007_main.json was measured{sentence} with --baseline-root$"
-        ):
+        with pytest.raises(Refused, match=f"^0007_main.json was measured{sentence} with --baseline-root$"):
             require_stored_code(stored(was), base(None), tmp_path)
         git(tmp_path, "commit", "-a", "--allow-empty", "-m", "two")
 
@@ -139,7 +138,7 @@ def test_commit_of_a_changed_tree_counts(tmp_path: Path, named: bool) -> None:
     (tmp_path / "mine.py").write_text("two")
     require_stored_code(stored(f"{was}+"), the_base, tmp_path)
     git(tmp_path, "commit", "-a", "-m", "two")
-    with pytest.raises(pytest.UsageError, match=rf"was measured at commit {was}\+, .*; check {was} out "):
+    with pytest.raises(Refused, match=rf"was measured at commit {was}\+, .*; check {was} out "):
         require_stored_code(stored(f"{was}+"), the_base, tmp_path)
 
 
@@ -160,8 +159,8 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
         sides(here, tmp_path / "elsewhere" / "..", str(tmp_path / "python3")),
     ):
         with pytest.raises(
-            pytest.UsageError,
-            match=r"^the base is this very environment, .* measured beside themselves; name",
+            Refused,
+            match=r"^the base equals this environment, .* compared with themselves; name",
         ):
             require_stored_code(stored("nogit"), same, tmp_path)
         require_stored_code(
@@ -203,8 +202,8 @@ def test_unknown_commits_are_not_compared(tmp_path: Path, unknown: str) -> None:
 def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
     require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
     with pytest.raises(
-        pytest.UsageError,
-        match=r"^0007_main.json was measured with torch 2.11.0, its code's side has 2.12.0; "
-        r"name an interpreter that has",
+        Refused,
+        match=r"^0007_main.json was measured with torch 2.11.0, but the base has 2.12.0; "
+        r"name an interpreter with the stored run's torch",
     ):
         require_stored_code(stored("nogit"), base(None, torch="2.12.0"), tmp_path)
