@@ -1,4 +1,4 @@
-"""Two sides judged: what is a suspect, what fresh sets decide, and what the whole then says."""
+"""The decision of an A/B run: screening, confirmation, controls and the answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def verdict(decision: Decision, *problems: str) -> tuple[Status, tuple[str, ...]
     return made.status, made.reasons
 
 
-def test_what_did_not_change_passes_and_the_pass_says_what_it_would_have_seen() -> None:
+def test_unchanged_suite_passes_and_tells_its_reach() -> None:
     decision = Decision(suite(), GPU)
     assert decision.suspects() == []
     status, (reason,) = verdict(decision)
@@ -68,7 +68,7 @@ def test_what_did_not_change_passes_and_the_pass_says_what_it_would_have_seen() 
     assert "8 tests measured, nothing worse than the base: half of the tests would show" in reason
 
 
-def test_a_suspect_is_worse_only_if_fresh_sets_say_so() -> None:
+def test_only_fresh_sets_confirm_a_suspect() -> None:
     decision = Decision(suite(reading(1.03)), GPU)
     assert decision.suspects() == ["t"]
     decision.confirm([reading(1.03, base=FRESH)])
@@ -85,7 +85,7 @@ def test_a_suspect_is_worse_only_if_fresh_sets_say_so() -> None:
     assert verdict(decision)[0] is Status.PASS
 
 
-def test_a_suspect_that_could_not_be_measured_again_is_a_hole() -> None:
+def test_suspect_without_confirmation_is_missing() -> None:
     for again in ([], [replace(reading(1.03, base=FRESH), base=(math.nan,) * 6)]):
         decision = Decision(suite(reading(1.03)), GPU)
         decision.confirm(again)
@@ -106,9 +106,7 @@ def test_a_suspect_that_could_not_be_measured_again_is_a_hole() -> None:
         ("speedup_over_eager", 0.97, Finding.SUSPECT),
     ],
 )
-def test_each_metric_has_its_own_direction_and_its_ratio_its_own_units(
-    metric: str, by: float, finding: Finding
-) -> None:
+def test_each_metric_has_its_own_direction(metric: str, by: float, finding: Finding) -> None:
     others = [reading(1, f"other{number}", metric) for number in range(4)]
     decision = Decision([*others, reading(by, metric=metric)], GPU)
     found = row(decision, metric=metric)
@@ -117,7 +115,7 @@ def test_each_metric_has_its_own_direction_and_its_ratio_its_own_units(
     assert found.low < by < found.high
 
 
-def test_a_lower_speedup_is_no_failure_where_only_the_one_device_got_faster() -> None:
+def test_faster_single_device_is_no_regression() -> None:
     def decided(time_by: float) -> Decision:
         more = [reading(1, f"same{number}", "speedup") for number in range(8)]
         decision = Decision(suite(*more, reading(time_by), reading(0.96, metric="speedup")), GPU)
@@ -132,13 +130,13 @@ def test_a_lower_speedup_is_no_failure_where_only_the_one_device_got_faster() ->
     assert verdict(decided(1.004))[0] is Status.FAIL
 
 
-def test_a_stored_runs_suspect_is_excused_for_a_faster_one_device_too() -> None:
+def test_faster_single_device_excuses_a_stored_runs_suspect() -> None:
     readings = [reading(0.97, base=FRESH), reading(0.92, metric="speedup", base=FRESH)]
     decision = Decision(readings, GPU, suspects_only=True)
     assert row(decision, metric="speedup").finding is Finding.UNDECIDED
 
 
-def test_of_a_stored_runs_suspect_a_lower_speedup_counts_where_its_step_is_slower_beyond_chance() -> None:
+def test_lower_speedup_counts_if_the_step_is_slower() -> None:
     by = 1.003  # as chance makes 22 of 10,000 equal steps, where 50 are allowed: the suite's 1 %, of two metrics
     settings = replace(GPU, default=replace(GPU.default, margin=0.0), metrics={})
     readings = [reading(by, base=FRESH), reading(1 / by, metric="speedup", base=FRESH)]
@@ -189,7 +187,7 @@ def test_a_failed_control_is_no_verdict(control: Control, by: float, words: str)
     assert words in reason
 
 
-def test_a_negative_control_that_shows_too_little_is_no_verdict_but_not_a_failed_one() -> None:
+def test_noisy_negative_control_is_no_verdict() -> None:
     def judged(*candidate: float) -> tuple[Status, tuple[str, ...]]:
         noisy = [
             replace(each, candidate=candidate) if each.control == "negative" else each for each in suite()
@@ -202,7 +200,7 @@ def test_a_negative_control_that_shows_too_little_is_no_verdict_but_not_a_failed
     assert reason.startswith("the negative control is too noisy: 0.8")
 
 
-def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
+def test_failed_control_ranks_between_failure_and_regression() -> None:
     failed = [
         replace(each, candidate=(1.03,) * 3) if each.control == "negative" else each
         for each in suite(reading(1.1))
@@ -219,14 +217,14 @@ def test_a_failed_control_outranks_what_is_worse_but_no_failed_test() -> None:
     assert decide(outcomes, measured=outcomes, answer=answer).status is Status.FAIL
 
 
-def test_what_the_base_could_not_measure_is_no_failure() -> None:
+def test_base_failure_is_no_verdict() -> None:
     outcomes = {"t": Outcome(kind=OutcomeKind.BASE_FAILED, reason="the base's rank 0 of set A2 died")}
     found = decide(outcomes, measured={"t"}, answer=None)
     assert found.status is Status.NO_VERDICT
     assert found.reasons == ("t was not measured: the base's rank 0 of set A2 died",)
 
 
-def test_suspects_that_something_else_found_get_no_credit_for_a_first_look() -> None:
+def test_stored_runs_suspects_are_tested_at_the_suites_level() -> None:
     """Of one metric the level is that of the suite; of 12 the twelfth part of it: half of a suite's tests may be suspects."""
     for metrics in (1, 12):
         decision = Decision([reading(1, f"t{number}") for number in range(metrics)], GPU, suspects_only=True)
@@ -235,7 +233,7 @@ def test_suspects_that_something_else_found_get_no_credit_for_a_first_look() -> 
         assert all(row.confirmed for row in decision.rows)
 
 
-def test_a_suspect_stays_gated_whatever_its_second_look_says_of_its_kind() -> None:
+def test_suspect_stays_gated_in_another_noise_class() -> None:
     slower = reading(1.5, metric="cpu_seconds", primary=True)
     decision = Decision(
         suite(*(reading(1, f"c{n}", "cpu_seconds", primary=True) for n in range(6)), slower), GPU
@@ -246,7 +244,7 @@ def test_a_suspect_stays_gated_whatever_its_second_look_says_of_its_kind() -> No
     assert (found.finding, found.gated, found.primary) == (Finding.WORSE, True, True)
 
 
-def test_a_gated_metric_that_one_side_lacks_is_a_hole() -> None:
+def test_gated_metric_without_candidate_is_missing() -> None:
     sample = {"torch": "2.11", "seconds": ((0.1,), (0.1,)), "counters": {}}
     sets = [("A1", "A"), ("A2", "A"), ("B3", "B"), ("B4", "B")]
     samples = tuple(Sample(set=name, side=side, **sample) for name, side in sets)  # type: ignore[arg-type]
@@ -264,7 +262,7 @@ def test_a_control_that_is_missing_is_no_verdict() -> None:
     assert reasons == ("the negative control was not measured", "the positive control was not measured")
 
 
-def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_many_sets_would_do() -> None:
+def test_many_noisy_tests_are_no_verdict_with_advice() -> None:
     orders = ((1.0, 1.02, 0.98), (0.98, 1.0, 1.02), (1.02, 0.98, 1.0))
     noisy = [
         reading(1, f"noisy{number}", base=base, noise_class="noisy") for number, base in enumerate(orders)
@@ -282,7 +280,7 @@ def test_noise_in_more_than_a_twentieth_of_the_tests_is_no_verdict_and_says_how_
     assert verdict(Decision(twice, GPU.with_sets(3 * needed)))[0] is Status.PASS
 
 
-def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_them() -> None:
+def test_shared_measurement_counts_once_in_class_noise() -> None:
     """Else a measurement's own variance would be taken for what is usual, and its few degrees of freedom for more."""
     noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), noise_class="noisy") for number in range(3)]
     control = reading(
@@ -297,7 +295,7 @@ def test_what_several_tests_share_was_measured_once_and_a_control_is_none_of_the
     assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
 
 
-def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
+def test_candidate_cannot_counts_as_undecided() -> None:
     decision = Decision(suite(*(reading(test=f"more{number}", base=FRESH[:3]) for number in range(12))), GPU)
     tests = [f"cannot{number}" for number in range(2)]
     one, two = (ab_answer(decision.rows, {}, unmeasured=tests[:number]).undecided for number in (1, 2))
@@ -320,7 +318,7 @@ def test_tests_that_the_candidate_cannot_measure_count_as_undecided() -> None:
     ]
 
 
-def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> None:
+def test_advice_when_no_number_of_sets_is_enough() -> None:
     """Also where another test could do with fewer."""
     wild, noisy = (
         reading(1, name, base=base, noise_class=name)
@@ -335,7 +333,7 @@ def test_where_more_sets_than_can_be_measured_would_be_needed_that_is_said() -> 
     assert reason == "2 of 10 tests are undecided, such as wild; 64 sets would not be enough"
 
 
-def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
+def test_shared_base_alone_counts_twice() -> None:
     bases = (1.0, 1.02, 0.98)
     one = reading(1, "one", base=bases, noise_class="noisy")
     other = replace(one, test="other", candidate=(1.0, 0.981, 1.02))
@@ -343,7 +341,7 @@ def test_what_shares_the_base_alone_was_measured_for_itself() -> None:
     assert math.log(beside.high / beside.low) < 0.9 * math.log(alone.high / alone.low)
 
 
-def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:
+def test_undecided_row_needs_more_sets() -> None:
     """Though they would do for a change of the tolerance: this one lies between margin and tolerance."""
     noisy = [(0.996, 1.004, 1.0), (1.0, 0.9961, 1.004), (1.004, 1.0, 0.9962)]
     others = [
@@ -365,7 +363,7 @@ def test_what_its_sets_do_not_decide_needs_more_of_them() -> None:
         (QUIET, (1.0, math.inf, 1.0), "a time that is no positive number"),
     ],
 )
-def test_what_cannot_be_judged_is_never_a_pass(
+def test_incomplete_estimates_are_no_verdict(
     base: tuple[float, ...], candidate: tuple[float, ...], words: str
 ) -> None:
     decision = Decision(suite(replace(reading(), base=base, candidate=candidate)), GPU)
@@ -391,7 +389,7 @@ values = st.lists(st.floats(0.5, 2), min_size=3, max_size=3).map(tuple)
 
 @BOUNDED
 @given(values, values, st.sampled_from(["time", "speedup"]), st.floats(1e-3, 1e3))
-def test_swapped_sides_and_other_units_change_nothing_but_the_direction(
+def test_swapped_sides_and_units_only_turn_the_direction(
     base: tuple[float, ...], candidate: tuple[float, ...], metric: str, unit: float
 ) -> None:
     def of(one: tuple[float, ...], other: tuple[float, ...]) -> Row:
@@ -433,7 +431,7 @@ def by_set(value: float) -> dict[str, object]:
     return {"value": value, "unit": "1", "by_set": dict.fromkeys(("A1", "B1", "A2", "B2"), value)}
 
 
-def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
+def test_time_is_primary_and_other_metrics_gate_too() -> None:
     metrics = {
         name: by_set(2)
         for name in ("speedup", "efficiency", "images_per_second", "peak_memory_bytes", "loading_fraction")
@@ -458,7 +456,7 @@ def test_a_test_stands_for_its_time_and_is_gated_by_more() -> None:
     assert readings["tail_seconds"].candidate == pytest.approx((2.6, 2.6))  # a stall that no median sees
 
 
-def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -> None:
+def test_launch_bound_step_is_gated_by_cpu_seconds() -> None:
     metrics = {"cpu_seconds": by_set(0.5), "speedup": by_set(2)}
     readings = estimates_of("t", measured(STEP, bound=2), metrics, "cuda")
     assert [each.metric for each in readings if each.gated] == ["cpu_seconds"]
@@ -469,7 +467,7 @@ def test_a_step_that_launches_bind_on_both_sides_is_gated_by_its_cpu_seconds() -
         assert [each.metric for each in readings if each.primary] == ["time"]
 
 
-def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test_tells_that_or_not() -> None:
+def test_launch_bound_step_is_gated_without_a_stored_metric() -> None:
     counted = measured(STEP, bound=2)
     counted = replace(
         counted,
@@ -485,7 +483,7 @@ def test_a_step_that_launches_bind_is_gated_by_what_was_counted_whether_its_test
     )
 
 
-def test_a_small_all_reduce_on_gpus_is_for_information() -> None:
+def test_small_all_reduce_on_gpus_is_not_gated() -> None:
     for nbytes, device, gated in ((2**20, "cuda", False), (2**24, "cuda", True), (2**20, "cpu", True)):
         readings = estimates_of("t", measured(AllReduceSpec(world_size=2, nbytes=nbytes)), {}, device)
         assert [each.gated for each in readings if each.primary] == [gated]

@@ -1,4 +1,4 @@
-"""How often a whole run errs, simulated from its readings to its verdict: kinds of a few tests, sets with tails."""
+"""How often an A/B run errs, simulated from its estimates to its findings."""
 
 from __future__ import annotations
 
@@ -56,8 +56,16 @@ def called_worse(rng: np.random.Generator, settings: DecisionSettings, sigma: fl
     return any(row.finding is Finding.WORSE for row in decision.rows)
 
 
-@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
-@pytest.mark.parametrize(("sigma", "heavy"), [(0.003, False), (0.03, False), (0.1, False), (0.03, True)])
+@pytest.mark.parametrize("hardware", ["gpu", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("sigma", "heavy"),
+    [
+        pytest.param(0.003, False, marks=pytest.mark.slow),
+        (0.03, False),
+        pytest.param(0.1, False, marks=pytest.mark.slow),
+        pytest.param(0.03, True, marks=pytest.mark.slow),
+    ],
+)
 def test_equal_sides_are_not_called_worse(hardware: str, sigma: float, heavy: bool) -> None:
     """With nothing in the margin's mercy: in no more of 200 runs than chance makes of a rate of `suite_alpha`."""
     rng, settings = np.random.default_rng(13), SETTINGS[hardware]
@@ -66,11 +74,11 @@ def test_equal_sides_are_not_called_worse(hardware: str, sigma: float, heavy: bo
     assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong
 
 
-@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
-@pytest.mark.parametrize("sigma", [0.003, 0.03, 0.1])
-def test_equal_sides_are_not_called_worse_where_all_tests_are_a_stored_runs_suspects(
-    hardware: str, sigma: float
-) -> None:
+@pytest.mark.parametrize("hardware", [pytest.param("gpu", marks=pytest.mark.slow), "cpu"])
+@pytest.mark.parametrize(
+    "sigma", [pytest.param(0.003, marks=pytest.mark.slow), 0.03, pytest.param(0.1, marks=pytest.mark.slow)]
+)
+def test_equal_suspects_are_not_called_worse(hardware: str, sigma: float) -> None:
     """As on a slower machine, whose every test is slower than the stored run's."""
     rng, settings = np.random.default_rng(13), SETTINGS[hardware]
     nothing_tolerated = replace(settings, default=replace(settings.default, margin=0.0), metrics={})
@@ -83,7 +91,8 @@ def test_equal_sides_are_not_called_worse_where_all_tests_are_a_stored_runs_susp
     assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong
 
 
-def test_variances_of_their_kind_alone_would_be_too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_class_variance_alone_is_overconfident(monkeypatch: pytest.MonkeyPatch) -> None:
     """The own variance of a test counts, too: what differs from its kind is noisier than that says."""
     monkeypatch.setattr("ddpperf.verdict.two_stage_test.OUTLIER_P", 0.0)
 
@@ -98,8 +107,11 @@ def test_variances_of_their_kind_alone_would_be_too_sure(monkeypatch: pytest.Mon
     assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) < 1e-3, wrong
 
 
-@pytest.mark.parametrize("sigma", [0.003, 0.03])
-def test_a_faster_single_device_is_not_called_worse(sigma: float) -> None:
+@pytest.mark.parametrize(
+    ("sigma", "suites"),
+    [(0.03, 20), *(pytest.param(sigma, SUITES, marks=pytest.mark.slow) for sigma in (0.003, 0.03))],
+)
+def test_a_faster_single_device_is_not_called_worse(sigma: float, suites: int) -> None:
     """Every speedup is less, and no step is slower: none of 24 may be taken for slower by chance."""
     rng, settings = np.random.default_rng(13), SETTINGS["gpu"]
 
@@ -123,10 +135,10 @@ def test_a_faster_single_device_is_not_called_worse(sigma: float) -> None:
         return made
 
     wrong = 0
-    for _ in range(SUITES):
+    for _ in range(suites):
         decision = Decision(look(settings.default.screen_sets), settings)
         decision.confirm(
             [each for each in look(settings.default.confirm_sets) if each.test in decision.suspects()]
         )
         wrong += any(row.finding is Finding.WORSE for row in decision.rows)
-    assert binom.sf(wrong - 1, SUITES, settings.default.suite_alpha) > 1e-3, wrong
+    assert binom.sf(wrong - 1, suites, settings.default.suite_alpha) > 1e-3, wrong

@@ -49,9 +49,7 @@ def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup:
 @pytest.mark.parametrize(
     ("t1", "t4", "speedup", "wrong"), [(0.105, 0.4, "1.05x", "4.20x"), (0.1, 0.11, "3.64x", "14.55x")]
 )
-def test_a_ratio_of_epoch_times_is_the_speedup_already(
-    t1: float, t4: float, speedup: str, wrong: str
-) -> None:
+def test_ratio_of_epoch_times_is_the_speedup(t1: float, t4: float, speedup: str, wrong: str) -> None:
     """An epoch on N devices has an Nth of the steps; whoever multiplies its ratio by N once more reads N times too much."""
     images, batch, N = 51_200, 128, 4
     epoch_on_1 = images / batch * t1
@@ -63,7 +61,7 @@ def test_a_ratio_of_epoch_times_is_the_speedup_already(
 
 @BOUNDED
 @given(seconds, seconds, world_sizes)
-def test_speedup_is_n_at_most_unless_the_step_got_faster(t1: float, tN: float, N: int) -> None:
+def test_speedup_above_n_needs_faster_steps(t1: float, tN: float, N: int) -> None:
     assert (weak_speedup(t1, tN, N) <= N * (1 + 1e-12)) == (t1 / tN <= 1 + 1e-12)
 
 

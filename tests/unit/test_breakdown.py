@@ -14,7 +14,7 @@ from ddpperf.analysis.breakdown import (
 )
 
 
-def test_the_parts_are_those_of_the_rank_that_waits_the_least() -> None:
+def test_parts_are_of_the_least_waiting_rank() -> None:
     """Ranks that synchronize take equally long: which of them took a little longer is chance."""
     late = {"data": 1.0, "forward": 2.0, "backward": 5.0, "gradient_sync": 0.5, "optimizer": 1.0}
     waiting = {"data": 1.0, "forward": 2.0, "backward": 3.0, "gradient_sync": 2.501, "optimizer": 1.0}
@@ -28,7 +28,7 @@ def test_stragglers_are_told_by_what_ranks_take_alone() -> None:
     assert straggler_spread([2.0]) == 0
 
 
-def test_mfu_is_the_share_of_the_peak_of_the_actual_type() -> None:
+def test_mfu_uses_the_peak_of_the_precision() -> None:
     assert mfu(4e12, 0.01, 1e15) == pytest.approx(0.4)
     assert peak_flops_per_second("NVIDIA H200", "bf16") == 989.4e12
     assert peak_flops_per_second("NVIDIA H200", "tf32") == 989.4e12 / 2
@@ -36,11 +36,11 @@ def test_mfu_is_the_share_of_the_peak_of_the_actual_type() -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, "", "NVIDIA H2000", "NVIDIA H20", "H200"])
-def test_the_peak_of_an_unknown_gpu_is_not_guessed(gpu: str | None) -> None:
+def test_unknown_gpu_has_no_peak(gpu: str | None) -> None:
     assert peak_flops_per_second(gpu, "bf16") is None
 
 
-def test_a_type_that_a_gpu_has_not_is_absent() -> None:
+def test_unsupported_precision_has_no_peak() -> None:
     assert peak_flops_per_second("Tesla V100-SXM2-16GB", "bf16") is None
 
 
@@ -52,6 +52,6 @@ def test_fewer_bits_are_never_slower() -> None:
         assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu
 
 
-def test_an_epoch_on_four_devices_saves_seconds_and_costs_device_seconds() -> None:
+def test_epoch_cost_on_four_devices() -> None:
     found = epoch_cost(T1=10.0, TN=3.0, N=4)
     assert (found.device_seconds, found.saved_seconds, found.extra_device_seconds) == (12.0, 7.0, 2.0)

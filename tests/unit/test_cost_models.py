@@ -97,7 +97,7 @@ def test_known_values_are_found_again() -> None:
     )
 
 
-def test_their_intervals_hold_them_where_times_are_noisy() -> None:
+def test_intervals_hold_noisy_values() -> None:
     found = fit_links(cases(noise=0.05), reduction=True)
     for estimate, true in (
         (found.latency, LATENCY),
@@ -110,7 +110,7 @@ def test_their_intervals_hold_them_where_times_are_noisy() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3])
-def test_nineteen_of_twenty_intervals_hold_the_latency_and_none_leans_to_a_side(noise: float) -> None:
+def test_latency_intervals_have_their_coverage(noise: float) -> None:
     found = [fit_links(cases(noise, seed), reduction=True) for seed in range(200)]
     held = [each.latency.low < LATENCY < each.latency.high for each in found]
     assert 0.90 < mean(held) < 0.99
@@ -119,7 +119,7 @@ def test_nineteen_of_twenty_intervals_hold_the_latency_and_none_leans_to_a_side(
     assert mean(each.byte_seconds.value for each in found) == pytest.approx(BYTE_SECONDS, rel=0.05)
 
 
-def test_what_takes_no_time_takes_none() -> None:
+def test_free_bytes_are_fitted_as_zero() -> None:
     started = [
         replace(case, seconds=counts(case.algorithm, case.N, case.nbytes).latency * LATENCY)
         for case in cases()
@@ -130,7 +130,7 @@ def test_what_takes_no_time_takes_none() -> None:
     assert found.latency.value == pytest.approx(LATENCY, rel=1e-4)
 
 
-def test_without_a_reduction_sending_takes_its_time_too() -> None:
+def test_sending_absorbs_reduction_time() -> None:
     found = fit_links([case for case in cases() if case.algorithm == "ring"], reduction=False)
     assert found.reduce_seconds is None
     assert found.byte_seconds.value == pytest.approx(BYTE_SECONDS + REDUCE_SECONDS / 2)
@@ -145,7 +145,7 @@ def test_one_size_cannot_be_fitted() -> None:
         fit_envelope(SIZES[:3], [1.0, 2.0, 3.0], lines=2)
 
 
-def test_all_algorithms_share_a_link_that_is_chosen_by_sizes_left_out() -> None:
+def test_all_algorithms_share_one_link_model() -> None:
     chosen = choose_links(cases(noise=0.02))
     assert chosen.model.reduce_seconds is not None, "what is added up costs time here"
     assert chosen.held_out_error < 0.03
@@ -156,7 +156,7 @@ def test_all_algorithms_share_a_link_that_is_chosen_by_sizes_left_out() -> None:
         choose_links([case for case in cases() if case.nbytes == MiB])
 
 
-def test_what_cannot_be_told_apart_is_not_made_up() -> None:
+def test_undetermined_values_are_refused() -> None:
     """A ring of so many ranks sends twice what it adds up, at every size."""
     rings = [case for case in cases() if case.algorithm == "ring" and case.N == 4]
     with pytest.raises(
@@ -192,8 +192,8 @@ def test_two_protocols_are_told_from_one() -> None:
     assert few.held_out_error > 0.1
 
 
-@pytest.mark.parametrize(("noise", "sizes"), [(0.005, 11), (0.2, 5)])
-def test_a_librarys_start_and_slope_have_intervals_that_hold_them(noise: float, sizes: int) -> None:
+@pytest.mark.parametrize(("noise", "sizes"), [pytest.param(0.005, 11, marks=pytest.mark.slow), (0.2, 5)])
+def test_envelope_intervals_have_their_coverage(noise: float, sizes: int) -> None:
     """On GPUs as captured calls have it, on the CPU as gloo's do."""
     held = []
     for seed in range(60):
@@ -208,7 +208,7 @@ def test_a_librarys_start_and_slope_have_intervals_that_hold_them(noise: float, 
     assert 0.88 < mean(held) < 1
 
 
-def test_an_interval_turns_over_with_what_it_is_of() -> None:
+def test_inverse_swaps_the_ends_of_an_interval() -> None:
     bandwidth = Estimate(value=2.0, low=1.0, high=4.0).inverse(8.0)
     assert bandwidth == Estimate(value=4.0, low=2.0, high=8.0)
     assert Estimate(value=0.0, low=0.0, high=4.0).inverse() == Estimate(
@@ -216,7 +216,7 @@ def test_an_interval_turns_over_with_what_it_is_of() -> None:
     )
 
 
-def test_a_fit_of_calls_that_are_far_off_ends_where_nothing_is_nearer() -> None:
+def test_fit_of_outliers_is_a_minimum() -> None:
     """Whose first step of Gauss and Newton goes too far."""
     drawn = random.Random(5)
     for _ in range(20):
@@ -243,7 +243,7 @@ def of_nccl_tests(N: int) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("N", "of"), [(2, of_nccl_tests), (4, of_nccl_tests), (4, H200.__getitem__), (8, H200.__getitem__)]
 )
-def test_nccl_is_predicted_on_sizes_that_were_left_out(N: int, of: Callable[[int], dict[int, float]]) -> None:
+def test_nccl_is_predicted_on_held_out_sizes(N: int, of: Callable[[int], dict[int, float]]) -> None:
     """Within 10 %, and better by several protocols than by a single line."""
     measured = of(N)
     chosen = choose_envelope(list(measured), [microseconds / 1e6 for microseconds in measured.values()])
@@ -252,7 +252,7 @@ def test_nccl_is_predicted_on_sizes_that_were_left_out(N: int, of: Callable[[int
 
 
 @pytest.mark.parametrize("N", H200)
-def test_so_many_lines_predict_what_they_were_chosen_by(N: int) -> None:
+def test_true_number_of_lines_is_chosen(N: int) -> None:
     """The error of the choice itself, which is less than what is told: of eight sizes on two GPUs that is 13 %."""
     measured = H200[N]
     sizes, seconds = list(measured), [microseconds / 1e6 for microseconds in measured.values()]
@@ -268,7 +268,8 @@ def test_so_many_lines_predict_what_they_were_chosen_by(N: int) -> None:
     assert median(errors) < chosen.held_out_error
 
 
-def test_the_error_told_is_that_of_new_sizes() -> None:
+@pytest.mark.parametrize(("runs", "tolerance"), [(20, 0.25), pytest.param(200, 0.08, marks=pytest.mark.slow)])
+def test_held_out_error_is_that_of_new_sizes(runs: int, tolerance: float) -> None:
     """Where three lines can fit noise, the least of three errors, by which they are chosen, is an eighth less."""
     drawn = random.Random(0)
 
@@ -277,7 +278,7 @@ def test_the_error_told_is_that_of_new_sizes() -> None:
 
     sizes = [2**power for power in range(10, 31, 3)]
     told, new = [], []
-    for _ in range(200):
+    for _ in range(runs):
         chosen = choose_envelope(sizes, [took(size) for size in sizes])
         told.append(chosen.held_out_error)
         new.append(
@@ -286,10 +287,10 @@ def test_the_error_told_is_that_of_new_sizes() -> None:
                 for size in (4 * each for each in sizes[1:-2])
             )
         )
-    assert mean(told) == pytest.approx(mean(new), rel=0.08)
+    assert mean(told) == pytest.approx(mean(new), rel=tolerance)
 
 
-def test_the_forms_of_reports_are_what_they_say() -> None:
+def test_report_formulas_are_what_they_describe() -> None:
     N, S, B = 4, 8e6, 1e9
     volume, doubling, aggregate = (execution.value(N, S, B) for execution in REPORT_FORMULAS)
     assert volume == pytest.approx(counts("ring", N).volume * S)

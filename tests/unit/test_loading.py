@@ -1,4 +1,4 @@
-"""Loading: the share of an epoch that it takes, and from how many workers on it takes little."""
+"""The fraction of an epoch that loading takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_share_is_of_the_epoch_with_loading(with_loading: float, without: fl
 
 @BOUNDED
 @given(seconds, seconds)
-def test_what_loading_adds_is_its_share_of_the_longer_epoch(without: float, loading: float) -> None:
+def test_loading_fraction_is_of_the_longer_epoch(without: float, loading: float) -> None:
     share = loading_fraction(without + loading, without)
     assert 0 <= share < 1
     assert share * (without + loading) == pytest.approx(loading, rel=1e-6, abs=1e-9 * (without + loading))
@@ -33,7 +33,7 @@ def test_what_loading_adds_is_its_share_of_the_longer_epoch(without: float, load
 @pytest.mark.parametrize(
     ("with_loading", "without"), [(0, 1), (1, 0), (-1, 1), (1, -1), (math.nan, 1), (1, math.nan)]
 )
-def test_a_share_of_no_time_is_refused(with_loading: float, without: float) -> None:
+def test_loading_fraction_needs_positive_times(with_loading: float, without: float) -> None:
     with pytest.raises(ValueError, match="a loading fraction needs positive times, got"):
         loading_fraction(with_loading, without)
 
@@ -49,15 +49,13 @@ def test_a_share_of_no_time_is_refused(with_loading: float, without: float) -> N
         ({}, None),
     ],
 )
-def test_enough_are_the_fewest_workers_with_which_loading_takes_little(
-    by_workers: dict[int, float], enough: int | None
-) -> None:
+def test_enough_is_the_fewest_sufficient_workers(by_workers: dict[int, float], enough: int | None) -> None:
     assert enough_workers(by_workers) == enough
 
 
 @BOUNDED
 @given(shares)
-def test_with_enough_workers_or_more_loading_takes_little_and_with_the_next_fewer_it_does_not(
+def test_fewer_than_enough_workers_are_insufficient(
     by_workers: dict[int, float],
 ) -> None:
     enough = enough_workers(by_workers)

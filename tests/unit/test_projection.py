@@ -1,4 +1,4 @@
-"""The excess on more devices: known ones are found again, intervals hold them, and nothing is said of a network not given."""
+"""The projection of a step's excess to more devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines(N: int) -> Envelope:
     return Envelope(lines=((latency, volume / 150e9), (latency + 10e-6, volume / 400e9)))
 
 
-def test_more_devices_have_a_rings_bytes_and_a_latency_that_grows() -> None:
+def test_more_devices_scale_slopes_and_starts() -> None:
     measured = {2: lines(2), 4: lines(4)}
     for nbytes in (0, 1000, MB, 100 * MB):
         assert all_reduce_seconds(measured, nbytes, 4) == lines(4).seconds(nbytes)
@@ -41,7 +41,7 @@ def test_more_devices_have_a_rings_bytes_and_a_latency_that_grows() -> None:
     assert all_reduce_seconds({2: lines(2)}, 0, 8) == lines(2).seconds(0), "of one number it is not known"
 
 
-def test_a_number_between_two_measured_ones_takes_no_less_than_nothing() -> None:
+def test_number_between_measured_ones_takes_time() -> None:
     """A line of long messages may start at 0, and the shift to fewer devices is below that."""
     from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
     measured = {2: lines(2), 4: from_zero}
@@ -79,7 +79,7 @@ def known(N: int) -> float:
 BOOKKEEPING = Excess(seconds=100e-6, error=1e-6, one_device_error=1e-6)
 
 
-def test_a_known_excess_is_found_again_and_nearer_than_the_plain_guess() -> None:
+def test_known_excess_is_projected() -> None:
     measured = {N: Excess(seconds=known(N), error=1e-6, one_device_error=1e-6) for N in (2, 4)}
     found = project(measured, BOOKKEEPING, sending, 8, hideable=1.0, error=0.02)
     assert found.seconds == pytest.approx(known(8))
@@ -102,7 +102,7 @@ def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
     assert 0.90 < held / 300 < 0.99
 
 
-def test_what_takes_longer_than_the_backward_pass_is_not_hidden() -> None:
+def test_sending_hides_only_behind_backward() -> None:
     """On two devices a tenth of it is exposed; where sending takes ten times as long, all that exceeds the backward pass is."""
     backward = 1e-3
 
@@ -120,7 +120,7 @@ def test_what_takes_longer_than_the_backward_pass_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize(("known", "N"), [((2,), 4), ((4,), 8), ((2, 4), 8)])
-def test_h200s_are_off_by_no_more_than_is_assumed_of_twice_as_many(known: tuple[int, ...], N: int) -> None:
+def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
     """Root mean square over sizes from 1 MiB on, which gradients have."""
     chosen = {
         each: choose_envelope(list(H200[each]), [t / 1e6 for t in H200[each].values()]).envelope
@@ -131,7 +131,7 @@ def test_h200s_are_off_by_no_more_than_is_assumed_of_twice_as_many(known: tuple[
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
-def test_the_error_grows_with_each_doubling_of_a_node_and_a_network_is_taken_for_true() -> None:
+def test_error_grows_with_each_doubling() -> None:
     missed = {2: 0.03, 4: 0.04}
     assert sending_error(missed, 4, node=8) == pytest.approx(0.04)
     assert sending_error(missed, 8, node=8) == pytest.approx(math.hypot(0.04, DOUBLING_ERROR))
@@ -139,7 +139,7 @@ def test_the_error_grows_with_each_doubling_of_a_node_and_a_network_is_taken_for
     assert sending_error(missed, 1024, node=4) == pytest.approx(0.04)
 
 
-def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
+def test_network_counts_beyond_a_node() -> None:
     measured = {2: lines(2), 4: lines(4)}
     network = Network(latency=10e-6, bandwidth=50e9)
     alone = sending_seconds(measured, BUCKETS, 4, node=4, network=network)
@@ -165,9 +165,7 @@ def test_beyond_a_node_the_network_that_the_user_gives_counts() -> None:
 
 
 @pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
-def test_of_a_network_no_more_than_all_is_exposed_and_it_is_taken_for_true(
-    exposed: float, of_network: float
-) -> None:
+def test_network_is_exposed_at_most_once(exposed: float, of_network: float) -> None:
     """Within a node more than sending takes may be lost: where the CPU sends, computing is slower beside it."""
     within, between = 1e-3, 400e-3
     measured = {2: Excess(seconds=100e-6 + exposed * within, error=0.0, one_device_error=0.0)}
@@ -188,7 +186,7 @@ def test_nothing_measured_projects_nothing() -> None:
         project({}, BOOKKEEPING, sending, 8, hideable=1.0, error=0)
 
 
-def test_gradients_that_seem_to_be_sent_in_no_time_project_nothing() -> None:
+def test_free_sending_cannot_be_projected() -> None:
     """As where all that was measured of sending is noise."""
     excess = {2: Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)}
     with pytest.raises(

@@ -41,9 +41,7 @@ def measured(*samples: Sample, spec: Spec = SPEC, iterations: int = 1) -> Measur
         ),  # three steps
     ],
 )
-def test_a_step_is_bound_by_launches_as_much_as_it_is_longer_than_the_devices_part(
-    spec: Spec, bound: float
-) -> None:
+def test_launch_bound_is_step_over_device_time(spec: Spec, bound: float) -> None:
     counters: dict[str, tuple[float, ...]] = {"device_seconds": (0.5, 1.0)}
     seconds = (4.0, 6.0), (4.0, 2.0), (18.0, 10.0)
     one = dataclasses.replace(sample(*seconds), counters=counters)
@@ -73,7 +71,7 @@ def test_a_round_without_every_rank_is_refused(rounds: tuple[tuple[float, ...], 
         (ALONE, [0.25, 1.5]),  # the others' rounds were not the same rounds
     ],
 )
-def test_a_step_is_the_slowest_of_the_ranks_that_share_the_work(spec: Spec, steps: list[float]) -> None:
+def test_step_is_that_of_the_slowest_rank(spec: Spec, steps: list[float]) -> None:
     rounds = measured(sample((1.0, 2.0, 8.0), (6.0, 4.0, 2.0)), spec=spec, iterations=4)
     assert rounds.step_seconds(rounds.samples[0]) == steps
 
@@ -85,7 +83,7 @@ def test_steps_come_set_after_set() -> None:
 
 
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.5)])
-def test_the_slowest_device_has_the_greatest_median_of_its_own(devices: int, seconds: float) -> None:
+def test_slowest_device_has_the_largest_median(devices: int, seconds: float) -> None:
     """The median of each round's greatest would be 4.0 of two devices and of three: each stalls in a round of its own."""
     one = sample((2.0, 3.0, 5.0), (8.0, 3.0, 5.0), (2.0, 8.0, 5.0))
     other = sample((4.0, 4.0, 1.0), (2.0, 2.0, 1.0), name="A2")
@@ -93,7 +91,7 @@ def test_the_slowest_device_has_the_greatest_median_of_its_own(devices: int, sec
     assert alone.slowest_device_seconds(devices) == {"A1": seconds, "A2": 1.5}
 
 
-def test_identical_noisy_devices_do_not_look_slower_the_more_they_are() -> None:
+def test_more_noisy_devices_do_not_look_slower() -> None:
     rng = random.Random(0)
     samples = [
         sample(*(tuple(rng.uniform(0.9, 1.1) for _ in range(8)) for _ in range(101)), name=f"A{index}")
@@ -122,7 +120,7 @@ def test_identical_noisy_devices_do_not_look_slower_the_more_they_are() -> None:
         (TrainingSpec(world_size=3, per_rank_batch_size=32, strategy="data_parallel"), 1.0 + 8.0 + 4.0),
     ],
 )
-def test_what_the_rounds_took_is_told_by_who_worked_at_the_same_time(spec: Spec, seconds: float) -> None:
+def test_counted_seconds_add_ranks_in_turn(spec: Spec, seconds: float) -> None:
     both = measured(
         sample((1.0, 2.0, 0.5), (8.0, 4.0, 0.25)), sample((4.0, 1.0, 1.0), name="A2"), spec=spec, iterations=4
     )
@@ -131,7 +129,7 @@ def test_what_the_rounds_took_is_told_by_who_worked_at_the_same_time(spec: Spec,
 
 @BOUNDED
 @given(measurements())
-def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measured) -> None:
+def test_derived_seconds_stay_within_raw_seconds(measured: Measured) -> None:
     rounds = [ranks for sample in measured.samples for ranks in sample.seconds]
     assert sum(map(min, rounds)) <= measured.counted_seconds() * (1 + 1e-9)
     assert measured.counted_seconds() <= sum(map(sum, rounds)) * (1 + 1e-9)
@@ -141,20 +139,20 @@ def test_a_step_and_what_was_counted_are_within_the_raw_seconds(measured: Measur
 
 
 @pytest.mark.parametrize("values", [(), (None, 1.0), ("a", 1.0), (math.nan, 1.0), (1.0, math.inf), ([1.0],)])
-def test_a_counter_that_is_no_number_of_each_rank_is_refused(values: tuple[Any, ...]) -> None:
+def test_counter_needs_a_number_per_rank(values: tuple[Any, ...]) -> None:
     with pytest.raises(
         ValueError, match=r"^set A1 counted .* as cpu_seconds; each rank needs a finite number$"
     ):
         dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
 
 
-def test_a_counter_is_the_greatest_of_the_ranks_that_share_the_work() -> None:
+def test_counter_is_the_maximum_over_ranks() -> None:
     """As a step is: a row of one device is not another device's."""
     alone = dataclasses.replace(sample((1.0, 9.0)), counters={"cpu_seconds": (3.0, 5.0)})
     assert measured(alone, spec=ALONE).counter("cpu_seconds") == {"A1": 3.0}
 
 
-def test_a_counter_is_the_greatest_of_its_ranks_in_each_set_that_has_it() -> None:
+def test_counter_is_a_maximum_in_each_set() -> None:
     one, other = sample((1.0, 1.0)), sample((1.0, 1.0), name="A2")
     one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})
     assert measured(one, other).counter("peak_memory_bytes") == {"A1": 5.0}
@@ -187,13 +185,11 @@ def ran(*kernels: str) -> Measured:
         (["", "", "", ""], {}),
     ],
 )
-def test_sets_of_one_side_that_ran_different_kernels_are_told_by_digest(
-    kernels: list[str], different: dict[str, list[str]]
-) -> None:
+def test_sets_with_different_kernels_are_grouped(kernels: list[str], different: dict[str, list[str]]) -> None:
     assert ran(*kernels).different_kernels() == different
 
 
-def test_the_kernels_are_kept_and_an_older_file_has_none() -> None:
+def test_kernels_are_optional_in_files() -> None:
     kept = ran("0123456789ab", "").to_json()
     assert Measured.from_json(json.loads(json.dumps(kept))) == ran("0123456789ab", "")
     for each in kept["samples"]:

@@ -1,4 +1,4 @@
-"""How far runs differ, learned from those that are stored: limits that chance keeps to, whatever was accepted on the way."""
+"""The limits learned from earlier runs, and the slow drift over many runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bounds_of(history: Sequence[float], usual: float = USUAL, tests: int = CELLS
 
 
 @pytest.mark.parametrize(("hardware", "quiet", "noisy"), [("gpu", 0.01, 0.2), ("cpu", 0.06, 0.2)])
-def test_what_is_usual_is_built_in_and_may_be_given(hardware: str, quiet: float, noisy: float) -> None:
+def test_usual_spread_is_configurable(hardware: str, quiet: float, noisy: float) -> None:
     built_in = read_decision({}, name="t.toml")[hardware]
     assert (built_in.run_spread, built_in.noisy_run_spread) == (quiet, noisy)
     given = read_decision(
@@ -68,7 +68,7 @@ def test_what_is_usual_is_built_in_and_may_be_given(hardware: str, quiet: float,
         ([1.0] * 5, math.sqrt(10 * 1e-4 / (10 + 32 / 11)), 10 + 32 / 11),
     ],
 )
-def test_a_tests_own_runs_count_beside_what_is_usual(
+def test_own_runs_count_beside_the_usual_spread(
     history: list[float], deviation: float, freedom: float
 ) -> None:
     found = spread(history, 0.01)
@@ -76,7 +76,7 @@ def test_a_tests_own_runs_count_beside_what_is_usual(
 
 
 @pytest.mark.parametrize("runs", [2, 5, 20])
-def test_successive_differences_have_the_variance_and_the_freedom_that_is_counted(runs: int) -> None:
+def test_successive_differences_have_the_stated_freedom(runs: int) -> None:
     """A variance with f degrees of freedom has 2 / f of its own square as its variance."""
     own = np.array(
         [(np.diff(each) ** 2).mean() / 2 for each in np.random.default_rng(1).normal(size=(20_000, runs))]
@@ -87,7 +87,7 @@ def test_successive_differences_have_the_variance_and_the_freedom_that_is_counte
 
 @BOUNDED
 @given(logs, usuals, st.floats(-5, 5), st.floats(1, 10))
-def test_units_change_nothing_and_a_wider_history_never_makes_a_bound_tighter(
+def test_wider_history_never_tightens_a_bound(
     history: list[float], usual: float, shift: float, wider: float
 ) -> None:
     here, there = bounds_of(history, usual), bounds_of([each + shift for each in history], usual)
@@ -99,9 +99,7 @@ def test_units_change_nothing_and_a_wider_history_never_makes_a_bound_tighter(
 
 @BOUNDED
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=19), usuals, st.floats(1, 10))
-def test_more_runs_of_a_noisy_test_never_make_a_bound_tighter(
-    offsets: list[float], usual: float, factor: float
-) -> None:
+def test_more_noisy_runs_never_tighten_a_bound(offsets: list[float], usual: float, factor: float) -> None:
     """Noisy: each run is at least 2.5 times what is usual from the one before."""
     history = [0.0]
     for offset in offsets:
@@ -113,9 +111,7 @@ def test_more_runs_of_a_noisy_test_never_make_a_bound_tighter(
 
 @BOUNDED
 @given(logs, usuals, st.integers(1, 1000), st.integers(1, 1000))
-def test_slower_is_above_suspect_and_grows_with_the_tests(
-    history: list[float], usual: float, few: int, more: int
-) -> None:
+def test_slower_bound_grows_with_the_tests(history: list[float], usual: float, few: int, more: int) -> None:
     one, many = (bounds_of(history, usual, tests) for tests in sorted((few, few + more)))
     assert 0.005 < one.suspect == many.suspect <= one.slower <= many.slower
 
@@ -150,15 +146,13 @@ def suites(
 
 
 @pytest.mark.parametrize(("deviation", "runs"), [(0.005, 1), (0.005, 5), (0.01, 1), (0.01, 5), (0.01, 20)])
-def test_chance_fails_less_than_one_suite_in_a_hundred(deviation: float, runs: int) -> None:
+def test_false_alarms_stay_below_one_percent(deviation: float, runs: int) -> None:
     suspects, failed = suites(deviation, runs)
     assert binomtest(failed, 400).proportion_ci(method="wilson").high < 0.01
     assert suspects < 0.01
 
 
-def test_of_runs_that_differ_by_twice_the_usual_chance_fails_some_suites_and_fewer_the_more_runs_are_known() -> (
-    None
-):
+def test_history_lowers_false_alarms_of_noisy_runs() -> None:
     """About 12, 5 and 3 in a hundred: what is usual has to be measured before it is trusted."""
     failed = [suites(0.02, runs)[1] / 400 for runs in (1, 5, 20)]
     assert 0.2 > failed[0] > failed[1] > failed[2]
@@ -166,13 +160,13 @@ def test_of_runs_that_differ_by_twice_the_usual_chance_fails_some_suites_and_few
 
 
 @pytest.mark.parametrize("runs", [1, 5, 20])
-def test_ten_percent_is_a_suspect_always_and_slower_nearly_always(runs: int) -> None:
+def test_ten_percent_slower_is_found(runs: int) -> None:
     suspects, failed = suites(0.005, runs, number=50, now=math.log(1.1))
     assert (suspects, failed) == (1, 50)
 
 
 @pytest.mark.parametrize(("runs", "gain"), [(5, 0.05), (10, 0.1), (20, 0.1)])
-def test_a_gain_that_was_accepted_and_is_lost_makes_suspects(runs: int, gain: float) -> None:
+def test_lost_gain_makes_suspects(runs: int, gain: float) -> None:
     suspects, _ = suites(0.005, runs, number=50, accepted=math.log(1 - gain), now=math.log(1.1))
     assert suspects > 0.99
 
@@ -181,7 +175,7 @@ def test_a_gain_that_was_accepted_and_is_lost_makes_suspects(runs: int, gain: fl
 
 
 @pytest.mark.parametrize("deviation", [0.002, 0.005, 0.01])
-def test_nights_that_do_not_drift_are_not_said_to(deviation: float) -> None:
+def test_steady_nights_do_not_drift(deviation: float) -> None:
     nights = np.random.default_rng(4).normal(0, deviation, (CELLS, 105)).tolist()
     found = [
         drift(each[:5], each[night - 4 : night + 1], USUAL, 0.01 / CELLS)
@@ -193,9 +187,7 @@ def test_nights_that_do_not_drift_are_not_said_to(deviation: float) -> None:
 
 @BOUNDED
 @given(st.lists(st.floats(-0.004, 0.004), min_size=10, max_size=10), st.floats(0.06, 1), st.integers(0, 3))
-def test_what_sums_up_to_six_percent_is_a_drift_and_its_size_is_told(
-    noise: list[float], change: float, zone: int
-) -> None:
+def test_six_percent_in_small_steps_is_drift(noise: list[float], change: float, zone: int) -> None:
     first, last = [zone + each for each in noise[:5]], [zone + change + each for each in noise[5:]]
     assert drift(first, last, USUAL, 0.01 / CELLS) == pytest.approx(
         change + sum(noise[5:]) / 5 - sum(noise[:5]) / 5
@@ -206,7 +198,7 @@ def test_what_sums_up_to_six_percent_is_a_drift_and_its_size_is_told(
     )
 
 
-def test_the_first_five_promoted_are_compared_with_the_last_five_runs() -> None:
+def test_drift_compares_first_baselines_with_last_runs() -> None:
     def runs(*seconds: float, promoted: bool) -> list[PastRun]:
         return past(*({"t": measured(each)} for each in seconds), promoted=promoted)
 

@@ -1,4 +1,4 @@
-"""The decision's values are read strictly: those in the file, those built in for the rest, and none that could not decide."""
+"""The values of [decision]: those in the file, defaults for the rest, and refusals."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_without_values_those_built_in_hold(text: str) -> None:
         ("cpu", "peak_memory_bytes", 0.005, 0.02),
     ],
 )
-def test_a_metric_has_its_own_margin_and_tolerance_or_the_default(
+def test_metric_has_its_own_values_or_defaults(
     hardware: str, metric: str, margin: float, tolerance: float
 ) -> None:
     decided = BUILT_IN[hardware]
     assert decided.of(metric) == replace(decided.default, margin=margin, tolerance=tolerance)
 
 
-def test_the_repositorys_file_writes_out_what_is_built_in() -> None:
+def test_repositorys_file_equals_the_built_in_values() -> None:
     path = REPOSITORY / "perf" / "thresholds.toml"
     document = read_document(path.read_text(), name=path.name)
     assert read_decision(document, name=path.name) == BUILT_IN
@@ -118,7 +118,7 @@ def test_every_metric_with_a_threshold_can_be_decided() -> None:
 # --- what the file says goes before it
 
 
-def test_a_value_goes_to_its_class_and_to_the_metrics_without_their_own() -> None:
+def test_class_value_reaches_its_metrics() -> None:
     found = read(
         "[decision.gpu]\ntolerance = 0.03\nscreen_sets = 4\n[decision.gpu.metrics.cpu_seconds]\ntolerance = 0.3\n"
     )
@@ -130,7 +130,7 @@ def test_a_value_goes_to_its_class_and_to_the_metrics_without_their_own() -> Non
     assert found["gpu"].of("tail_seconds") == replace(gpu, margin=0.02, tolerance=0.10)
 
 
-def test_a_metric_takes_from_its_class_what_it_leaves_out() -> None:
+def test_metric_inherits_from_its_class() -> None:
     found = read(
         "[decision.cpu]\nmargin = 0.02\ntolerance = 0.2\n[decision.cpu.metrics.speedup]\nmargin = 0.1\n"
     )
@@ -289,9 +289,7 @@ def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str)
         ),
     ],
 )
-def test_values_that_contradict_each_other_or_those_left_out_are_refused(
-    text: str, table: str, what: str
-) -> None:
+def test_contradicting_values_are_refused(text: str, table: str, what: str) -> None:
     sentence = f"[decision.{table}] of t.toml contradicts itself, together with the defaults for what it leaves out ({what}); change one of the two values"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read(f"[decision.{table}]\n{text}")

@@ -49,7 +49,7 @@ def share_drifting(noise: Noise, rounds: int, trend: float, tries: int) -> float
         ([1.0 + 0.01 * index for index in range(40)], 0.39 / 1.195),
     ],
 )
-def test_a_steady_trend_is_its_change_over_the_median(rounds: list[float], change: float) -> None:
+def test_steady_trend_is_a_drift(rounds: list[float], change: float) -> None:
     assert drift(rounds) == pytest.approx(change, rel=0.01)
 
 
@@ -67,11 +67,11 @@ def test_a_steady_trend_is_its_change_over_the_median(rounds: list[float], chang
         [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 4.0, 3.0, 2.0, 1.0],
     ],
 )
-def test_where_no_trend_can_be_told_there_is_none(rounds: list[float]) -> None:
+def test_too_few_rounds_have_no_drift(rounds: list[float]) -> None:
     assert drift(rounds) is None
 
 
-def test_of_all_orders_of_seven_rounds_only_the_two_sorted_ones_drift() -> None:
+def test_seven_rounds_drift_only_if_sorted() -> None:
     """So 2 of 5040 of whatever distribution are false alarms, if rounds are independent and alike."""
     drifting = [order for order in permutations(range(1, 8)) if drift(order) is not None]
     assert drifting == [(1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1)]
@@ -101,9 +101,7 @@ def test_noise_alone_hardly_ever_drifts(noise: str, rounds: int) -> None:
         (40, 0.01, 0.001, 0.0, 0.0),  # certain, and too small to matter
     ],
 )
-def test_a_trend_is_seen_as_often_as_its_rounds_allow(
-    rounds: int, trend: float, noise: float, least: float, most: float
-) -> None:
+def test_power_of_the_drift_test(rounds: int, trend: float, noise: float, least: float, most: float) -> None:
     share = share_drifting(
         lambda generator, count: 1 + noise * generator.standard_normal(count), rounds, trend, 300
     )
@@ -113,7 +111,7 @@ def test_a_trend_is_seen_as_often_as_its_rounds_allow(
 @pytest.mark.filterwarnings("error")
 @BOUNDED
 @given(st.lists(seconds, max_size=12) | st.lists(seconds, min_size=7, max_size=12, unique=True).map(sorted))
-def test_a_drift_is_large_enough_and_turns_with_time(rounds: list[float]) -> None:
+def test_reversed_rounds_negate_the_drift(rounds: list[float]) -> None:
     change = drift(rounds)
     assert change is None or abs(change) >= LEAST_DRIFT
     assert drift(rounds[::-1]) == (None if change is None else pytest.approx(-change))
@@ -166,9 +164,7 @@ def test_scipy_is_loaded_by_the_first_drift_only() -> None:
         ([[1.0, 1.1], [1.1, 1.0], [1.0, 1.1], [1.1, 1.0]], 0.0),  # in turn slow: no rank is
     ],
 )
-def test_the_spread_over_ranks_is_of_their_own_medians(
-    rounds: list[list[float]], spread: float | None
-) -> None:
+def test_spread_over_ranks_uses_their_medians(rounds: list[list[float]], spread: float | None) -> None:
     assert spread_over_ranks(rounds) == (None if spread is None else pytest.approx(spread))
 
 
@@ -179,7 +175,7 @@ rounds_by_rank = st.integers(2, 5).flatmap(
 
 @BOUNDED
 @given(rounds_by_rank, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
-def test_neither_the_unit_nor_the_order_changes_the_spread(
+def test_unit_and_order_do_not_change_spread(
     rounds: Sequence[tuple[float, ...]], scale: float, random: Random
 ) -> None:
     spread = spread_over_ranks(rounds)

@@ -1,4 +1,4 @@
-"""Runs and baselines on disk: written whole under a new number, found in the right order, and read only if they are ours."""
+"""Stored runs: written whole, found by name, and refused if damaged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_was_written_is_read_back(measured: dict[str, Measured]) -> None:
         assert storage.load(path).measured == measured
 
 
-def test_runs_and_baselines_lie_in_their_folders_under_the_next_number(storage: Storage) -> None:
+def test_runs_and_baselines_get_the_next_number(storage: Storage) -> None:
     first, second = (storage.save_run(run_of(), commit) for commit in ("0a1b2c3d4+", "nogit"))
     promoted = storage.promote(run_of(), "main")
     assert first.parent == second.parent == storage.root / ".ddpperf" / "runs" / KEY
@@ -136,7 +136,7 @@ def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., P
     assert storage.load(path).measured == {"t": MEASURED}
 
 
-def test_a_copy_replaces_what_was_there_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_copy_replaces_a_file_only_when_complete(tmp_path: Path) -> None:
     path = write_atomically(tmp_path / "copy.json", {"old": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_atomically(path, {"new": math.nan})
@@ -159,7 +159,7 @@ def test_a_bare_compare_takes_the_newest_promoted(storage: Storage, older: str, 
     assert storage.find(True).name == newest
 
 
-def test_a_bare_compare_without_a_promoted_one_takes_the_newest_good_run(storage: Storage) -> None:
+def test_bare_compare_takes_the_newest_passed_run(storage: Storage) -> None:
     put(storage.runs, "0001_good.json", run_of())
     good = put(storage.runs, "0002_good.json", run_of(t="passed", u="skipped", status="NO VERDICT"))
     no_outcomes = {"benchmarks": [], "ddpperf": {"outcomes": None, "verdict": {"status": "PASS"}}}
@@ -171,7 +171,7 @@ def test_a_bare_compare_without_a_promoted_one_takes_the_newest_good_run(storage
     assert storage.find(True) == good
 
 
-def test_without_a_baseline_of_this_hardware_it_is_said_how_to_save_one(storage: Storage) -> None:
+def test_missing_baseline_advises_how_to_save_one(storage: Storage) -> None:
     Storage(root=storage.root, hardware_key="h200x8").promote(run_of(), "main")
     for no_number in ("README.json", "0001_x.json.tmp", "12_x.json"):
         put(storage.baselines, no_number, run_of())
@@ -187,7 +187,7 @@ def test_without_a_baseline_of_this_hardware_it_is_said_how_to_save_one(storage:
      ("b", "10000_b.json"), ("0001_ma", "0001_main.json"), ("0002_main.json", "0002_main.json"),
      ("0003", "0003_abc_20260101.json"), ("0003_abc", "0003_abc_20260101.json")],
 )  # fmt: skip
-def test_a_file_is_found_by_number_name_or_beginning(storage: Storage, wanted: str, found: str) -> None:
+def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: str) -> None:
     """The newest of a name; a baseline before a run; and a run, asked for by its name, need not have passed."""
     for name in ("0001_main.json", "0002_main.json", "10000_b.json"):
         put(storage.baselines, name, run_of())
@@ -273,7 +273,5 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
         (run_of(t="passed", u="passed", status="NO VERDICT"), False),  # one test measured nothing
     ],
 )  # fmt: skip
-def test_a_baseline_is_a_run_whose_tests_were_all_measured_and_passed(
-    run: dict[str, Any], good: bool
-) -> None:
+def test_baseline_needs_all_tests_measured_and_passed(run: dict[str, Any], good: bool) -> None:
     assert is_baseline(run) == good

@@ -1,4 +1,4 @@
-"""Comparing with a baseline: a ratio where the work is equal, a hole wherever it is not or was not looked at."""
+"""The comparison with a stored run: changes, missing tests and their reasons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compared(
     return compare(now, then, expected=tests, baseline="0001_x.json", limit=limit, settings=GPU, history=runs)
 
 
-def test_the_ratio_is_now_over_then_by_their_medians() -> None:
+def test_ratio_is_of_medians() -> None:
     comparison = compared({"t": measured(0.2, 0.3, 9.0)}, {"t": measured(0.1, 0.1, 0.2, 0.1)})
     assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
     assert comparison.changes["t"].ratio == pytest.approx(3)
@@ -75,7 +75,7 @@ def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
         SamplerSpec(world_size=2, epoch_images=1024),
     ],
 )
-def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
+def test_changed_spec_is_missing(other: Spec) -> None:
     comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1)})
     assert comparison.changes == {}
     assert comparison.missing == {"t": "measures another spec than in 0001_x.json"}
@@ -93,7 +93,7 @@ def test_an_equal_id_with_another_spec_is_a_hole(other: Spec) -> None:
         {"delay_seconds": 0.001},
     ],
 )
-def test_other_work_under_the_same_test_id_is_a_hole(change: dict[str, Any]) -> None:
+def test_other_work_with_equal_id_is_missing(change: dict[str, Any]) -> None:
     spec = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
     other = dataclasses.replace(spec, **change)
     assert compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=spec)}).missing.keys() == {"t"}
@@ -106,7 +106,7 @@ def test_an_epoch_is_not_compared_with_its_step() -> None:
 
 
 @pytest.mark.parametrize(("now", "then", "where"), [(1.0, 0.0, "this run"), (0.0, 1.0, "0001_x.json")])
-def test_a_run_that_went_on_from_a_checkpoint_is_a_hole(now: float, then: float, where: str) -> None:
+def test_resumed_run_is_missing(now: float, then: float, where: str) -> None:
     """One that was complete trains nothing, in no time."""
     comparison = compared(
         {"t": with_counters(measured(0.001), {"resumed_epochs": (now, now)})},
@@ -117,7 +117,7 @@ def test_a_run_that_went_on_from_a_checkpoint_is_a_hole(now: float, then: float,
     }
 
 
-def test_what_is_missing_on_one_side_is_a_hole_and_on_neither_none() -> None:
+def test_test_of_one_run_only_is_missing() -> None:
     comparison = compared({"new": measured(0.1)}, {"gone": measured(0.1)}, {"new", "gone", "neither"})
     assert comparison.changes == {}
     assert comparison.missing == {
@@ -140,7 +140,7 @@ def test_what_was_not_expected_is_not_compared() -> None:
     st.dictionaries(st.sampled_from("abcd"), measurements()),
     st.sets(st.sampled_from("abcde")),
 )
-def test_each_expected_test_of_either_side_is_a_change_or_a_hole(
+def test_each_expected_test_is_changed_or_missing(
     now: dict[str, Measured], then: dict[str, Measured], expected: set[str]
 ) -> None:
     comparison = compared(now, then, expected)
@@ -160,7 +160,7 @@ def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool)
 
 @BOUNDED
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.floats(0.1, 10))
-def test_the_median_shift_is_of_logs_and_swapping_negates_it(ratios: list[float], faster: float) -> None:
+def test_median_shift_is_of_logs(ratios: list[float], faster: float) -> None:
     then = {str(number): measured(1.0) for number, _ in enumerate(ratios)}
     now = {str(number): measured(ratio) for number, ratio in enumerate(ratios)}
     shift, back = compared(now, then).median_shift(), compared(then, now).median_shift()
@@ -193,9 +193,7 @@ def with_counters(one: Measured, *by_set: Counters) -> Measured:
 
 
 @pytest.mark.parametrize(("then", "now"), [(1.06, 3.6), (1.06, None)])
-def test_what_launches_bound_in_the_baseline_is_compared_by_its_cpu_seconds(
-    then: float | None, now: float | None
-) -> None:
+def test_launch_bound_baseline_compares_cpu_seconds(then: float | None, now: float | None) -> None:
     """By the rank that needed most, whatever the times did, and whatever limit was set on them."""
     comparison = compared({"t": counted(now, 0.006, step_seconds=9.0)}, {"t": counted(then, 0.005)})
     assert comparison.changes == {
@@ -208,13 +206,13 @@ def test_what_launches_bound_in_the_baseline_is_compared_by_its_cpu_seconds(
 @pytest.mark.parametrize(
     ("then", "now"), [(LAUNCH_BOUND, LAUNCH_BOUND), (None, 1.0), (1.0, None), (1.0, 3.6), (3.6, 1.0)]
 )
-def test_what_launches_did_not_bound_is_compared_by_its_times(then: float | None, now: float | None) -> None:
+def test_other_steps_compare_times(then: float | None, now: float | None) -> None:
     """Nor what they bound no more: a device that takes longer than all launches would not be noticed."""
     comparison = compared({"t": counted(now, 0.006, step_seconds=0.12)}, {"t": counted(then, None)})
     assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.12, limit=1.5)}
 
 
-def test_what_is_captured_is_compared_by_its_times_whatever_bound_it() -> None:
+def test_captured_steps_compare_times() -> None:
     """A captured step that waits is what has to be noticed, and its CPU seconds are few and move."""
     step = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", execution="graph")
     then = dataclasses.replace(counted(2.0, 0.005), spec=step)
@@ -243,7 +241,7 @@ def test_cpu_seconds_have_their_own_limit(cpu_seconds: float, slower: bool, limi
         (0.005, 0.0, "this run"),
     ],
 )
-def test_bound_by_launches_without_cpu_seconds_is_a_hole(
+def test_launch_bound_without_cpu_seconds_is_missing(
     then: float | None, now: float | None, side: str
 ) -> None:
     comparison = compared({"t": counted(None, now)}, {"t": counted(2.0, then)})
@@ -251,7 +249,7 @@ def test_bound_by_launches_without_cpu_seconds_is_a_hole(
     assert comparison.missing == {"t": f"is launch bound, and {side} has no CPU seconds of it to compare"}
 
 
-def test_the_verdict_names_cpu_seconds_and_does_not_pass_without_them() -> None:
+def test_verdict_names_cpu_seconds() -> None:
     outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
     reasons = decide(outcomes, measured=outcomes, answer=more.answer()).reasons

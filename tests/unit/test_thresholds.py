@@ -1,4 +1,4 @@
-"""Thresholds are read strictly, apply to the cells that they name and to no others, and let nothing pass unseen."""
+"""The thresholds file: strict reading, the cases that a threshold applies to, and violations."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> 
     "value", ["0", "-1", "0.0", "nan", "inf", "true", "'2'", "[2]", "{}", "2026-11-20", "1" + "0" * 400]
 )
 @pytest.mark.parametrize("metric", ["efficiency", "cpu_seconds"])
-def test_a_bound_that_is_no_positive_finite_number_is_refused(metric: str, value: str) -> None:
+def test_bound_must_be_positive_and_finite(metric: str, value: str) -> None:
     with pytest.raises(
         ValueError, match=rf"^threshold 1 of t.toml has {metric} = .*; write a positive finite number$"
     ):
@@ -186,7 +186,7 @@ def test_a_bound_given_twice_is_refused() -> None:
         )
 
 
-def test_the_order_of_fields_does_not_make_another_cell() -> None:
+def test_order_of_fields_makes_no_other_case() -> None:
     one, other = "{ world_size = 4, nbytes = 1024 }", "{ nbytes = 1024, world_size = 4 }"
     with pytest.raises(
         ValueError, match=r"^threshold 2 of t\.toml gives the same case's speedup as threshold 1"
@@ -195,7 +195,7 @@ def test_the_order_of_fields_does_not_make_another_cell() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
-def test_every_other_field_of_a_spec_can_be_named(spec: Spec) -> None:
+def test_every_spec_field_can_be_named(spec: Spec) -> None:
     """Whatever fields specs get: what a spec holds can be written, and then it applies to that spec."""
     for name in (field.name for field in dataclasses.fields(spec) if field.name not in NEVER_NAMED):
         value = getattr(spec, name)
@@ -206,7 +206,7 @@ def test_every_other_field_of_a_spec_can_be_named(spec: Spec) -> None:
 # --- applying
 
 
-def test_a_threshold_applies_where_hardware_test_and_every_field_are_equal() -> None:
+def test_threshold_applies_to_equal_fields() -> None:
     (one,) = read_thresholds(ENTRY, name="t.toml")
     assert one.applies(hardware="h200x4", test="test_weak_scaling", spec=CELL)
     assert one.applies(
@@ -240,7 +240,7 @@ def test_fields_are_equal_in_type_too(name: str, value: float) -> None:
     assert not applies(one, spec)
 
 
-def test_a_slowed_step_is_held_to_the_threshold_of_the_step() -> None:
+def test_threshold_applies_to_slowed_steps() -> None:
     one = threshold("{ world_size = 4, per_rank_batch_size = 512 }")
     assert applies(one, dataclasses.replace(CELL, delay_seconds=0.01, fault=Fault(kind="hang", rank=0)))
 
@@ -248,7 +248,7 @@ def test_a_slowed_step_is_held_to_the_threshold_of_the_step() -> None:
 # --- violations
 
 
-def test_each_minimum_that_is_not_reached_is_a_sentence() -> None:
+def test_each_missed_minimum_is_a_violation() -> None:
     (one,) = read_thresholds(ENTRY, name="t.toml")
     case = "threshold 1 (test_weak_scaling on h200x4, world_size=4, per_rank_batch_size=512)"
     assert one.violations({"speedup": 3.6, "efficiency": 0.95, "images_per_second": 1.0}) == []
@@ -258,7 +258,7 @@ def test_each_minimum_that_is_not_reached_is_a_sentence() -> None:
     ]
 
 
-def test_each_maximum_that_is_exceeded_is_a_sentence() -> None:
+def test_each_exceeded_maximum_is_a_violation() -> None:
     one = threshold("{ world_size = 4 }", "speedup = 2\ncpu_seconds = 0.005")
     case = "threshold 1 (test_x on h200x4, world_size=4)"
     assert one.violations({"speedup": 9.0, "cpu_seconds": 0.005}) == []
@@ -287,7 +287,7 @@ def test_a_metric_that_is_no_number_violates(
 
 @BOUNDED
 @given(st.floats(min_value=1e-6, max_value=1e15), st.floats(allow_nan=True, allow_infinity=True) | st.none())
-def test_only_a_finite_value_on_the_right_side_of_the_bound_passes(bound: float, value: float | None) -> None:
+def test_only_finite_values_within_bounds_pass(bound: float, value: float | None) -> None:
     one = threshold(minimum=f"speedup = {bound!r}").violations({} if value is None else {"speedup": value})
     assert (one == []) == (value is not None and bound <= value < math.inf)
     one = threshold(minimum=f"cpu_seconds = {bound!r}").violations(

@@ -1,4 +1,4 @@
-"""The decision over two looks: what its arithmetic must not depend on, and what must never give an answer."""
+"""The statistics of screening and confirmation: invariances, bounds and power."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def noise_of(variance: float, freedom: float = 12) -> Noise:
 
 @given(looks())
 @BOUNDED
-def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: LogEstimates) -> None:
+def test_swapped_sides_negate_the_effect(one: LogEstimates) -> None:
     swapped = LogEstimates(one.candidate, one.base)
     assert swapped.effect == pytest.approx(-one.effect)
     assert swapped.variance == pytest.approx(one.variance)
@@ -61,9 +61,7 @@ def test_swapping_the_sides_negates_the_effect_and_keeps_the_noise(one: LogEstim
 
 @given(looks(), st.floats(-3, 3), st.floats(-0.5, 0.5), st.randoms())
 @BOUNDED
-def test_units_and_order_change_nothing_and_a_factor_shifts_the_effect(
-    one: LogEstimates, unit: float, shift: float, chance: Any
-) -> None:
+def test_units_and_order_do_not_matter(one: LogEstimates, unit: float, shift: float, chance: Any) -> None:
     """A factor is a constant added to a log."""
     order = chance.sample(range(one.sets), one.sets)
     moved = LogEstimates(one.base[:, order] + unit, one.candidate + unit + shift)
@@ -105,7 +103,7 @@ def test_a_larger_suite_never_finds_more(one: LogEstimates, gated: int, more: in
         ([[0.0, 0.0]], [[0.0, -math.inf]], "is NaN or infinite"),
     ],
 )
-def test_what_cannot_be_compared_is_no_look(
+def test_incomparable_sides_are_refused(
     base: list[list[float]], candidate: list[list[float]], what: str
 ) -> None:
     with pytest.raises(ValueError, match=what):
@@ -129,12 +127,12 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any],
         Settings(**values | fields)
 
 
-def test_the_second_look_has_what_the_union_bound_leaves_it() -> None:
+def test_confirmation_level_follows_the_union_bound() -> None:
     assert GPU.confirm_alpha(240) == pytest.approx(0.01 / (240 * 0.02))
     assert GPU.confirm_alpha(1) == GPU.screen_alpha, "it is never laxer than the first"
 
 
-def test_each_answer_has_its_bound() -> None:
+def test_each_finding_has_its_bound() -> None:
     """With a known variance: the bounds are Student's, one-sided, on an error of both sides' sets."""
     sets, freedom, gated = 3, 12, 10
     error = 0.003 * math.sqrt(2 / sets)
@@ -167,14 +165,14 @@ def test_each_answer_has_its_bound() -> None:
         ]
 
 
-def test_worse_outdoes_unchanged() -> None:
+def test_worse_goes_before_unchanged() -> None:
     """A change of 1 %, seen sharply, is above the margin and within the tolerance."""
     sharp = noise_of(1e-12)
     assert confirm(look([0.0] * 6, [0.01] * 6), sharp, GPU, 10) == [Finding.WORSE]
     assert confirm(look([0.0] * 6, [0.004] * 6), sharp, GPU, 10) == [Finding.UNCHANGED]
 
 
-def test_a_class_lends_its_variance_and_an_outlier_keeps_its_own() -> None:
+def test_noise_is_shrunk_except_for_outliers() -> None:
     rng = np.random.default_rng(0)
     sigma = np.where(np.arange(400) < 20, 0.1, 0.003)[:, None]
     one = LogEstimates(rng.normal(size=(400, 3)) * sigma, rng.normal(size=(400, 3)) * sigma)
@@ -195,9 +193,7 @@ def test_a_class_lends_its_variance_and_an_outlier_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize(("settings", "least", "most"), [(GPU, 0.012, 0.025), (CPU, 0.012, 0.05)])
-def test_the_least_effect_that_is_found_is_found_so_often(
-    settings: Settings, least: float, most: float
-) -> None:
+def test_detectable_effect_is_found_with_its_power(settings: Settings, least: float, most: float) -> None:
     """Simulated with the variance known: about the power that was asked for, of both looks together."""
     rng, trials, spread = np.random.default_rng(1), 4000, noise_of(0.003**2, 1e6)
     effect = float(minimum_detectable_effect(spread, settings, 240)[0])
@@ -217,7 +213,7 @@ def test_the_least_effect_that_is_found_is_found_so_often(
     assert 0.9 <= found <= 0.99
 
 
-def test_a_suspect_of_a_stored_run_has_one_look_whose_sets_alone_say_what_it_would_find() -> None:
+def test_unscreened_reach_depends_on_confirmation_sets_only() -> None:
     """More of them find less, and as many as are advised find a change of the tolerance."""
     spread = noise_of(0.0055**2, 30)
     few, many = (replace(GPU, confirm_sets=sets) for sets in (6, 40))

@@ -1,4 +1,4 @@
-"""The verdict: FAIL outranks NO VERDICT, and what was not looked at is never a PASS."""
+"""The verdict: FAIL goes before NO VERDICT, and anything missing is never a PASS."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def good_runs(draw: st.DrawFn) -> dict[str, Any]:
 
 @BOUNDED
 @given(good_runs())
-def test_a_run_that_saw_everything_passes(run: dict[str, Any]) -> None:
+def test_complete_run_passes(run: dict[str, Any]) -> None:
     assert decide(**run).status is Status.PASS
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_saw_everything_passes(run: dict[str, Any]) -> None:
         ]
     ),
 )
-def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot: str) -> None:
+def test_anything_missing_is_no_verdict(run: dict[str, Any], blind_spot: str) -> None:
     answer = run["answer"] or Answer()
     changes: dict[str, dict[str, Any]] = {
         "nothing measured": {"measured": set()},
@@ -97,7 +97,7 @@ def test_what_was_not_looked_at_is_never_a_pass(run: dict[str, Any], blind_spot:
 
 @BOUNDED
 @given(runs())
-def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> None:
+def test_pass_has_nothing_missing(run: dict[str, Any]) -> None:
     if decide(**run).status is Status.PASS:
         assert run["measured"]
         assert not run["problems"]
@@ -112,7 +112,7 @@ def test_a_pass_is_one_of_a_run_without_a_blind_spot(run: dict[str, Any]) -> Non
 
 @BOUNDED
 @given(runs(), OUTCOMES)
-def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Outcome) -> None:
+def test_failed_test_outranks_everything(run: dict[str, Any], other: Outcome) -> None:
     run["outcomes"] |= {"z": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died"), "y": other}
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
@@ -121,7 +121,7 @@ def test_a_failed_test_outranks_every_other_doubt(run: dict[str, Any], other: Ou
 
 @BOUNDED
 @given(runs(), st.floats(1.001, 3))
-def test_a_slower_test_outranks_every_other_doubt(run: dict[str, Any], limit: float) -> None:
+def test_slower_test_outranks_missing_results(run: dict[str, Any], limit: float) -> None:
     slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
     comparison = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is new"})
     run["answer"] = comparison.answer()
@@ -176,7 +176,7 @@ def test_a_failure_names_every_failed_and_slower_test() -> None:
     )
 
 
-def test_no_verdict_names_everything_that_was_not_seen() -> None:
+def test_no_verdict_names_everything_missing() -> None:
     outcomes = {
         "a": PASSED,
         "b": Outcome(kind=OutcomeKind.NOT_RUN),
