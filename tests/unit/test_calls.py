@@ -179,6 +179,17 @@ def test_collective_without_effect_is_found(kind: CollectiveKind) -> None:
         work.end_round(1)
 
 
+def test_result_of_the_last_round_is_overwritten() -> None:
+    """Algorithms in mapped memory may have their result outside the buffer."""
+    spec = AllReduceSpec(world_size=2, nbytes=400, in_place=False)
+    work = AllReduce(spec, rank=0, device=torch.device("cpu"))
+    work.result = work.first_sum.clone()
+    work.end_round(1)
+    work.start_round()
+    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
+        work.end_round(1)
+
+
 def test_sum_out_of_place_ignores_number_of_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
