@@ -128,8 +128,6 @@ class CannedSet(ProcessSet):
 
     def spawn(self) -> None:
         """Start nothing."""
-
-    def connect(self) -> None:
         self.ask("setup")
 
     def ask(self, command: str, *, ranks: Any = None, **arguments: object) -> None:

@@ -78,7 +78,7 @@ class Marked:
     """The processes and files of one test, known by a temporary folder that all get as TMPDIR."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="t"))  # a Unix socket's path has at most 107 letters
+        self.folder = Path(tempfile.mkdtemp(prefix="t"))
         self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-"))
         self.environment = {
             key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)

@@ -1,6 +1,6 @@
 """The first file that a rank's interpreter runs. It starts a rank or prints what it can import.
 
-    python bootstrap.py rank PACKAGE SOCKET RANK
+    python bootstrap.py rank PACKAGE FOLDER RANK
     python bootstrap.py probe PACKAGE MODEL
 
 PACKAGE is the folder of the ddpperf that the rank uses. It is imported by its path: its parent
@@ -32,12 +32,12 @@ def main(command: str, package: str, *arguments: str) -> None:
         run_rank(package, *arguments)
 
 
-def run_rank(package: str, socket: str, rank: str) -> None:
-    """Serve the controller that listens at `socket`."""
+def run_rank(package: str, folder: str, rank: str) -> None:
+    """Serve the controller at the other end of standard input; `folder` is its private folder."""
     import_package(package)
     from ddpperf.workers.worker import main
 
-    main(socket, int(rank))
+    main(folder, int(rank))
 
 
 def print_probe(package: str, model: str) -> None:

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ddpperf import specs
@@ -78,9 +77,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def live_sets(self, most: int | None = None) -> list[ProcessSet]:
@@ -99,8 +96,6 @@ class Pool:
                     self._sets[place] = new
                     started.append(new)
                     new.spawn()
-            for new in started:
-                new.connect()  # it takes its devices, the slowest step, while the others connect
             for new in started:
                 new.wait_ready()
         except BaseException:

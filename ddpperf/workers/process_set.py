@@ -46,8 +46,8 @@ class SetOptions:
 class ProcessSet:
     """The ranks of one process set, and the commands to them. Each failure kills the whole set.
 
-    A set starts in three steps, so that several sets start side by side: `spawn` starts the
-    processes, `connect` waits until all have connected, `wait_ready` until all have their devices.
+    `spawn` starts the ranks and `wait_ready` waits until all have their devices, so that several
+    sets start side by side.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
@@ -57,7 +57,6 @@ class ProcessSet:
         self.ranks: list[RankProcess] = []
         self.alive = True
         self._folder = options.folder / name  # a killed set leaves no half-compiled kernels to other sets
-        self._listener = channel.Listener(options.folder / f"{name}.socket")
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankProcess]] = ("", [])  # the last command, and to whom
@@ -70,42 +69,22 @@ class ProcessSet:
     # --- starting
 
     def spawn(self) -> None:
-        """Start the ranks' processes."""
+        """Start the ranks' processes, and tell them to take their devices."""
+        options = self.options
         with self._killed_on_error():
             try:
                 self._folder.mkdir()
-                for rank in range(self.options.size):
-                    self.ranks.append(self._start(rank))
+                for rank in range(options.size):
+                    log = options.log_folder / f"{self.name}-rank{rank}.log"
+                    process = RankProcess(
+                        rank, device=options.device, side=self.side, log=log, folder=self._folder
+                    )
+                    self.ranks.append(process)
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
                 raise self._failure("start", [failure]) from error
-
-    def _start(self, rank: int) -> RankProcess:
-        return RankProcess(
-            rank,
-            device=self.options.device,
-            side=self.side,
-            listener=self._listener,
-            log=self.options.log_folder / f"{self.name}-rank{rank}.log",
-            folder=self._folder,
-        )
-
-    def connect(self) -> None:
-        """Wait until all ranks have connected, then tell them to take their devices."""
-        end = time.monotonic() + START_SECONDS
-        with self._killed_on_error():
-            while missing := [rank for rank in self.ranks if rank.connection is None]:
-                if dead := [rank.death() for rank in missing if rank.is_dead()]:
-                    raise self._failure("start", dead)
-                if time.monotonic() > end:
-                    raise self._failure("start", self._hangs(missing, START_SECONDS))
-                accepted = self._listener.accept(timeout_seconds=0.05)
-                if accepted is not None:  # ranks connect in any order and say who they are
-                    new, hello = accepted
-                    self.ranks[hello["rank"]].connection = new
-        self._listener.close()
-        self.ask("setup", device=self.options.device, cores=self.options.cores)
+        self.ask("setup", device=options.device, cores=options.cores)
 
     def wait_ready(self) -> None:
         """Wait until all ranks have their devices."""
@@ -131,7 +110,6 @@ class ProcessSet:
         self._pending = command, asked
         with self._killed_on_error():
             for rank in asked:
-                assert rank.connection is not None
                 with contextlib.suppress(OSError):  # `answers` notices that the rank is dead
                     channel.send(rank.connection, {"command": command, **arguments})
 
@@ -146,7 +124,7 @@ class ProcessSet:
         """Wait for all ranks at once, or an error in rank 1 would look like a hang of rank 0."""
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
-        waiting = {rank.connection: rank for rank in asked if rank.connection is not None}
+        waiting = {rank.connection: rank for rank in asked}
         answers: dict[int, Message] = {}
         dead: list[RankProcess] = []
         raised: list[RankFailure] = []
@@ -236,7 +214,6 @@ class ProcessSet:
             rank.wait()
             rank.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._listener.close()
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:

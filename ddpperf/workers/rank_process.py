@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.machine.child_process import describe_exit, end_of
-from ddpperf.workers.channel import Listener
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.worker import STACKS_SIGNAL
@@ -23,32 +23,27 @@ LOG_TAIL_LINES = 20
 
 
 class RankProcess:
-    """Starts the process of a rank, which then connects to `listener`; raises OSError if it cannot.
+    """Starts the process of a rank, connected to this one; raises OSError if it cannot be started.
 
-    log: the file for everything that the process prints. folder: where its temporary files go.
-    connection: None until the process has connected.
+    log: the file for everything that the process prints. folder: where its temporary files go,
+    within the private folder of the pool.
     """
 
-    def __init__(
-        self, rank: int, *, device: str, side: Side, listener: Listener, log: Path, folder: Path
-    ) -> None:
+    def __init__(self, rank: int, *, device: str, side: Side, log: Path, folder: Path) -> None:
         self.rank = rank
-        self.connection: Connection | None = None
         self._log = log
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
-        with open(log, "wb") as output:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, open(log, "wb") as output:
             self._process = subprocess.Popen(
-                side.command("rank", str(listener.path), str(rank)),
-                stdin=subprocess.PIPE,
+                side.command("rank", str(folder.parent), str(rank)),
+                stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
                 stdout=output,
                 stderr=output,
                 env=rank_environment(device) | side.variables() | variables,
                 process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
             )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; accepting it will show that
-            self._process.stdin.write(listener.key.hex().encode() + b"\n")
-            self._process.stdin.flush()
+            self.connection = Connection(ours.detach())
 
     @property
     def pid(self) -> int:
@@ -85,12 +80,8 @@ class RankProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the pipe and the connection to a process that has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        if self.connection is not None:
-            self.connection.close()
+        """Close the connection to a process that has ended."""
+        self.connection.close()
 
 
 def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:

@@ -1,43 +1,40 @@
-"""The main program of a rank: it connects to the controller and carries out its commands.
+"""The main program of a rank: it carries out the commands of the controller.
 
-bootstrap.py starts it. The first line of standard input is the channel's key. Standard input then
-stays open as a lifeline: it closes when the controller ends, whatever the main thread waits for.
+bootstrap.py starts it. Standard input is the channel to the controller. It also is a lifeline: it
+closes when the controller ends, whatever the main thread waits for.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import select
 import shutil
 import signal
 import sys
 import threading
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddpperf.errors import CannotTrain
 from ddpperf.workers import channel
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 STACKS_SIGNAL = signal.SIGUSR1
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
 LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little memory or too small indices
 
 
-def main(path: str, rank: int) -> None:
-    """Serve the controller that listens at `path` until it says "exit" or ends."""
+def main(folder: str, rank: int) -> None:
+    """Serve the controller until it says "exit" or ends; `folder` is its private folder."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
-    key = bytes.fromhex(sys.stdin.readline())
-    if not key:  # the controller has ended
-        shutil.rmtree(Path(path).parent, ignore_errors=True)
-        return
-    lifeline = threading.Thread(target=_die_with_controller, args=(Path(path).parent,), daemon=True)
+    connection = Connection(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # nothing else reads from the channel
+    lifeline = threading.Thread(
+        target=_die_with_controller, args=(connection.fileno(), Path(folder)), daemon=True
+    )
     lifeline.start()
-    connection = channel.connect(path, key)
-    channel.send(connection, {"rank": rank})
     try:
         _serve(connection, rank)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -45,8 +42,7 @@ def main(path: str, rank: int) -> None:
 
 
 def _serve(connection: Connection, rank: int) -> None:
-    # Imported here because it imports torch, while the controller waits for the first message.
-    from ddpperf.workers.rank import Rank
+    from ddpperf.workers.rank import Rank  # after the lifeline has begun: it imports torch
 
     state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
     while True:
@@ -76,9 +72,10 @@ def describe(error: Exception) -> channel.Message:
     }
 
 
-def _die_with_controller(folder: Path) -> None:
+def _die_with_controller(channel_fd: int, folder: Path) -> None:
     """Wait until the controller ends; then remove its folder and kill this process group."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+    hangup = select.poll()
+    hangup.register(channel_fd, select.POLLRDHUP)
+    hangup.poll()
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
