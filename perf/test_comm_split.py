@@ -50,23 +50,25 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     differences = {name: difference(ddp[name], no_sync[name], local[name]) for name in ddp}
     traces = traced_by_set(trace)
     seconds = {
-        "exposed_comm_seconds": {name: each.exposed for name, each in differences.items()},
-        "traced_exposed_comm_seconds": {name: each.exposed for name, each in traces.items()},
-        "traced_comm_seconds": {name: each.total for name, each in traces.items()},
-        "comm_without_waiting_seconds": {name: each.least_total for name, each in traces.items()},
+        "exposed_comm_seconds": {name: split.exposed for name, split in differences.items()},
+        "traced_exposed_comm_seconds": {name: split.exposed for name, split in traces.items()},
+        "traced_comm_seconds": {name: split.total for name, split in traces.items()},
+        "comm_without_waiting_seconds": {name: split.least_total for name, split in traces.items()},
         "replayed_comm_seconds": replay.median_step_seconds(),
         "step_minus_one_device_seconds": {name: tN[name] - t1[name] for name in tN},
-        "bucket_copy_seconds": {name: each.bucket_copies for name, each in differences.items()},
-        "comm_skew_seconds": {name: each.skew for name, each in differences.items()},
-        "traced_comm_skew_seconds": {name: each.skew for name, each in traces.items()},
+        "bucket_copy_seconds": {name: split.bucket_copies for name, split in differences.items()},
+        "comm_skew_seconds": {name: split.skew for name, split in differences.items()},
+        "traced_comm_skew_seconds": {name: split.skew for name, split in traces.items()},
     }
     for name in TRACED if traces else ():
-        seconds[name] = {each.set: each.counters[name][traces[each.set].rank] for each in trace.samples}
+        seconds[name] = {
+            sample.set: sample.counters[name][traces[sample.set].rank] for sample in trace.samples
+        }
     for name, by_set in seconds.items():
         if by_set:
             measure.metric(name, by_set)
     if traces:
-        measure.metric("overlap_fraction", {name: each.overlap_fraction for name, each in traces.items()})
+        measure.metric("overlap_fraction", {name: split.overlap_fraction for name, split in traces.items()})
         compared(measure, tN, trace, differences, traces)
     else:
         measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
@@ -89,7 +91,7 @@ def traced_by_set(trace: Measured) -> dict[str, Traced]:
         for sample in trace.samples
         if "comm_seconds" in sample.counters
     }
-    known = {name: each for name, each in found.items() if each is not None}
+    known = {name: split for name, split in found.items() if split is not None}
     return known if len(known) == len(trace.samples) else {}
 
 
@@ -103,7 +105,7 @@ def compared(
     """Store the difference of the two methods as a fraction of the step, and explain a large one."""
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
-    measure.metric("method_disagreement", {name: each.fraction for name, each in apart.items()})
+    measure.metric("method_disagreement", {name: split.fraction for name, split in apart.items()})
     for found in apart.values():
         if found.reason:
             measure.note(found.reason)
@@ -116,12 +118,16 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
     sending = {
-        each.set: min(each.counters["all_reduce_seconds"][:N]) for each in trace.samples if each.set in traces
+        split.set: min(split.counters["all_reduce_seconds"][:N])
+        for split in trace.samples
+        if split.set in traces
     }
-    exposed = {name: each.exposed for name, each in traces.items()}
+    exposed = {name: split.exposed for name, split in traces.items()}
     for what, seconds in (("", sending), ("exposed_", exposed)):
         if seconds and all(seconds.values()):
             busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
             measure.metric(f"gradient_busbw_{what}bytes_per_second", busbw)
             if link := measure.machine.link_bytes_per_second:
-                measure.metric(f"{what}link_utilization", {name: each / link for name, each in busbw.items()})
+                measure.metric(
+                    f"{what}link_utilization", {name: value / link for name, value in busbw.items()}
+                )

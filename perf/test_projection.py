@@ -75,11 +75,11 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
             projection,
             measure,
             bucket_copies=excess(local, one_device, name),  # all that N devices lose without sending
-            lines={N: each[name] for N, each in lines.items()},
+            lines={N: by_set[name] for N, by_set in lines.items()},
             buckets=buckets,
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
         )
-        smaller = {N: each for N, each in by_size.items() if spec.world_size > N}
+        smaller = {N: found for N, found in by_size.items() if spec.world_size > N}
         projections[name] = {}
         with warn_if_undetermined(measure, f"set {name}'s projection on {spec.world_size} devices"):
             projections[name][spec.world_size] = projected(smaller, spec.world_size)

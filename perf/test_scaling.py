@@ -206,12 +206,12 @@ def law_metrics(
     t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
     sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
-    shares = {name: fit(sizes, speedups[name]).fraction for name in sets}
-    measure.metric("serial_fraction", shares)
-    together = over_sets(list(shares.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
+    fractions = {name: fit(sizes, speedups[name]).fraction for name in sets}
+    measure.metric("serial_fraction", fractions)
+    together = over_sets(list(fractions.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
     if math.isfinite(together.high):
         measure.metric("serial_fraction_low", dict.fromkeys(sets, together.low))
         measure.metric("serial_fraction_high", dict.fromkeys(sets, together.high))
     for place, N in enumerate(sizes):
         measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
-        measure.metric(f"predicted_speedup_of_{N}", {name: law(shares[name], N) for name in sets})
+        measure.metric(f"predicted_speedup_of_{N}", {name: law(fractions[name], N) for name in sets})

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, each made of a stored run or of another program's output."""
+"""The tables of README.md and docs/, made of stored runs and of other programs' output."""
 
 from __future__ import annotations
 

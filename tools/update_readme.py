@@ -40,7 +40,7 @@ OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_d
 PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
-FIRST = "the first tests in "  # of each experiment of a run
+FIRST = "the first tests in "  # one test of each file
 ALL_RUNS = "all runs in "  # the files of a pattern
 TABLES: dict[
     str, Callable[[str], str]
@@ -95,15 +95,15 @@ def draw(document: dict[str, Any], picture: Path) -> None:
     training = [found for found in scaling if found["spec"]["strategy"] in ("single", "ddp")]
     model, execution = training[0]["spec"]["model"], training[0]["spec"]["execution"]
     training = [
-        each for each in training if (each["spec"]["model"], each["spec"]["execution"]) == (model, execution)
+        test for test in training if (test["spec"]["model"], test["spec"]["execution"]) == (model, execution)
     ]
-    sizes = sorted({each["spec"]["world_size"] for each in training})
+    sizes = sorted({test["spec"]["world_size"] for test in training})
     left.plot(sizes, sizes, color="0.7", linestyle="--", label="linear")
-    for batch_size in sorted({each["spec"]["per_rank_batch_size"] for each in training}):
+    for batch_size in sorted({test["spec"]["per_rank_batch_size"] for test in training}):
         points = sorted(
-            (each["spec"]["world_size"], each["metrics"].get("speedup", {"value": 1.0})["value"])
-            for each in training
-            if each["spec"]["per_rank_batch_size"] == batch_size
+            (test["spec"]["world_size"], test["metrics"].get("speedup", {"value": 1.0})["value"])
+            for test in training
+            if test["spec"]["per_rank_batch_size"] == batch_size
         )
         left.plot(*zip(*points, strict=True), marker="o", label=f"batch {batch_size} per device")
     left.set(
@@ -113,16 +113,16 @@ def draw(document: dict[str, Any], picture: Path) -> None:
         title=f"Training step of {model}, DDP, {execution}",
     )
     left.legend()
-    reducing = [each for each in stored.values() if is_pictured(Measured.from_json(each).spec)]
-    for world_size in sorted({each["spec"]["world_size"] for each in reducing}):
+    reducing = [test for test in stored.values() if is_pictured(Measured.from_json(test).spec)]
+    for world_size in sorted({test["spec"]["world_size"] for test in reducing}):
         points = sorted(
-            (each["spec"]["nbytes"], each["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)
-            for each in reducing
-            if each["spec"]["world_size"] == world_size
+            (test["spec"]["nbytes"], test["metrics"]["busbw_bytes_per_second"]["value"] / 1e9)
+            for test in reducing
+            if test["spec"]["world_size"] == world_size
         )
         right.plot(*zip(*points, strict=True), marker="o", label=f"{world_size} devices")
     right.set_xscale("log", base=2)
-    sizes = sorted({each["spec"]["nbytes"] for each in reducing})
+    sizes = sorted({test["spec"]["nbytes"] for test in reducing})
     right.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=30)
     right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
     right.legend()

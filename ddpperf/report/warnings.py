@@ -1,4 +1,4 @@
-"""What makes a stored test's figures doubtful: notes of its run, and how its rounds differ."""
+"""Warnings about a stored test: those of its run, and those that its rounds show."""
 
 from __future__ import annotations
 
