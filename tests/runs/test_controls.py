@@ -1,28 +1,16 @@
-"""The controls of a comparison with a stored run: a copy of memory that must not differ, a slow-down that must be found."""
+"""The controls of a comparison with a stored run, on real ranks."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpperf.plugin.controls import StoredControls
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import COPY, PastRun
-from ddpperf.specs import CopySpec
-from ddpperf.verdict.run_history import bounds, spread
-from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Change, Comparison, Controls, negative_control
 from tests.project import Finished, Project
-from tests.ranks.test_run import SMALL
 
-CPU = read_decision({}, name="t.toml")["cpu"]
-QUIET = (1.0, 1.001, 1.002, 1.003)
 ONE_STEP = """
 from ddpperf.specs import TrainingSpec
 
@@ -33,90 +21,6 @@ NONE_NOISY = (
     "[decision.cpu]\nquiet_iqr = 0.9\n"  # a copy's own limit is that of quiet rounds, however these differ
 )
 ALONE = ("perf", "--world-sizes", "1", "--rounds", "4")
-
-
-def copied(scale: float = 1.0, nbytes: int = 2**20) -> Measured:
-    rounds = tuple((scale * seconds,) for seconds in QUIET)
-    sample = Sample(set="A1", side="A", torch="2.11", seconds=rounds)
-    return Measured(spec=CopySpec(world_size=1, nbytes=nbytes), iterations=1, samples=(sample,))
-
-
-def negative(
-    now: Measured | None, then: Measured | None, limit: float | None = None, *history: Measured
-) -> Controls:
-    runs = [PastRun(measured={COPY: each}, promoted=False) for each in history]
-    return negative_control(now, then, baseline="x.json", limit=limit, settings=CPU, history=runs, compared=9)
-
-
-def test_a_copy_that_takes_longer_or_less_than_chance_explains_fails() -> None:
-    usual = negative(copied(), copied()).negative
-    assert usual is not None
-    own = bounds(spread([], CPU.run_spread), margin=CPU.of("time").margin, suite_alpha=0.01, compared=10)
-    assert usual.limit == pytest.approx(math.exp(own.slower))
-    for scale, fails in (
-        (1.0, False),
-        (0.99 * usual.limit, False),
-        (1.01 * usual.limit, True),
-        (1 / 1.01 / usual.limit, True),
-    ):
-        sentences = negative(copied(scale), copied()).failed()
-        assert bool(sentences) == fails, scale
-        assert all(each.startswith("the negative control failed: a copy of memory") for each in sentences)
-
-
-def test_its_own_runs_narrow_its_limit_and_the_tests_limit_widens_it() -> None:
-    usual, known = negative(copied(), copied()), negative(copied(), copied(), None, *[copied()] * 9)
-    given = negative(copied(), copied(), 3.0)
-    assert known.negative is not None
-    assert usual.negative is not None
-    assert given.negative is not None
-    assert known.negative.limit < usual.negative.limit < given.negative.limit == 3.0
-    assert negative(copied(), copied(), 1.001).negative == usual.negative, (
-        "what is asked of a test says nothing of a copy"
-    )
-
-
-@pytest.mark.parametrize(
-    ("now", "then", "words"),
-    [
-        (copied(), None, "is not in x.json"),
-        (None, copied(), "is in x.json but was not measured"),
-        (None, None, "is not in x.json"),
-        (copied(), copied(nbytes=2), "measures another spec than in x.json"),
-    ],
-)
-def test_what_has_no_copy_is_not_controlled(now: Measured | None, then: Measured | None, words: str) -> None:
-    found = negative(now, then)
-    assert found.missing == [f"the negative control, a copy of memory, {words}"]
-    assert found.failed() == []
-
-
-def test_a_comparison_in_which_no_step_can_be_slowed_down_is_not_controlled() -> None:
-    """As of whole trainings alone: nothing shows that what is slower would be seen."""
-
-    class Unused:
-        def measure(self, spec: object) -> Measured:
-            raise AssertionError("nothing is measured")
-
-    pool: Any = Unused()
-    run = Measured(spec=SMALL, iterations=1, samples=copied().samples)
-    change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2)
-    for changes, missing in (
-        ({"t": change}, ["the positive control was not measured: no step was compared by its time"]),
-        ({}, []),
-    ):
-        controls = StoredControls("cpu")
-        controls.slow_down(Comparison(baseline="x.json", changes=changes), {"t": run}, pool)
-        assert controls.beside(Controls()).missing == missing
-
-
-def test_a_slow_down_within_the_limit_fails() -> None:
-    for ratio, fails in ((1.3, False), (1.2, True), (1.0, True)):
-        change = Change(then_seconds=1.0, now_seconds=ratio, limit=1.2)
-        assert bool(Controls(positive=change).failed()) == fails
-
-
-# --- real runs
 
 
 @pytest.fixture(scope="module")
@@ -143,41 +47,15 @@ def compare_with(
 
 
 @pytest.mark.figures
-def test_a_run_is_controlled_by_a_copy_and_by_a_slow_down_beyond_the_limit(project: Project) -> None:
+def test_slowed_step_takes_the_expected_time(project: Project) -> None:
     run = compare_with(project, limit=2)
     run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slowed step ", " (limit 2)")
     (line,) = (line for line in run.lines if line.startswith("controls: "))
     assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(2.5, rel=0.15)
 
 
-def test_a_machine_that_copies_slower_than_it_did_gives_no_verdict(project: Project) -> None:
-    stored = Measured.from_json(json.loads((project.root / "base.json").read_text())["ddpperf"]["copied"])
-    faster = [
-        dataclasses.replace(each, seconds=tuple(tuple(t / 1000 for t in ranks) for ranks in each.seconds))
-        for each in stored.samples
-    ]
-    changed = {"copied": dataclasses.replace(stored, samples=tuple(faster)).to_json()}
-    run = compare_with(project, changed, "--benchmark-save=after")
-    run.assert_one_sentence(
-        125, "NO VERDICT: the negative control failed: a copy of memory", "this machine has changed"
-    )
-    run.assert_one_sentence(125, "not saved as a baseline: the negative control failed: a copy of memory")
-
-
-def test_a_run_of_before_there_were_controls_gives_no_verdict(project: Project) -> None:
-    run = compare_with(project, {"copied": None})
-    run.assert_one_sentence(125, "NO VERDICT: the negative control, a copy of memory, is not in changed.json")
-
-
-def test_a_damaged_copy_is_a_damaged_baseline(project: Project) -> None:
-    compare_with(project, {"copied": {"spec": 1}}).assert_one_sentence(
-        125, "NO VERDICT: the baseline ", " is damaged"
-    )
-
-
-def test_a_slow_down_that_does_not_reach_the_ranks_gives_no_verdict(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_missing_slow_down_is_no_verdict(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     without = project.root / "without"
     without.mkdir()
     (without / "sitecustomize.py").write_text(

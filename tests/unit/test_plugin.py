@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.machine.hardware import hardware_key
 from tests.canned import CannedSuite
 from tests.project import ALL_REDUCE, NOISY
@@ -200,3 +201,32 @@ def test_other_tests_keep_their_exit_status(project: CannedSuite) -> None:
     assert project.run("test_other.py", "-k", "nothing").status == 5
     assert not (project.root / ".ddpperf").exists()
     assert not (project.root / ".benchmarks").exists()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("--fixtures",), ("test_other.py",)])
+def test_only_experiments_pay_for_preparing(
+    project: CannedSuite, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """The model is looked for when the first case is made."""
+
+    def prepare(*_: object) -> None:
+        raise AssertionError("this run measures nothing")
+
+    monkeypatch.setattr("ddpperf.plugin.session.prepare", prepare)
+    (project.root / "test_other.py").write_text("def test_fine():\n    pass\n")
+    (project.root / "perf" / "test_it.py").unlink()
+    assert project.run(*arguments, "--model", "nowhere:model").status == 0
+
+
+def test_experiments_refuse_what_cannot_be_prepared(
+    project: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: object) -> None:
+        raise Refused("--model nowhere:model cannot be imported; name another")
+
+    monkeypatch.setattr("ddpperf.plugin.session.prepare", prepare)
+    for experiment in (ALL_REDUCE, STEP):
+        project.experiment.write_text(experiment)
+        refused = project.run("perf", "--model", "nowhere:model")
+        refused.assert_one_sentence(4, "ERROR: --model nowhere:model cannot be imported; name another")
+    assert project.saved_runs() == []

@@ -1,0 +1,183 @@
+"""The controls of a comparison with a stored run: a copy of memory that must not differ, a slow-down that must be found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.controls import StoredControls
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import COPY, PastRun
+from ddpperf.specs import CopySpec, Spec
+from ddpperf.verdict.run_history import bounds, spread
+from ddpperf.verdict.settings import read_decision
+from ddpperf.verdict.stored_run import Change, Comparison, Controls, negative_control
+from tests.canned import CannedSuite, step_seconds
+from tests.project import Finished
+from tests.ranks.test_run import SMALL
+
+CPU = read_decision({}, name="t.toml")["cpu"]
+QUIET = (1.0, 1.001, 1.002, 1.003)
+ONE_STEP = """
+from ddpperf.specs import TrainingSpec
+
+def test_step(measure):
+    measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
+"""
+NONE_NOISY = (
+    "[decision.cpu]\nquiet_iqr = 0.9\n"  # a copy's own limit is that of quiet rounds, however these differ
+)
+ALONE = ("perf", "--world-sizes", "1", "--rounds", "4")
+
+
+def copied(scale: float = 1.0, nbytes: int = 2**20) -> Measured:
+    rounds = tuple((scale * seconds,) for seconds in QUIET)
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=rounds)
+    return Measured(spec=CopySpec(world_size=1, nbytes=nbytes), iterations=1, samples=(sample,))
+
+
+def negative(
+    now: Measured | None, then: Measured | None, limit: float | None = None, *history: Measured
+) -> Controls:
+    runs = [PastRun(measured={COPY: each}, promoted=False) for each in history]
+    return negative_control(now, then, baseline="x.json", limit=limit, settings=CPU, history=runs, compared=9)
+
+
+def test_copy_outside_its_limit_fails() -> None:
+    usual = negative(copied(), copied()).negative
+    assert usual is not None
+    own = bounds(spread([], CPU.run_spread), margin=CPU.of("time").margin, suite_alpha=0.01, compared=10)
+    assert usual.limit == pytest.approx(math.exp(own.slower))
+    for scale, fails in (
+        (1.0, False),
+        (0.99 * usual.limit, False),
+        (1.01 * usual.limit, True),
+        (1 / 1.01 / usual.limit, True),
+    ):
+        sentences = negative(copied(scale), copied()).failed()
+        assert bool(sentences) == fails, scale
+        assert all(each.startswith("the negative control failed: a copy of memory") for each in sentences)
+
+
+def test_history_narrows_the_limit_of_the_copy() -> None:
+    usual, known = negative(copied(), copied()), negative(copied(), copied(), None, *[copied()] * 9)
+    given = negative(copied(), copied(), 3.0)
+    assert known.negative is not None
+    assert usual.negative is not None
+    assert given.negative is not None
+    assert known.negative.limit < usual.negative.limit < given.negative.limit == 3.0
+    assert negative(copied(), copied(), 1.001).negative == usual.negative, (
+        "what is asked of a test says nothing of a copy"
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "words"),
+    [
+        (copied(), None, "is not in x.json"),
+        (None, copied(), "is in x.json but was not measured"),
+        (None, None, "is not in x.json"),
+        (copied(), copied(nbytes=2), "measures another spec than in x.json"),
+    ],
+)
+def test_missing_copy_is_reported(now: Measured | None, then: Measured | None, words: str) -> None:
+    found = negative(now, then)
+    assert found.missing == [f"the negative control, a copy of memory, {words}"]
+    assert found.failed() == []
+
+
+def test_comparison_without_a_step_lacks_a_control() -> None:
+    """As of whole trainings alone: nothing shows that what is slower would be seen."""
+
+    class Unused:
+        def measure(self, spec: object) -> Measured:
+            raise AssertionError("nothing is measured")
+
+    pool: Any = Unused()
+    run = Measured(spec=SMALL, iterations=1, samples=copied().samples)
+    change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2)
+    for changes, missing in (
+        ({"t": change}, ["the positive control was not measured: no step was compared by its time"]),
+        ({}, []),
+    ):
+        controls = StoredControls("cpu")
+        controls.slow_down(Comparison(baseline="x.json", changes=changes), {"t": run}, pool)
+        assert controls.beside(Controls()).missing == missing
+
+
+def test_slowed_step_within_the_limit_fails() -> None:
+    for ratio, fails in ((1.3, False), (1.2, True), (1.0, True)):
+        change = Change(then_seconds=1.0, now_seconds=ratio, limit=1.2)
+        assert bool(Controls(positive=change).failed()) == fails
+
+
+# --- canned runs
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedSuite]:
+    """A project with a stored run of one training step."""
+    made = CannedSuite(tmp_path_factory.mktemp("controls"))
+    made.experiment.write_text(ONE_STEP)
+    (made.root / "perf" / "thresholds.toml").write_text(NONE_NOISY)
+    made.run(*ALONE, "--benchmark-json", "base.json").assert_one_sentence(0, "PASS: 1 test measured")
+    yield made
+    made.clean()
+
+
+def compare_with(
+    project: CannedSuite, change: dict[str, Any] | None = None, *arguments: str, limit: int = 10
+) -> Finished:
+    """A run compared with the stored one, whose own part of the JSON is changed, by a limit that no noise reaches."""
+    document = json.loads((project.root / "base.json").read_text())
+    path = Path(project.root, "changed.json")
+    path.write_text(json.dumps(document | {"ddpperf": document["ddpperf"] | (change or {})}))
+    return project.run(
+        *ALONE, *arguments, f"--benchmark-compare-fail=median:{limit - 1:.0%}", f"--benchmark-compare={path}"
+    )
+
+
+def test_slower_copy_is_no_verdict(project: CannedSuite) -> None:
+    stored = Measured.from_json(json.loads((project.root / "base.json").read_text())["ddpperf"]["copied"])
+    faster = [
+        dataclasses.replace(each, seconds=tuple(tuple(t / 1000 for t in ranks) for ranks in each.seconds))
+        for each in stored.samples
+    ]
+    changed = {"copied": dataclasses.replace(stored, samples=tuple(faster)).to_json()}
+    run = compare_with(project, changed, "--benchmark-save=after")
+    run.assert_one_sentence(
+        125, "NO VERDICT: the negative control failed: a copy of memory", "this machine has changed"
+    )
+    run.assert_one_sentence(125, "not saved as a baseline: the negative control failed: a copy of memory")
+
+
+def test_stored_run_without_copy_is_no_verdict(project: CannedSuite) -> None:
+    run = compare_with(project, {"copied": None})
+    run.assert_one_sentence(125, "NO VERDICT: the negative control, a copy of memory, is not in changed.json")
+
+
+def test_damaged_copy_is_a_damaged_baseline(project: CannedSuite) -> None:
+    compare_with(project, {"copied": {"spec": 1}}).assert_one_sentence(
+        125, "NO VERDICT: the baseline ", " is damaged"
+    )
+
+
+def test_missing_slow_down_is_no_verdict(project: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_delay(spec: Spec, name: str) -> float:
+        return step_seconds(spec, name) - spec.delay_seconds  # which canned sets add
+
+    monkeypatch.setattr(project.canned, "seconds", without_delay)
+    compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 10")
+
+
+def test_controls_are_printed(project: CannedSuite) -> None:
+    run = compare_with(project, limit=2)
+    run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slowed step ", " (limit 2)")
+    (line,) = (line for line in run.lines if line.startswith("controls: "))
+    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(2.5, rel=0.01)
