@@ -1,4 +1,4 @@
-"""What a process set itself costs: a command, a group, a death and its replacement."""
+"""The cost of a process set: a command, a process group, a death and a replacement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seconds_of(action: Callable[[], Any]) -> float:
 
 
 @pytest.mark.figures
-def test_a_ping_on_a_warm_set_takes_at_most_a_millisecond(pool: Pool, figure: Figure) -> None:
+def test_ping_takes_at_most_a_millisecond(pool: Pool, figure: Figure) -> None:
     (live,) = pool.live_sets()
 
     def ping() -> float:
@@ -47,7 +47,7 @@ def test_a_ping_on_a_warm_set_takes_at_most_a_millisecond(pool: Pool, figure: Fi
 
 
 @pytest.mark.figures
-def test_a_fresh_gloo_group_opens_samples_and_closes_in_50_ms(pool: Pool, figure: Figure) -> None:
+def test_gloo_group_opens_samples_and_closes_in_50_ms(pool: Pool, figure: Figure) -> None:
     (live,) = pool.live_sets()
     pool.measure(SMALL)  # the first one imports and connects
     live.leave()
@@ -67,9 +67,7 @@ def test_a_fresh_gloo_group_opens_samples_and_closes_in_50_ms(pool: Pool, figure
 
 
 @pytest.mark.figures
-def test_a_death_is_reported_within_half_a_second_and_replaced_within_four(
-    pool: Pool, figure: Figure
-) -> None:
+def test_dead_set_is_reported_and_replaced_in_seconds(pool: Pool, figure: Figure) -> None:
     def death() -> float:
         (live,) = pool.live_sets()
         killed_at: list[float] = []

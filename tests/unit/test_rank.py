@@ -26,7 +26,7 @@ EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_
 
 
 class Recorder:
-    """A measurement that writes down what is asked of it."""
+    """A measurement that records its calls."""
 
     max_iterations = 7
     counters: ClassVar = {"loss": 0.5}
@@ -67,7 +67,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
 
 
 class EpochRecorder(Recorder):
-    """An epoch that writes down what is asked of it, and says that half of it is done."""
+    """An epoch that records its calls, and reports that half of it is done."""
 
     def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
         super().__init__()
@@ -95,10 +95,10 @@ def test_opening_warms_up(opened: Rank) -> None:
 
 
 @pytest.mark.parametrize(("execution", "stream"), [("graph", "a new one"), ("eager", "the default one")])
-def test_all_of_a_measurement_is_on_one_stream(
+def test_whole_measurement_is_on_one_stream(
     execution: Execution, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its building on: what another stream used would have to be waited for."""
+    """From its building on: work on another stream would have to be waited for."""
     calls: list[str] = []
 
     class Built(Recorder):
@@ -117,9 +117,7 @@ def test_all_of_a_measurement_is_on_one_stream(
     assert calls == [stream, "built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
 
 
-def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(
-    opened: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = recorder_of(opened)
     recorder.calls.clear()
 
@@ -132,8 +130,7 @@ def test_a_round_is_one_untimed_step_the_timed_ones_and_a_check(
     assert recorder.calls == ["start", "step", "timed 3", "end 4"]
 
 
-def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first epoch that is not timed would take as long as the one that is."""
+def test_epoch_has_no_untimed_epoch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "TrainingEpoch", EpochRecorder)
     reported: list[float] = []
     mine = Rank(0, report=reported.append)
@@ -144,8 +141,8 @@ def test_an_epoch_is_timed_without_one_before(monkeypatch: pytest.MonkeyPatch) -
     assert reported == [0.5]
 
 
-def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
-    """Not all at its end: a rank that is silent for so long would count as hung."""
+def test_delay_is_in_every_step_of_an_epoch() -> None:
+    """With one long delay at its end, the rank would count as hung."""
     mine = Rank(0)
     spec = EpochSpec(
         world_size=1,
@@ -172,17 +169,17 @@ def test_the_delay_is_in_every_step_of_an_epoch_too() -> None:
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
 
 
-def test_a_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     record_with(monkeypatch, Recorder)
     mine = Rank(0)
     mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
     assert mine.sample(3)["seconds"] >= 0.03
     mine.open(specs.to_json(SINGLE))
-    assert mine.sample(3)["seconds"] < 0.01, "nor is the next one slowed down"
+    assert mine.sample(3)["seconds"] < 0.01, "the next one is not delayed"
 
 
-def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
-    """As a model under DDP is, whose memory on a GPU the next measurement needs."""
+def test_closed_measurement_with_reference_cycle_is_freed(opened: Rank) -> None:
+    """A model under DDP has such cycles, and the next measurement needs its memory."""
     recorder = recorder_of(opened)
     vars(recorder)["itself"] = recorder
     gone = weakref.ref(recorder)
@@ -191,7 +188,7 @@ def test_what_is_closed_is_gone_though_it_is_a_knot(opened: Rank) -> None:
     assert gone() is None
 
 
-def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
+def test_closing_checks_and_returns_the_counters(opened: Rank) -> None:
     recorder = recorder_of(opened)
     calls = recorder.calls
     assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
@@ -201,9 +198,7 @@ def test_closing_checks_once_more_and_gives_the_counters(opened: Rank) -> None:
 
 
 @pytest.mark.parametrize("spec", [SINGLE, EPOCH])
-def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
-    spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the rounds ended, the start of an epoch is no part of the step."""
     steps: list[bool] = []
     train = TrainingStep.train
@@ -234,7 +229,7 @@ def test_the_kernels_are_those_of_one_step_if_they_are_asked_for(
     assert steps == []
 
 
-def test_ranks_of_a_group_count_what_it_took_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     record_with(monkeypatch, Recorder)
     mine = Rank(0)
     port = mine.setup("cpu", None)["port"]
