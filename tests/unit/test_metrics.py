@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from ddpperf.plugin.measure import Measure
 from ddpperf.results import metrics, units
 from ddpperf.results.metrics import Better, Gate, Metric
 from tests.project import REPOSITORY
@@ -77,6 +79,14 @@ def test_another_suite_registers_its_metrics(monkeypatch: pytest.MonkeyPatch) ->
         metrics.register(
             Metric(name="speedup", unit="1", heading="speedup", format=units.factor, better=Better.HIGHER)
         )
+
+
+def test_unregistered_metric_fails_its_test() -> None:
+    nothing: Any = None
+    measure = Measure(nothing, nothing, nothing)
+    with pytest.raises(pytest.fail.Exception, match="the metric joules is not registered; add it to"):
+        measure.metric("joules", {"A1": 1.0})
+    assert measure.metrics == {}
 
 
 def test_kept_runs_store_only_registered_metrics() -> None:
