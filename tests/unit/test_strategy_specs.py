@@ -159,7 +159,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         TRAINING | {"per_rank_batch_size": 8, "accumulation_steps": 4},
         {"accumulation_steps": 8},
-        "resnet18 normalizes one value .*, got a batch of 8 in 8 parts; use batches of at least 16",
+        "resnet18 normalizes one value an image in its last stage, "
+        "got a batch of 8 in 8 parts; use batches of at least 16",
     ),
     *(
         (
