@@ -1,4 +1,4 @@
-"""Bandwidths of collectives, as nccl-tests defines them: S bytes per rank, t seconds, N ranks, in bytes/s."""
+"""Bandwidths of collectives as in nccl-tests: S bytes per rank, t seconds, N ranks; in bytes/s."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def all_reduce_busbw(S: float, t: float, N: int) -> float:
 
 
 def collective_busbw(kind: str, S: float, t: float, N: int) -> float:
-    """Return algbw * (N-1)/N for a reduce-scatter, all-gather and all-to-all, and algbw for a broadcast.
+    """Return the bus bandwidth: algbw for a broadcast, else algbw * (N-1)/N.
 
     A rank's own part of the buffer stays where it is; a broadcast passes every rank. S: the greater of a
     rank's two buffers.

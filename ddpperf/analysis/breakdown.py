@@ -1,4 +1,4 @@
-"""The parts of a step, its use of the hardware, and what an epoch on more devices saves and costs."""
+"""The parts of a step, its use of the hardware, and the cost of an epoch on more devices."""
 
 from __future__ import annotations
 

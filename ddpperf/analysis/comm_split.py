@@ -1,4 +1,4 @@
-"""How much of a step is exposed communication, by independent methods. All seconds are per step and rank.
+"""The exposed communication of a step, by independent methods. Seconds are per step and rank.
 
 (a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time in which
 something is sent and nothing computes. (c) The step's messages alone, which show how long sending takes but
@@ -34,7 +34,7 @@ class Difference:
 
 
 def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[float]) -> Difference:
-    """Apply method (a) to steps[rank]: with DDP, under no_sync, and with DDP that fills buckets and sends nothing."""
+    """Apply method (a) to the seconds[rank] of DDP, of no_sync, and of DDP that sends nothing."""
     _require_ranks(ddp, no_sync, local)
     return Difference(
         exposed=max(together - alone for together, alone in zip(ddp, no_sync, strict=True)),
@@ -64,7 +64,7 @@ class Traced:
 
 
 def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
-    """Apply method (b) to a step's communication on each rank; None if a rank did not communicate."""
+    """Apply method (b) to the communication on each rank; None if a rank had none."""
     _require_ranks(total, exposed)
     if not all(total):
         return None
@@ -109,9 +109,9 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
     copies = a.bucket_copies / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
-        f"difference and trace disagree by {fraction:+.1%} of the step: {copies:+.1%} is DDP's bucket copies, "
-        f"which send nothing, {fraction - copies:+.1%} is not explained; the profiler makes the step "
-        f"{longer:+.1%} longer"
+        f"difference and trace disagree by {fraction:+.1%} of the step: {copies:+.1%} is DDP's bucket "
+        f"copies, which send nothing, {fraction - copies:+.1%} is not explained; the profiler makes the "
+        f"step {longer:+.1%} longer"
     )
     if longer > MOST_PROFILING:
         reason += ", too much for its trace to stand for the step"
@@ -119,7 +119,7 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Return a sentence about the rank that the others wait for; empty if they wait for at most `AGREEMENT`."""
+    """Return a sentence about the rank that the others wait for; empty for short waits."""
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
     by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""

@@ -23,7 +23,7 @@ from ddpperf.specs.collective import ring_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an algorithm does: messages one after the other, and the buffers that a link carries and a rank adds."""
+    """Counts of an algorithm: successive messages, buffers that a link carries, buffers added."""
 
     latency: float
     volume: float
@@ -31,7 +31,7 @@ class Counts:
 
 
 def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
-    """Return an algorithm's counts for a buffer of `nbytes` bytes per rank; a ring sends large ones in pieces.
+    """Return an algorithm's counts for `nbytes` bytes per rank; a ring sends many in pieces.
 
     Raises ValueError for fewer than two ranks, or an algorithm without a model.
     """
@@ -110,7 +110,8 @@ def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
     scaled = rows / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
         raise Undetermined(
-            "these calls cannot separate the time of sending from that of adding; measure other sizes or algorithms"
+            "these calls cannot separate the time of sending from that of adding; measure other sizes "
+            "or algorithms"
         )
     fit = fit_logarithms(rows.tolist(), seconds)
     latency, byte_seconds, *others = fit.estimates(*standard_deviation(fit.residuals, len(fit.values)))
@@ -179,7 +180,7 @@ class ReportFormula:
     is_time: bool = False
 
     def seconds(self, N: int, S: float, B: float) -> float:
-        """Return the seconds that a report makes of it: bytes are divided by one link's bandwidth."""
+        """Return the value as seconds: bytes are divided by one link's bandwidth."""
         return self.value(N, S, B) / (1 if self.is_time else B)
 
 

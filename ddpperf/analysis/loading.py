@@ -15,13 +15,14 @@ def loading_fraction(with_loading: float, without: float) -> float:
     """
     if not (with_loading > 0 and without > 0):
         raise ValueError(
-            f"a loading fraction needs positive times, got {with_loading} s with and {without} s without loading"
+            f"a loading fraction needs positive times, got {with_loading} s with and {without} s "
+            "without loading"
         )
     return 1 - without / with_loading
 
 
 def enough_workers(fractions: Mapping[int, float]) -> int | None:
-    """Return the number of workers from which on loading takes less than `LEAST_FRACTION` of an epoch.
+    """Return the fewest workers from which on loading takes less than `LEAST_FRACTION`.
 
     fractions: by number of workers. Returns None if no number is enough.
     """

@@ -1,4 +1,4 @@
-"""Least-squares fits of times that are sums of parts, with relative errors: residuals are logarithms."""
+"""Least-squares fits of times that are sums of parts; the residuals are logarithms."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LogFit:
 
 
 def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> LogFit:
-    """Fit the seconds of one unit of each part, none of them negative, to counts[call][part] and seconds[call].
+    """Fit seconds[call] = counts[call] @ values, without negative values.
 
     The residuals are logarithms because relative errors would favour low values: half the time is off by
     0.5, twice the time by 1.
@@ -90,7 +90,7 @@ def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) 
 
 
 def standard_deviation(residuals: Array, parameters: int) -> tuple[float, int]:
-    """Return the standard deviation of residuals and its degrees of freedom; infinite if there are none."""
+    """Return the standard deviation, infinite without degrees of freedom, and these."""
     degrees_of_freedom = len(residuals) - parameters
     if degrees_of_freedom <= 0:
         return math.inf, degrees_of_freedom

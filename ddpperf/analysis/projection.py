@@ -50,7 +50,7 @@ def _nearest(numbers: Iterable[int], N: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network between nodes: seconds of an empty message, and bytes per second of each device."""
+    """The network between nodes: seconds of an empty message, bytes per second per device."""
 
     latency: float
     bandwidth: float
@@ -63,7 +63,7 @@ class Network:
             )
 
     def all_reduce_seconds(self, nbytes: float, nodes: int, devices: int) -> float:
-        """Return the seconds in which each of a node's devices sums its part of the buffer over nodes in a ring."""
+        """Return the seconds of a ring over nodes, in which each device sums its part."""
         ring = counts("ring", nodes)
         return ring.latency * self.latency + ring.volume * nbytes / devices / self.bandwidth
 
@@ -134,7 +134,7 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """Projected seconds with their 95% interval, from the errors of the measurements and of sending.
+    """Projected seconds with a 95% interval, from the errors of measuring and sending.
 
     plain: the guess that the excess stays that of the largest measured number of devices.
     """

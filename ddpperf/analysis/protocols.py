@@ -1,4 +1,4 @@
-"""The time of a library's all-reduce over the buffer size: several lines, of which it takes the fastest."""
+"""The time of a library's all-reduce over the buffer size: the minimum of several lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = Sequence[tuple[int, float]]  # sizes with their seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """The minimum of several lines, seconds = start + nbytes * slope, one for each of a library's protocols."""
+    """The minimum of lines, seconds = start + nbytes * slope, one for each protocol."""
 
     lines: tuple[tuple[float, float], ...]
 
@@ -90,7 +90,7 @@ class Chosen:
 
 
 def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
-    """Choose the number of lines by leaving out each size in turn, but the smallest and the largest.
+    """Choose the number of lines by cross-validation over all sizes but the first and last.
 
     Nothing is known of protocols beyond the measured sizes. Raises ValueError for fewer than four sizes.
     """

@@ -1,16 +1,16 @@
-"""Speedup and efficiency from step times: t(N) is the slowest rank's seconds of a step on N devices."""
+"""Speedup and efficiency from t(N), the slowest rank's seconds of a step on N devices."""
 
 from __future__ import annotations
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
-    """Return N * t(1) / t(N): with a constant batch per rank, N devices do N times the work (Gustafson 1988)."""
+    """Return N * t(1) / t(N), for a constant batch per rank (Gustafson 1988)."""
     _require_positive(t1, tN, N)
     return N * t1 / tN
 
 
 def strong_speedup(t1: float, tN: float, N: int) -> float:
-    """Return t(1) / t(N): with a constant global batch, N devices divide the work of a step (Amdahl 1967)."""
+    """Return t(1) / t(N), for a constant global batch (Amdahl 1967)."""
     _require_positive(t1, tN, N)
     return t1 / tN
 

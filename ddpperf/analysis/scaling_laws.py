@@ -19,12 +19,12 @@ CONFIDENCE = 0.95
 
 
 def amdahl_speedup(serial_fraction: float, N: int) -> float:
-    """Return 1 / (s + (1 - s) / N): the global batch is constant, s is the part of t(1) that N devices do not divide (1967)."""
+    """Return 1 / (s + (1 - s) / N); s is the part of t(1) that N devices do not divide (1967)."""
     return 1 / (serial_fraction + (1 - serial_fraction) / N)
 
 
 def gustafson_speedup(serial_fraction: float, N: int) -> float:
-    """Return N - s (N - 1): the batch per device is constant, s is the part of t(N) in which N devices do one's work (1988)."""
+    """Return N - s (N - 1); s is the part of t(N) in which N devices do the work of one (1988)."""
     return N - serial_fraction * (N - 1)
 
 
@@ -46,7 +46,7 @@ def fit_amdahl(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialF
 
 
 def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialFraction:
-    """Fit 1 - S/N = s (1 - 1/N), whose residuals are errors of the efficiencies; raises as `fit_amdahl` does."""
+    """Fit 1 - S/N = s (1 - 1/N), whose residuals are errors of efficiencies; raises ValueError, too."""
     return _fit(world_sizes, speedups, lambda N, S: 1 - 1 / N)
 
 

@@ -39,7 +39,7 @@ def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, fl
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return the interval of a difference of means with unequal variances (Welch 1947); NaN without any variance."""
+    """Return Welch's interval of a difference of means (1947); NaN without any variance."""
     from scipy.stats import ttest_ind
 
     with warnings.catch_warnings():
@@ -49,7 +49,7 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: f
 
 
 def drift(seconds: Sequence[float]) -> float | None:
-    """Return the change from the first to the last round as a fraction of the median; None without a drift.
+    """Return the drift from the first to the last round over the median; None without one.
 
     A drift is positive if rounds got slower. It exists if Kendall's tau of rounds and seconds has p <
     `DRIFT_P` and the change is at least `LEAST_DRIFT`. The change is the Theil-Sen slope times the rounds
@@ -68,7 +68,7 @@ def drift(seconds: Sequence[float]) -> float | None:
 
 
 def spread_over_ranks(seconds: Sequence[Sequence[float]]) -> float | None:
-    """Return how far the slowest rank is from the fastest, as a fraction of the median rank; None for one rank.
+    """Return the slowest minus the fastest rank over the median rank; None for one rank.
 
     seconds[round][rank], at least one round. A rank's time is its median over rounds, so that one stalled
     round does not make a rank slow.

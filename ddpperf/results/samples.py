@@ -1,4 +1,4 @@
-"""What was measured: raw seconds as the ranks' clocks read them. Statistics are derived when they are read."""
+"""Raw measurements, in seconds of the ranks' clocks, and the statistics derived from them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Measured:
             )
         if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
             raise ValueError(
-                f"iterations must be a whole number from 1 to {MOST_ITERATIONS}, got {str(self.iterations)[:40]}"
+                f"iterations must be a whole number from 1 to {MOST_ITERATIONS}, got "
+                f"{str(self.iterations)[:40]}"
             )
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
@@ -95,7 +96,7 @@ class Measured:
         return {sample.set: sample for sample in self.samples}[name]
 
     def step_seconds(self, sample: Sample) -> list[float]:
-        """Return the seconds of a step in each round: those of the slowest of the first `world_size` ranks.
+        """Return the seconds of a step in each round, on the slowest of `world_size` ranks.
 
         If the ranks worked in turn, only the first rank's rounds count: the others' were not simultaneous.
         """
@@ -110,7 +111,7 @@ class Measured:
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
 
     def rank_step_seconds(self, sample: Sample) -> list[float]:
-        """Return the seconds of a step on each of the first `world_size` ranks, the median over rounds."""
+        """Return each of the first `world_size` ranks' median seconds of a step."""
         return self._rank_medians(sample, self.spec.world_size)
 
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
@@ -127,7 +128,7 @@ class Measured:
         ]
 
     def counter(self, name: str) -> dict[str, float]:
-        """Return by set the maximum over the first `world_size` ranks; empty if nothing counted it."""
+        """Return by set the maximum over the first `world_size` ranks; empty if not counted."""
         ranks = slice(self.spec.world_size)
         counted = (sample for sample in self.samples if name in sample.counters)
         return {sample.set: max(sample.counters[name][ranks]) for sample in counted}
@@ -148,7 +149,7 @@ class Measured:
         return bound
 
     def different_kernels(self) -> dict[str, list[str]]:
-        """Return the sets by their kernels' digest, for a side whose sets ran different kernels; else empty.
+        """Return the sets by kernel digest, of a side whose sets ran different kernels.
 
         Base and candidate may differ by design. Sets with unknown kernels are left out.
         """

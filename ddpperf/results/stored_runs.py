@@ -75,7 +75,7 @@ class Storage:
         return _write_numbered(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
 
     def promote(self, document: dict[str, Any], name: str) -> Path:
-        """Write a run as a baseline under the next number; raises OSError if it cannot be written."""
+        """Write a baseline under the next number; raises OSError if it cannot be written."""
         return _write_numbered(self.baselines, name, document)
 
     def find(self, wanted: str | Literal[True]) -> Path:
@@ -89,8 +89,8 @@ class Storage:
             newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
             if newest is None:
                 raise NoBaseline(
-                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds a run "
-                    "that passed; save one with --benchmark-save=NAME, then compare"
+                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds "
+                    "a run that passed; save one with --benchmark-save=NAME, then compare"
                 )
             return newest
         if os.path.isfile(wanted):
@@ -102,12 +102,12 @@ class Storage:
         if os.path.exists(wanted):  # pytest gave a test path to the option before it
             advice = "the option takes the word after it, so put it last"
         raise NoBaseline(
-            f"--benchmark-compare={wanted} is neither a file nor the number or name of one in {self.baselines} "
-            f"or {self.runs}; {advice}"
+            f"--benchmark-compare={wanted} is neither a file nor the number or name of one in "
+            f"{self.baselines} or {self.runs}; {advice}"
         )
 
     def load(self, path: Path) -> Baseline:
-        """Read a stored run; raises NoBaseline if it is unreadable, not ours, or of other hardware."""
+        """Read a stored run; raises NoBaseline if it is damaged or of other hardware."""
         return self._baseline(_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
@@ -179,7 +179,7 @@ class Storage:
 
 
 def _document(path: Path) -> Any:
-    """Return the JSON of a stored run; raises NoBaseline for a file that is cut, empty or has a NaN."""
+    """Return the JSON of a stored run; raises NoBaseline if it is damaged or has a NaN."""
     try:
         return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
@@ -254,14 +254,14 @@ def _newest_passed(folder: Path) -> Path | None:
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
-    """Write JSON or text to `path`, whole or not at all, over an existing file; raises OSError if it cannot."""
+    """Write JSON or text whole or not at all, over an existing file; raises OSError."""
     with _temporary_file(path.parent, document) as temporary:
         os.replace(temporary, path)
     return path
 
 
 def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
-    """Write JSON whole or not at all under the folder's next number, never over an existing file."""
+    """Write JSON whole or not at all under the next number, never over a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with _temporary_file(folder, document) as temporary:
         number = max(map(_number, folder.iterdir()), default=0)
@@ -292,7 +292,7 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Pa
 
 
 def _plain(value: object) -> object:
-    """Return what JSON stores of a path in the options, or of a test's parameters, which may be anything."""
+    """Return what JSON stores of a path, a spec, or any other parameter of a test."""
     if isinstance(value, Spec):
         return specs.to_json(value)
     return str(value) if isinstance(value, Path) else repr(value)

@@ -1,4 +1,4 @@
-"""The decision of an A/B run: a row for each metric of each test, and what all rows mean for the run."""
+"""The decision of an A/B run: a row for each metric of each test, and the answer of all rows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Decision:
         return list(dict.fromkeys(suspects))
 
     def confirm(self, again: Iterable[MetricEstimates]) -> None:
-        """Decide the suspects by their estimates from fresh sets; a suspect without any becomes missing."""
+        """Decide the suspects by estimates from fresh sets; one without any becomes missing."""
         fresh = {(each.test, each.metric): each for each in again if not each.missing}
         for place, row in enumerate(self.rows):
             if not (row.gated and row.finding is Finding.SUSPECT):
@@ -122,7 +122,7 @@ class Decision:
         self._excuse_speedups()
 
     def _excuse_speedups(self) -> None:
-        """Take back a worse speedup unless the step itself got slower: one device may have got faster.
+        """Take back a worse speedup unless the step got slower: one device may be faster.
 
         Slower means by any amount, at the suite's level over all gated metrics.
         """
@@ -207,7 +207,7 @@ def _noise_by_class(
 
 
 def _exact_row(estimates: MetricEstimates) -> Row:
-    """Return the row of a metric without noise: the candidate is worse if its largest value is larger."""
+    """Return the row of a metric without noise: worse if the candidate's maximum is larger."""
     base, candidate = max(estimates.base), max(estimates.candidate)
     ratio = candidate / base if base else max(1.0, candidate)  # with a base of 0 bytes, over one byte
     finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED

@@ -1,4 +1,4 @@
-"""From the samples of an A/B run to estimates: one value per process set, for each metric of a test."""
+"""The estimates of an A/B run: one value per process set, for each metric of a test."""
 
 from __future__ import annotations
 
@@ -57,17 +57,14 @@ class MetricEstimates:
                 "equally many are needed, 2 or more"
             )
         values = self.base + self.candidate
-        if not all(0 <= value < math.inf for value in values):
-            return f"has a {self.metric} that is no positive number"
-        if not self.definition.exact and not all(values):
-            return f"has a {self.metric} that is no positive number"
-        return ""
+        valid = all(0 <= value < math.inf for value in values) and (self.definition.exact or all(values))
+        return "" if valid else f"has a {self.metric} that is no positive number"
 
 
 def estimates_of(
     test: str, measured: Measured, metrics: Mapping[str, Mapping[str, Any]], device: str
 ) -> list[MetricEstimates]:
-    """Return the estimates of each metric that has a better direction; empty unless both sides were measured.
+    """Return the estimates of each metric that can get worse; empty unless both sides were measured.
 
     metrics: by name, as a stored run holds them.
     """
@@ -108,5 +105,5 @@ def _launches_bind(call: AllReduceSpec) -> bool:
 
 
 def _tail(seconds: Sequence[float]) -> float:
-    """Return the ninth decile of a set's rounds, which shows the occasional stalls that a median hides."""
+    """Return the ninth decile of a set's rounds; it shows occasional stalls, a median does not."""
     return quantiles(seconds, n=10, method="inclusive")[TAIL_DECILE - 1] if len(seconds) > 1 else seconds[0]

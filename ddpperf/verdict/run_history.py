@@ -1,4 +1,4 @@
-"""How far runs of the same code differ, estimated from a test's stored runs: its limits, and its slow drift.
+"""How far runs of the same code differ, by a test's stored runs: its limits and its slow drift.
 
 All values are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater
 is worse. The unit of replication is the run: its rounds and process sets share a machine and a day.
@@ -44,7 +44,7 @@ def step_log(measured: Measured) -> float:
 
 
 def series(history: Sequence[PastRun], test: str, like: Measured) -> list[float]:
-    """Return the logs of the runs that measured the test with the same spec, in the order of `history`."""
+    """Return the logs of the runs that measured the test with the same spec, in their order."""
     return [step_log(run.measured[test]) for run in _comparable(history, test, like)]
 
 
@@ -53,7 +53,7 @@ def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[P
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
-    """Return the spread between runs, shrunk towards the usual one (Smyth's moderated variance, 2004).
+    """Return the spread between runs, shrunk towards the usual one (Smyth 2004).
 
     tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. logs[run], oldest first.
     usual: the standard deviation of similar tests. s^2 is half the mean square of successive differences
@@ -78,7 +78,7 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
 
 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
-    """Return the bounds of a difference between two runs: margin + t tau sqrt(2), as both have an error of tau.
+    """Return the bounds of a difference between two runs, margin + t tau sqrt(2).
 
     If nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`. Any of
     `compared` tests is slower with a probability of at most `suite_alpha`, by the union bound, if runs
@@ -109,7 +109,7 @@ def first_and_last(
 
 
 def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
-    """Return by how much the mean of the last runs is above that of the first; 0 if not significant.
+    """Return by how much the last runs are slower than the first; 0 if not significant.
 
     Significant is a difference beyond `DRIFT_MARGIN` and chance, one-sided at alpha. Its standard error is
     tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the two groups. Comparing one

@@ -67,7 +67,8 @@ class DecisionSettings:
     def __post_init__(self) -> None:
         if not 0 < self.run_spread <= self.noisy_run_spread:
             raise ValueError(
-                f"run_spread {self.run_spread} must lie above 0, up to noisy_run_spread {self.noisy_run_spread}"
+                f"run_spread {self.run_spread} must lie above 0, up to noisy_run_spread "
+                f"{self.noisy_run_spread}"
             )
 
     def of(self, metric: str) -> Settings:
@@ -75,7 +76,7 @@ class DecisionSettings:
         return self.metrics.get(metric, self.default)
 
     def with_sets(self, screen_sets: int) -> DecisionSettings:
-        """Return these settings with other process sets per side, at least as many in the confirmation."""
+        """Return the settings with this number of process sets per side, or more in the confirmation."""
 
         def changed(settings: Settings) -> Settings:
             confirm_sets = max(screen_sets, settings.confirm_sets)
@@ -89,7 +90,7 @@ Changed = TypeVar("Changed", Settings, DecisionSettings)
 
 
 def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
-    """Return the settings for gpu and cpu: those in the document, and the built-in ones for the rest.
+    """Return the settings for gpu and cpu: the document's values, else the built-in ones.
 
     A metric's own values, built-in ones too, go before those of its class. name: the document's file name.
     Raises ValueError with one sentence for the first wrong value.
@@ -131,7 +132,7 @@ def _table(
 
 
 def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Changed:
-    """Return the settings with these values; raises ValueError for a wrong value or a contradiction."""
+    """Return the settings with these values; raises ValueError for wrong or contradicting ones."""
     for key, value in values.items():
         number = type(value) in (int, float)
         if key in _SET_KEYS:

@@ -1,4 +1,4 @@
-"""The comparison of this run with a stored one: a change for each test, or the reason why there is none."""
+"""The comparison with a stored run: a change for each test, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Comparison:
         return {test: change for test, change in self.changes.items() if change.suspect}
 
     def median_shift(self) -> float | None:
-        """Return the median log ratio of all compared times, positive if the suite got slower; None without any."""
+        """Return the median log ratio of all compared times; positive is slower, None without any."""
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
@@ -204,7 +204,7 @@ def negative_control(
     history: Sequence[PastRun] = (),
     compared: int,
 ) -> Controls:
-    """Compare a copy of memory in both runs, with the limit of one more test beside the `compared` ones.
+    """Compare the copies of memory of both runs, as one more test beside `compared` others.
 
     limit: the tests' common limit, if there is one; the copy's limit is at least that.
     """
@@ -215,7 +215,7 @@ def negative_control(
 
 
 def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) -> str:
-    """Return why a test that at least one of the runs measured cannot be compared; empty if it can."""
+    """Return why a test cannot be compared; empty if it can."""
     if then is None:
         return f"is not in {baseline}"
     if now is None:
@@ -257,7 +257,7 @@ def _time_change(
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    """Return the usual standard deviation between runs, which is smaller where the rounds of both are quiet."""
+    """Return the usual standard deviation between runs, which is smaller for quiet rounds."""
     quiet = all(_is_quiet(run.all_step_seconds(), settings.quiet_iqr) for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread
 
@@ -267,19 +267,19 @@ def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
 
 
 def is_launch_bound(measured: Measured) -> bool:
-    """Return whether the GPU waited for launches in the median set; False without device times, as on a CPU."""
+    """Return whether the GPU waited for launches in the median set; False without device times."""
     by_set = measured.launch_bound()
     return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
 
 
 def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:
-    """Return whether CPU seconds say more than times: launches bound both runs, and nothing is captured."""
+    """Return whether launches bound both runs, and nothing is captured."""
     return (
         is_launch_bound(then) and not then.spec.captured and (is_launch_bound(now) or not now.launch_bound())
     )
 
 
 def _cpu_seconds(measured: Measured) -> float:
-    """Return the CPU seconds of a step in the median set, on the rank with the most; 0 if unknown."""
+    """Return the CPU seconds of a step in the median set, on the busiest rank; 0 if unknown."""
     by_set = measured.counter("cpu_seconds")
     return max(0.0, median(by_set.values())) if by_set else 0.0

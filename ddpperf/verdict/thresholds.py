@@ -1,4 +1,4 @@
-"""The thresholds of perf/thresholds.toml: what a test's metrics must reach, or must not exceed, on a hardware.
+"""The thresholds of perf/thresholds.toml: bounds of a test's metrics on a hardware.
 
 An entry that could never fail is refused: a misspelt name, a field that no spec has, a value that no spec
 can hold.
@@ -47,13 +47,13 @@ class Threshold:
     number: int
 
     def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
-        """Return whether this threshold holds for a spec that the function `test` measured, slowed or not."""
+        """Return whether this holds for a spec that the function `test` measured, slowed or not."""
         if (hardware, test) != (self.hardware, self.test):
             return False
         return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each bound that the metrics violate, by a missing or infinite value too."""
+        """Return one sentence for each violated bound; a missing or infinite value violates, too."""
         sentences = []
         for name, bound in {**self.minimum, **self.maximum}.items():
             value = metrics.get(name)
@@ -100,9 +100,9 @@ class HardwareThresholds:
 
 
 def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
-    """Return the thresholds and the settings of perf/thresholds.toml below `root`; none and defaults without it.
+    """Return the thresholds and settings of perf/thresholds.toml below `root`.
 
-    Raises Refused for a file that is broken.
+    Without the file there are no thresholds, and default settings. Raises Refused for a broken file.
     """
     try:
         text = (root / NAME).read_text()
@@ -120,7 +120,7 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
 
 
 def read_document(text: str, *, name: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; raises ValueError with one sentence. name: the file's name."""
+    """Return the tables of a TOML text; raises ValueError. name: the file's name."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -128,7 +128,7 @@ def read_document(text: str, *, name: str) -> dict[str, Any]:
 
 
 def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
-    """Return the thresholds of a TOML text; raises ValueError with one sentence for the first wrong entry."""
+    """Return the thresholds of a TOML text; raises ValueError for the first wrong entry."""
     return thresholds_in(read_document(text, name=name), name=name)
 
 
@@ -153,7 +153,7 @@ def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold,
 
 
 def bounded_metrics(better: Better) -> tuple[str, ...]:
-    """Return the metrics that a threshold may bound: from below if higher is better, else from above."""
+    """Return the metrics that a threshold may bound, from below if higher is better."""
     return tuple(m.name for m in metrics.registered() if m.threshold and m.better is better)
 
 
@@ -241,7 +241,7 @@ def _field_types(kind: type[Spec]) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a field annotated with `hint` can hold `value`, for the types that TOML has."""
+    """Return whether a field annotated with `hint` can hold a value from TOML."""
     if get_origin(hint) is Literal:
         return any(_same(value, choice) for choice in get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):

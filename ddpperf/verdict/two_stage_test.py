@@ -1,4 +1,4 @@
-"""The statistics of an A/B run: metrics are screened on a few process sets, and suspects confirmed on fresh ones.
+"""The statistics of an A/B run: screening on a few process sets, confirmation on fresh ones.
 
 The unit of replication is the process set. All values are natural logs of one set's estimate, with the
 sign chosen so that greater is worse: log seconds, minus log bandwidth. A difference of 0.01 is 1% worse.
@@ -76,7 +76,7 @@ CPU = Settings(margin=0.01, tolerance=0.15, screen_alpha=0.05, screen_sets=3, co
 
 @dataclass(frozen=True)
 class LogEstimates:
-    """The estimates of several metrics: base[metric, set] and candidate[metric, set], logs in which greater is worse."""
+    """Logs of estimates, base[metric, set] and candidate[metric, set]; greater is worse."""
 
     base: Array
     candidate: Array
@@ -185,7 +185,7 @@ def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: in
 
 
 def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:
-    """Return the findings for metrics that no change can affect, by a two-sided test at `suite_alpha`."""
+    """Return the findings for negative controls, by a two-sided test at `suite_alpha`."""
     beyond = noise.quantile(settings.suite_alpha / 2) * noise.standard_error(estimates.sets) + settings.margin
     worse, better = estimates.effect > beyond, estimates.effect < -beyond
     unchanged = _unchanged(estimates, noise, settings)
@@ -220,7 +220,7 @@ def minimum_detectable_effect(
 
 
 def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
-    """Return how many sets per side, at least 2, would detect a change as large as the tolerance."""
+    """Return how many sets per side, at least 2, detect a change of the tolerance."""
     screening, confirmation = _standard_errors_needed(noise, settings, gated)
     needed = np.maximum(screening, confirmation) if screened else confirmation
     sets: Array = np.ceil(2 * noise.variance * (needed / (settings.tolerance - settings.margin)) ** 2)

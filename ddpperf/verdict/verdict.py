@@ -89,7 +89,7 @@ def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -
 
 
 def exit_status(status: Status, *, saved: bool) -> int:
-    """Return the exit status of a run: that of its verdict, or a usage error if a file was not written.
+    """Return the exit status of a run: its verdict's, or a usage error if a file is unwritten.
 
     A FAIL stays a FAIL, so that a full disk hides no regression.
     """
