@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# The peak floating point operations per second without sparsity, by the GPU's name in the driver and by
-# precision, from NVIDIA's data sheets. fp32 is that of the CUDA cores.
+# The peak floating point operations per second without sparsity, by the GPU's name in the driver
+# and by precision, from NVIDIA's data sheets. fp32 is that of the CUDA cores.
 _HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
 _AMPERE = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
 _VOLTA = {"fp16": 125e12, "fp32": 15.7e12}
@@ -33,8 +33,8 @@ def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
 def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> float:
     """Return the model FLOPs utilization, flops / (step_seconds * peak_flops_per_second).
 
-    The fraction of the device's peak that a step's forward and backward pass need (Chowdhery et al., PaLM,
-    2022, appendix B).
+    The fraction of the device's peak that a step's forward and backward pass need (Chowdhery et
+    al., PaLM, 2022, appendix B).
     """
     return flops / (step_seconds * peak_flops_per_second)
 
@@ -65,8 +65,8 @@ def straggler_spread(alone: Sequence[float]) -> float:
 class EpochCost:
     """The cost of an epoch on N devices.
 
-    device_seconds: N * T(N). saved_seconds: T(1) - T(N). extra_device_seconds: N * T(N) - T(1), what the
-    saved seconds cost.
+    device_seconds: N * T(N). saved_seconds: T(1) - T(N). extra_device_seconds: N * T(N) - T(1),
+    what the saved seconds cost.
     """
 
     device_seconds: float

@@ -1,8 +1,8 @@
 """The exposed communication of a step, by independent methods. Seconds are per step and rank.
 
-(a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time in which
-something is sent and nothing computes. (c) The step's messages alone, which show how long sending takes but
-not how much of it is exposed.
+(a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time
+in which something is sent and nothing computes. (c) The step's messages alone, which show how long
+sending takes but not how much of it is exposed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agr
 class Difference:
     """The result of method (a).
 
-    exposed: how much longer communication makes the step, on the rank that waits most. bucket_copies: the
-    part of it in which DDP fills and divides its buckets, which sends nothing. skew: how much later than
-    the first the last rank is ready if none waits. late_rank: that last rank.
+    exposed: how much longer communication makes the step, on the rank that waits most.
+    bucket_copies: the part of it in which DDP fills and divides its buckets, which sends nothing.
+    skew: how much later than the first the last rank is ready if none waits. late_rank: that last
+    rank.
 
-    Under no_sync ranks skip more than messages: the buckets, waiting for each other, and the broadcasts of
-    buffers. Communication also slows the computation beside it, because both use the same memory and
-    processors.
+    Under no_sync ranks skip more than messages: the buckets, waiting for each other, and the
+    broadcasts of buffers. Communication also slows the computation beside it, because both use the
+    same memory and processors.
     """
 
     exposed: float
@@ -48,10 +49,10 @@ def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[f
 class Traced:
     """The result of method (b).
 
-    rank: the rank that waits most. total, exposed: its communication, and the part beside which nothing
-    computes. overlap_fraction: the part of total that is not exposed. least_total: the communication of the
-    rank that waits least, which is what sending takes. skew: how much longer the others communicate than
-    late_rank, which comes last and waits for nobody.
+    rank: the rank that waits most. total, exposed: its communication, and the part beside which
+    nothing computes. overlap_fraction: the part of total that is not exposed. least_total: the
+    communication of the rank that waits least, which is what sending takes. skew: how much longer
+    the others communicate than late_rank, which comes last and waits for nobody.
     """
 
     rank: int

@@ -1,8 +1,9 @@
 """Cost models of all-reduce algorithms: N ranks, S bytes per rank.
 
-A cost is latency * a + volume * S / B + reduced * S * g. a is the seconds of an empty message, B a link's
-bytes per second in one direction, g the seconds to add one byte. The three counts are those of the busiest
-rank, one step after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al. 2007).
+A cost is latency * a + volume * S / B + reduced * S * g. a is the seconds of an empty message, B a
+link's bytes per second in one direction, g the seconds to add one byte. The three counts are those
+of the busiest rank, one step after the other (Thakur, Rabenseifner and Gropp 2005; Chan et al.
+2007).
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ def _row(case: Case, *, reduction: bool) -> list[float]:
 class ChosenLinks:
     """The cost model, with or without a value for adding, that predicts held-out sizes best.
 
-    held_out_error: the median of |predicted / measured - 1| over sizes that neither the fit nor the choice
-    used.
+    held_out_error: the median of |predicted / measured - 1| over sizes that neither the fit nor the
+    choice used.
     """
 
     model: LinkModel
@@ -170,7 +171,8 @@ def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkM
 class ReportFormula:
     """A formula of course reports, for N ranks, S bytes per rank and B bytes per second.
 
-    describes: what its value is, and what it is not. is_time: whether the value is in seconds, else bytes.
+    describes: what its value is, and what it is not. is_time: whether the value is in seconds, else
+    bytes.
     """
 
     name: str

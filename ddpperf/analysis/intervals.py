@@ -34,8 +34,8 @@ def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
 class Split:
     """The parts of a rank's time; intervals of one kind are merged first.
 
-    exposed: communication beside which nothing computes. all_reduces: a part of communication. idle: time
-    in which nothing communicates, computes or copies.
+    exposed: communication beside which nothing computes. all_reduces: a part of communication.
+    idle: time in which nothing communicates, computes or copies.
     """
 
     whole: float

@@ -34,8 +34,8 @@ class Estimate:
 class LogFit:
     """A fitted sum of parts.
 
-    values[part]: the seconds of one unit of each part. residuals[call]: the log of predicted over measured
-    seconds. jacobian[call, part]: the derivatives of the residuals.
+    values[part]: the seconds of one unit of each part. residuals[call]: the log of predicted over
+    measured seconds. jacobian[call, part]: the derivatives of the residuals.
     """
 
     values: Array
@@ -45,7 +45,8 @@ class LogFit:
     def estimates(self, deviation: float, degrees_of_freedom: int) -> list[Estimate]:
         """Return the values with intervals by Student's t.
 
-        deviation: the standard deviation of the residuals, infinite if it has no degrees of freedom.
+        deviation: the standard deviation of the residuals, infinite if it has no degrees of
+        freedom.
         """
         from scipy.stats import t  # imported here because it takes 0.5 s
 
@@ -62,8 +63,8 @@ class LogFit:
 def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> LogFit:
     """Fit seconds[call] = counts[call] @ values, without negative values.
 
-    The residuals are logarithms because relative errors would favour low values: half the time is off by
-    0.5, twice the time by 1.
+    The residuals are logarithms because relative errors would favour low values: half the time is
+    off by 0.5, twice the time by 1.
     """
     from scipy.optimize import least_squares, nnls
 

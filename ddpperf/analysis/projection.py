@@ -1,11 +1,11 @@
 """The excess of a step, t(N) - t(1), projected to more devices than were measured.
 
-excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N. Exposed is the part of
-sending that computation does not hide. sending(N) adds up the all-reduces of the step's buckets, by the
-fitted lines of the backend on N devices. Its exposed fraction is that on the measured numbers of devices,
-or, where sending takes long, all that does not fit behind the backward pass:
-max(fraction * sending(N), sending(N) - hideable). The fraction is above 1 where sending slows computation
-down, too; of a network between nodes at most all is exposed.
+excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N. Exposed is the
+part of sending that computation does not hide. sending(N) adds up the all-reduces of the step's
+buckets, by the fitted lines of the backend on N devices. Its exposed fraction is that on the
+measured numbers of devices, or, where sending takes long, all that does not fit behind the backward
+pass: max(fraction * sending(N), sending(N) - hideable). The fraction is above 1 where sending slows
+computation down, too; of a network between nodes at most all is exposed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ddpperf.analysis.log_fit import CONFIDENCE
 from ddpperf.analysis.protocols import Envelope
 
 DRAWS = 1000
-# The relative error of all-reduces for each doubling of the measured devices, as between 2, 4 and 8 H200s.
+# The relative error of all-reduces for each doubling of the measured devices, as between 2, 4 and 8
+# H200s.
 DOUBLING_ERROR = 0.15
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
     """Return the seconds of one all-reduce on N devices of a node.
 
-    For a number that was not measured, the nearest number's lines are scaled. Their slopes grow as a ring's
-    bytes do. Their starts grow for each doubling by as much as between the smallest and the largest measured
-    number; with only one measured number they stay.
+    For a number that was not measured, the nearest number's lines are scaled. Their slopes grow as
+    a ring's bytes do. Their starts grow for each doubling by as much as between the smallest and
+    the largest measured number; with only one measured number they stay.
     """
     if N in measured:
         return measured[N].seconds(nbytes)
@@ -86,7 +87,8 @@ def sending_seconds(
 ) -> Sending:
     """Return the seconds of all buckets' all-reduces on N devices, in nodes of `node` devices.
 
-    Raises ValueError for no bytes, for more devices than a node without a network, or for part of a node.
+    Raises ValueError for no bytes, for more devices than a node without a network, or for part of a
+    node.
     """
     if not sum(buckets) > 0:
         raise ValueError(
@@ -110,9 +112,9 @@ def sending_seconds(
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
     """Return the relative standard error of the sending time within nodes.
 
-    It combines the error of the nearest measured number's lines with `DOUBLING_ERROR` for each doubling from
-    there to N, or to a whole node. The user's figures for a network count as exact. measured: errors by
-    number of devices.
+    It combines the error of the nearest measured number's lines with `DOUBLING_ERROR` for each
+    doubling from there to N, or to a whole node. The user's figures for a network count as exact.
+    measured: errors by number of devices.
     """
     within = min(N, node)
     nearest = _nearest(measured, within)
@@ -123,8 +125,8 @@ def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
 class Excess:
     """How many seconds longer a step takes than on one device.
 
-    error: the standard error of the longer step. one_device_error: the standard error of t(1), which all
-    excesses of a process set share.
+    error: the standard error of the longer step. one_device_error: the standard error of t(1),
+    which all excesses of a process set share.
     """
 
     seconds: float
@@ -156,9 +158,9 @@ def project(
 ) -> Projection:
     """Project the excess to N devices from that on other numbers of devices.
 
-    hideable: seconds of the backward pass, behind which sending may hide. error: the relative standard error
-    of sending(N) within nodes. Raises ValueError without any excess, and Undetermined where sending is
-    fitted to take no time.
+    hideable: seconds of the backward pass, behind which sending may hide. error: the relative
+    standard error of sending(N) within nodes. Raises ValueError without any excess, and
+    Undetermined where sending is fitted to take no time.
     """
     if not excess:
         raise ValueError("a projection needs the excess on some devices, got none")

@@ -78,9 +78,9 @@ class Chosen:
     """The envelope with the number of lines that predicts held-out sizes best.
 
     latency: the smallest start of a line. byte_seconds: the smallest slope. Their intervals use the
-    residuals of all lines. held_out_error: the median of |predicted / measured - 1| over sizes that neither
-    the fit nor the choice used. Nested cross-validation is needed because the error that chose a model is
-    too optimistic for new sizes (Varma and Simon 2006).
+    residuals of all lines. held_out_error: the median of |predicted / measured - 1| over sizes that
+    neither the fit nor the choice used. Nested cross-validation is needed because the error that
+    chose a model is too optimistic for new sizes (Varma and Simon 2006).
     """
 
     envelope: Envelope
@@ -92,7 +92,8 @@ class Chosen:
 def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """Choose the number of lines by cross-validation over all sizes but the first and last.
 
-    Nothing is known of protocols beyond the measured sizes. Raises ValueError for fewer than four sizes.
+    Nothing is known of protocols beyond the measured sizes. Raises ValueError for fewer than four
+    sizes.
     """
     require_sizes(len(set(sizes)))
     points = sorted(zip(sizes, seconds, strict=True))

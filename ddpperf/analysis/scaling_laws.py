@@ -1,9 +1,9 @@
 """Amdahl's and Gustafson's laws: the serial fraction fitted to measured speedups.
 
-Rearranged, both laws are linear in the serial fraction s, so that a fit is a regression through the origin.
-Its interval is Student's t, over the world sizes of one process set or over the fractions of several sets.
-The speedups of one set share one t(1) and are not independent. A negative fraction means that more devices
-do more than their part.
+Rearranged, both laws are linear in the serial fraction s, so that a fit is a regression through the
+origin. Its interval is Student's t, over the world sizes of one process set or over the fractions
+of several sets. The speedups of one set share one t(1) and are not independent. A negative fraction
+means that more devices do more than their part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fit_amdahl(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialF
 
 
 def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialFraction:
-    """Fit 1 - S/N = s (1 - 1/N), whose residuals are errors of efficiencies; raises ValueError, too."""
+    """Fit 1 - S/N = s (1 - 1/N), whose residuals are errors of efficiencies; raises ValueError."""
     return _fit(world_sizes, speedups, lambda N, S: 1 - 1 / N)
 
 

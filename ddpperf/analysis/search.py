@@ -12,8 +12,8 @@ MOST = 2**30
 def largest_that_fits(fits: Callable[[int], bool], first: int) -> int:
     """Return the largest size that fits, within `RESOLUTION`; 0 if `first` does not fit.
 
-    Sizes grow from `first` by `FACTOR` until one does not fit. Then the interval is halved. No size is
-    tried twice.
+    Sizes grow from `first` by `FACTOR` until one does not fit. Then the interval is halved. No size
+    is tried twice.
     """
     low, high = 0, first
     while high <= MOST and fits(high):

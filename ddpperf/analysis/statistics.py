@@ -21,8 +21,8 @@ def relative_iqr(values: Sequence[float]) -> float:
 def median_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the median and its standard error, which is 0 for a single value.
 
-    For many normal values the error is sqrt(pi / 2) s / sqrt(n). s is estimated as the interquartile range
-    over 1.349.
+    For many normal values the error is sqrt(pi / 2) s / sqrt(n). s is estimated as the
+    interquartile range over 1.349.
     """
     if len(values) == 1:
         return values[0], 0.0
@@ -51,10 +51,10 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: f
 def drift(seconds: Sequence[float]) -> float | None:
     """Return the drift from the first to the last round over the median; None without one.
 
-    A drift is positive if rounds got slower. It exists if Kendall's tau of rounds and seconds has p <
-    `DRIFT_P` and the change is at least `LEAST_DRIFT`. The change is the Theil-Sen slope times the rounds
-    minus one. Both assume only that the noise is independent from round to round. Fewer than 7 rounds never
-    drift: of 7 all must be in order, of 10 all pairs but 5.
+    A drift is positive if rounds got slower. It exists if Kendall's tau of rounds and seconds has p
+    < `DRIFT_P` and the change is at least `LEAST_DRIFT`. The change is the Theil-Sen slope times
+    the rounds minus one. Both assume only that the noise is independent from round to round. Fewer
+    than 7 rounds never drift: of 7 all must be in order, of 10 all pairs but 5.
     """
     if 2 / math.factorial(min(len(seconds), 20)) >= DRIFT_P:  # the p of rounds that are all in order
         return None
@@ -70,8 +70,8 @@ def drift(seconds: Sequence[float]) -> float | None:
 def spread_over_ranks(seconds: Sequence[Sequence[float]]) -> float | None:
     """Return the slowest minus the fastest rank over the median rank; None for one rank.
 
-    seconds[round][rank], at least one round. A rank's time is its median over rounds, so that one stalled
-    round does not make a rank slow.
+    seconds[round][rank], at least one round. A rank's time is its median over rounds, so that one
+    stalled round does not make a rank slow.
     """
     ranks = [median(rounds) for rounds in zip(*seconds, strict=True)]
     return (max(ranks) - min(ranks)) / median(ranks) if len(ranks) > 1 else None

@@ -19,9 +19,9 @@ BASE, CANDIDATE = "A", "B"  # the sides of a run
 class Sample:
     """The rounds of one process set.
 
-    seconds[round][rank]: the time of all `iterations` steps of a round. counters[name][rank]: other figures
-    of a rank, such as `peak_memory_bytes`. kernels: a digest of the kernels of a step on all ranks, empty
-    if unknown.
+    seconds[round][rank]: the time of all `iterations` steps of a round. counters[name][rank]: other
+    figures of a rank, such as `peak_memory_bytes`. kernels: a digest of the kernels of a step on
+    all ranks, empty if unknown.
     """
 
     set: str
@@ -59,8 +59,8 @@ class Sample:
 class Measured:
     """The samples of one spec over one or more process sets; each round has `iterations` steps.
 
-    candidate_spec: the spec of the candidate's sets, if it differs from the base's. It has the same type
-    and world size, so that all figures mean the same.
+    candidate_spec: the spec of the candidate's sets, if it differs from the base's. It has the same
+    type and world size, so that all figures mean the same.
     """
 
     spec: Spec
@@ -98,7 +98,8 @@ class Measured:
     def step_seconds(self, sample: Sample) -> list[float]:
         """Return the seconds of a step in each round, on the slowest of `world_size` ranks.
 
-        If the ranks worked in turn, only the first rank's rounds count: the others' were not simultaneous.
+        If the ranks worked in turn, only the first rank's rounds count: the others' were not
+        simultaneous.
         """
         return [max(seconds[: self.spec.world_size]) / self.iterations for seconds in sample.seconds]
 
@@ -117,8 +118,8 @@ class Measured:
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
         """Return by set the slowest of the first `devices` ranks, which worked in turn.
 
-        The maximum of the ranks' medians is taken. The median of each round's maximum would grow with the
-        number of devices, because these rounds were not simultaneous.
+        The maximum of the ranks' medians is taken. The median of each round's maximum would grow
+        with the number of devices, because these rounds were not simultaneous.
         """
         return {sample.set: max(self._rank_medians(sample, devices)) for sample in self.samples}
 

@@ -81,9 +81,9 @@ class Storage:
     def find(self, wanted: str | Literal[True]) -> Path:
         """Return the file that `--benchmark-compare[=wanted]` means; raises NoBaseline without one.
 
-        wanted: True for the newest baseline, or the newest run whose tests all passed if there is none. Else
-        a path, a file's number, the NAME that it was saved under, or the beginning of its file name.
-        Baselines go before runs.
+        wanted: True for the newest baseline, or the newest run whose tests all passed if there is
+        none. Else a path, a file's number, the NAME that it was saved under, or the beginning of
+        its file name. Baselines go before runs.
         """
         if wanted is True:
             newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
@@ -113,8 +113,9 @@ class Storage:
     def history(self, compared: Baseline) -> list[PastRun]:
         """Return the readable runs of this hardware, oldest first, and the compared run among them.
 
-        At most `MOST_READ` files are read: the first five baselines and the newest ones, then the newest runs
-        that were compared and passed. Other runs may have slower code. A run that was promoted counts once.
+        At most `MOST_READ` files are read: the first five baselines and the newest ones, then the
+        newest runs that were compared and passed. Other runs may have slower code. A run that was
+        promoted counts once.
         """
         promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
@@ -214,8 +215,9 @@ def _is_called(path: Path, wanted: str) -> bool:
 def is_baseline(document: dict[str, Any]) -> bool:
     """Return whether a run may be a baseline.
 
-    Every test that was not skipped must have passed and been measured, without a delay and with one side. A
-    comparison must not have failed, its controls must have held, and its suspects must have been cleared.
+    Every test that was not skipped must have passed and been measured, without a delay and with one
+    side. A comparison must not have failed, its controls must have held, and its suspects must have
+    been cleared.
     """
     header, benchmarks = document["ddpperf"], document["benchmarks"]
     kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}

@@ -41,9 +41,9 @@ class Row:
 
     base, candidate: geometric means over sets. ratio: candidate over base, with its 95% interval.
     detectable: the least change for the worse that is found with 95% probability, as a fraction.
-    tolerance: the largest change that counts as unchanged, as a fraction. sets: how many sets per side
-    would detect a change of the tolerance, and decide this row; None if more than `MOST_SETS`. primary:
-    whether this metric represents its test. confirmed: whether fresh sets decided.
+    tolerance: the largest change that counts as unchanged, as a fraction. sets: how many sets per
+    side would detect a change of the tolerance, and decide this row; None if more than `MOST_SETS`.
+    primary: whether this metric represents its test. confirmed: whether fresh sets decided.
     """
 
     test: str
@@ -73,9 +73,9 @@ class Row:
 class Decision:
     """The rows of an A/B run: screened when it is made, decided by `confirm`.
 
-    missing: by test, why one of its gated metrics cannot be judged. suspects_only: the tests are the
-    suspects of a comparison with a stored run. They had no screening on process sets, so that the
-    confirmation alone must keep the suite's level.
+    missing: by test, why one of its gated metrics cannot be judged. suspects_only: the tests are
+    the suspects of a comparison with a stored run. They had no screening on process sets, so that
+    the confirmation alone must keep the suite's level.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Decision:
         self.missing = {each.test: each.missing for each in estimates if each.missing and each.gated}
         complete = [each for each in estimates if not each.missing]
         self._tests = max(1, sum(each.gated and not each.definition.exact for each in complete))
-        # With H / screen_alpha in place of H, the level of the confirmation becomes suite_alpha / H.
+        # With H / screen_alpha in place of H, the level of the confirmation becomes suite_alpha /
+        # H.
         self.gated = self._tests if self.screened else math.ceil(self._tests / settings.default.screen_alpha)
         self._class_noise: dict[tuple[str, str], tuple[float, float]] = {}  # by test and metric
         self._slower: dict[str, bool] = {}  # by test, whether its time is longer, by however little
@@ -189,7 +190,8 @@ def _noise_by_class(
 ) -> dict[Hashable, tuple[float, float]]:
     """Return each noise class's variance and degrees of freedom.
 
-    A measurement that several tests share counts once. A control counts only in a class without tests.
+    A measurement that several tests share counts once. A control counts only in a class without
+    tests.
     """
     with_tests = {each.noise_class for each in group if each.control is None}
     unique = {
@@ -241,8 +243,9 @@ def ab_answer(
 ) -> Answer:
     """Return the result of an A/B run.
 
-    missing: by test, why it cannot be judged. problems: why the whole run cannot be. unmeasured: the tests
-    that the candidate cannot measure. sets_option: the option that sets the number of sets per side.
+    missing: by test, why it cannot be judged. problems: why the whole run cannot be. unmeasured:
+    the tests that the candidate cannot measure. sets_option: the option that sets the number of
+    sets per side.
     """
     worse: dict[str, list[str]] = {}
     for row in rows:

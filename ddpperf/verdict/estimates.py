@@ -24,9 +24,9 @@ Control = Literal["negative", "positive"]
 class MetricEstimates:
     """One metric of one test: an estimate from each process set of the base and of the candidate.
 
-    noise_class: shared by metrics that vary alike. gated: whether a worse value fails the run. primary:
-    whether this metric represents its test. control: for a control of the decision, which must be found
-    unchanged (negative) or slower (positive).
+    noise_class: shared by metrics that vary alike. gated: whether a worse value fails the run.
+    primary: whether this metric represents its test. control: for a control of the decision, which
+    must be found unchanged (negative) or slower (positive).
     """
 
     test: str
@@ -64,7 +64,8 @@ class MetricEstimates:
 def estimates_of(
     test: str, measured: Measured, metrics: Mapping[str, Mapping[str, Any]], device: str
 ) -> list[MetricEstimates]:
-    """Return the estimates of each metric that can get worse; empty unless both sides were measured.
+    """Return the estimates of each metric that can get worse; empty unless both sides were
+    measured.
 
     metrics: by name, as a stored run holds them.
     """

@@ -1,7 +1,8 @@
 """How far runs of the same code differ, by a test's stored runs: its limits and its slow drift.
 
-All values are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater
-is worse. The unit of replication is the run: its rounds and process sets share a machine and a day.
+All values are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and
+greater is worse. The unit of replication is the run: its rounds and process sets share a machine
+and a day.
 """
 
 from __future__ import annotations
@@ -55,14 +56,16 @@ def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[P
 def spread(logs: Sequence[float], usual: float) -> Spread:
     """Return the spread between runs, shrunk towards the usual one (Smyth 2004).
 
-    tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. logs[run], oldest first.
-    usual: the standard deviation of similar tests. s^2 is half the mean square of successive differences
-    (von Neumann 1941). For k runs its own variance gives it f = 2 (k-1)^2 / (3k-4) degrees of freedom.
+    tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. logs[run], oldest
+    first. usual: the standard deviation of similar tests. s^2 is half the mean square of successive
+    differences (von Neumann 1941). For k runs its own variance gives it f = 2 (k-1)^2 / (3k-4)
+    degrees of freedom.
 
-    The variance about the mean, with f = k - 1, would take each accepted change of the code for noise.
-    Simulated with runs that differ by 0.5%, a usual 1%, and a gain of 10% that the last 5 of 10 runs have:
-    when the gain is lost again, the variance about the mean makes 0% of the tests suspects, this one 100%.
-    Where runs differ by 2%, this one fails 4% of unchanged suites, the variance about the mean 1.4%.
+    The variance about the mean, with f = k - 1, would take each accepted change of the code for
+    noise. Simulated with runs that differ by 0.5%, a usual 1%, and a gain of 10% that the last 5 of
+    10 runs have: when the gain is lost again, the variance about the mean makes 0% of the tests
+    suspects, this one 100%. Where runs differ by 2%, this one fails 4% of unchanged suites, the
+    variance about the mean 1.4%.
     """
     runs = len(logs)
     if runs < 2:
@@ -80,10 +83,10 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
     """Return the bounds of a difference between two runs, margin + t tau sqrt(2).
 
-    If nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`. Any of
-    `compared` tests is slower with a probability of at most `suite_alpha`, by the union bound, if runs
-    differ as is usual. If they differ by twice that, 12% of suites of 60 tests fail by chance without a
-    history, 5% with 5 runs, 3% with 20.
+    If nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`.
+    Any of `compared` tests is slower with a probability of at most `suite_alpha`, by the union
+    bound, if runs differ as is usual. If they differ by twice that, 12% of suites of 60 tests fail
+    by chance without a history, 5% with 5 runs, 3% with 20.
     """
     alphas = SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared)
     suspect, slower = (
@@ -111,9 +114,9 @@ def first_and_last(
 def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
     """Return by how much the last runs are slower than the first; 0 if not significant.
 
-    Significant is a difference beyond `DRIFT_MARGIN` and chance, one-sided at alpha. Its standard error is
-    tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the two groups. Comparing one
-    night with the next cannot see a slow-down of 0.1% per night; this does.
+    Significant is a difference beyond `DRIFT_MARGIN` and chance, one-sided at alpha. Its standard
+    error is tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the two
+    groups. Comparing one night with the next cannot see a slow-down of 0.1% per night; this does.
     """
     own_variance = (variance(first) + variance(last)) / 2
     within = _moderated(own_variance, len(first) + len(last) - 2, usual)

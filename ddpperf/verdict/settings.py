@@ -1,7 +1,7 @@
 """The values that decide comparisons, for each class of hardware and each metric.
 
-They come from [decision] in perf/thresholds.toml, with built-in defaults. A misspelt name, a value out of
-range and values that contradict each other are refused.
+They come from [decision] in perf/thresholds.toml, with built-in defaults. A misspelt name, a value
+out of range and values that contradict each other are refused.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 
-# The spread between runs of nearly the same code, measured test by test over pairs of runs: the root mean
-# square of their differences, and the largest one. "Quiet" pairs have quiet rounds in both runs.
-# H200s, 5 runs in perf/baselines on 2 machines: quiet pairs 0.14% on one machine, 0.59% between the two,
-# 0.46% in all (578 pairs, at most 2.2%); other pairs 14% (132 pairs, at most 137%). With 10 earlier runs
-# from git on 6 more machines: quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two
-# days (1311 pairs, at most 6.0%).
-# 2 cores of an EPYC, 8 runs in perf/baselines: steps whose rounds spread by less than 5% differ by 3.1%
-# (86 pairs, at most 12%), by 5 to 10% 5.9% (37 pairs, at most 15%), by more 12% (at most 167% in 22 runs
-# of one day).
-# A value that is too high costs little, because a test's own runs correct it. One that is too low costs
-# false alarms on another day.
+# The spread between runs of nearly the same code, measured test by test over pairs of runs: the
+# root mean square of their differences, and the largest one. "Quiet" pairs have quiet rounds in
+# both runs. H200s, 5 runs in perf/baselines on 2 machines: quiet pairs 0.14% on one machine, 0.59%
+# between the two, 0.46% in all (578 pairs, at most 2.2%); other pairs 14% (132 pairs, at most
+# 137%). With 10 earlier runs from git on 6 more machines: quiet pairs 0.25% on one machine, 0.77%
+# between machines, 0.91% between two days (1311 pairs, at most 6.0%). 2 cores of an EPYC, 8 runs in
+# perf/baselines: steps whose rounds spread by less than 5% differ by 3.1% (86 pairs, at most 12%),
+# by 5 to 10% 5.9% (37 pairs, at most 15%), by more 12% (at most 167% in 22 runs of one day). A
+# value that is too high costs little, because a test's own runs correct it. One that is too low
+# costs false alarms on another day.
 _SPREADS = {
     "gpu": {"quiet_iqr": 0.01, "run_spread": 0.01, "noisy_run_spread": 0.2},
     "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2},
@@ -53,9 +52,9 @@ _METRIC_KEYS = ("margin", "tolerance")  # all metrics share one measurement, and
 class DecisionSettings:
     """The values of one class of hardware.
 
-    metrics: by name, the metrics with their own values. run_spread, noisy_run_spread: the usual standard
-    deviation of the log of a time between runs of the same code, for tests whose rounds have an
-    interquartile range below `quiet_iqr` of their median, and for all others.
+    metrics: by name, the metrics with their own values. run_spread, noisy_run_spread: the usual
+    standard deviation of the log of a time between runs of the same code, for tests whose rounds
+    have an interquartile range below `quiet_iqr` of their median, and for all others.
     """
 
     default: Settings
@@ -76,7 +75,7 @@ class DecisionSettings:
         return self.metrics.get(metric, self.default)
 
     def with_sets(self, screen_sets: int) -> DecisionSettings:
-        """Return the settings with this number of process sets per side, or more in the confirmation."""
+        """Return the settings with this number of sets per side, or more in the confirmation."""
 
         def changed(settings: Settings) -> Settings:
             confirm_sets = max(screen_sets, settings.confirm_sets)
@@ -92,8 +91,8 @@ Changed = TypeVar("Changed", Settings, DecisionSettings)
 def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
     """Return the settings for gpu and cpu: the document's values, else the built-in ones.
 
-    A metric's own values, built-in ones too, go before those of its class. name: the document's file name.
-    Raises ValueError with one sentence for the first wrong value.
+    A metric's own values, built-in ones too, go before those of its class. name: the document's
+    file name. Raises ValueError with one sentence for the first wrong value.
     """
     classes = _table(document, "decision", "class", tuple(_DEFAULTS), name)
     return {hardware: _class_settings(classes, hardware, name) for hardware in _DEFAULTS}

@@ -15,8 +15,8 @@ from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, s
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.verdict import Answer
 
-# A step is launch bound if its time over its device time is above this: the GPU waits for the CPU. Its
-# time then moves from run to run. Its CPU seconds are compared instead, unless it is captured.
+# A step is launch bound if its time over its device time is above this: the GPU waits for the CPU.
+# Its time then moves from run to run. Its CPU seconds are compared instead, unless it is captured.
 LAUNCH_BOUND = 1.05
 CPU_LIMIT = 1.25  # the largest ratio of a step's CPU seconds that is not slower
 LARGEST_LOG = 700.0  # of a ratio that a float can hold
@@ -26,8 +26,9 @@ LARGEST_LOG = 700.0  # of a ratio that a float can hold
 class Change:
     """The seconds of a step in the stored run and now. A ratio above `limit` is slower.
 
-    quantity: the step's median time, or its CPU seconds. suspect_limit: a ratio between it and `limit` is
-    too large for chance in one test, but not in a suite of many; None if `limit` alone decides.
+    quantity: the step's median time, or its CPU seconds. suspect_limit: a ratio between it and
+    `limit` is too large for chance in one test, but not in a suite of many; None if `limit` alone
+    decides.
     """
 
     then_seconds: float
@@ -56,9 +57,9 @@ class Change:
 class Controls:
     """The controls of a comparison with a stored run.
 
-    negative: a copy of memory, which must take as long as it did then. positive: a step of this run as it
-    is and deliberately slowed beyond its limit, which must be called slower. missing: why a control is
-    missing, one sentence each.
+    negative: a copy of memory, which must take as long as it did then. positive: a step of this run
+    as it is and deliberately slowed beyond its limit, which must be called slower. missing: why a
+    control is missing, one sentence each.
     """
 
     negative: Change | None = None
@@ -91,8 +92,9 @@ class Comparison:
     """The comparison of a run with a stored one.
 
     baseline: the stored run's name. changes: by test id. missing: by test id, why it could not be
-    compared. drifts: by test id, the log of how much slower the last five runs are than the first five
-    baselines, 0 if chance explains it; only tests with enough runs. controls: None if there were none.
+    compared. drifts: by test id, the log of how much slower the last five runs are than the first
+    five baselines, 0 if chance explains it; only tests with enough runs. controls: None if there
+    were none.
     """
 
     baseline: str
@@ -112,14 +114,15 @@ class Comparison:
         return {test: change for test, change in self.changes.items() if change.suspect}
 
     def median_shift(self) -> float | None:
-        """Return the median log ratio of all compared times; positive is slower, None without any."""
+        """Return the median log ratio of compared times; positive is slower, None without any."""
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
     def answer(self) -> Answer:
         """Return what the comparison means for the run.
 
-        A run that is slower, or whose controls failed, is unfit as a baseline. One with new tests is not.
+        A run that is slower, or whose controls failed, is unfit as a baseline. One with new tests
+        is not.
         """
         controls = self.controls or Controls()
         answer = Answer(
@@ -161,16 +164,17 @@ def compare(
 ) -> Comparison:
     """Compare two runs test by test: tests with equal ids and equal specs are comparable.
 
-    Times are compared, or CPU seconds where launches bound both runs. expected: the ids of the tests that
-    this run had to compare. baseline: the stored run's name. limit: the ratio of times above which a step
-    is slower; None for each test's own limit, from how far its runs in `history`, oldest first, differ.
+    Times are compared, or CPU seconds where launches bound both runs. expected: the ids of the
+    tests that this run had to compare. baseline: the stored run's name. limit: the ratio of times
+    above which a step is slower; None for each test's own limit, from how far its runs in
+    `history`, oldest first, differ.
 
-    The stored run alone is the reference, although the mean of the history is more precise: a mean holds
-    the times of other code as soon as a change was accepted. Simulated with 20 runs that differ by 0.5%:
-    of tests that got 5% slower the mean finds 98%, the stored run 43% and 99% suspects. But after an
-    accepted loss of 10%, which the last 5 runs have, the mean calls 87% of unchanged tests slower and the
-    stored run none. After an accepted gain of 10%, of the tests that lose it again the mean makes none a
-    suspect and the stored run all.
+    The stored run alone is the reference, although the mean of the history is more precise: a mean
+    holds the times of other code as soon as a change was accepted. Simulated with 20 runs that
+    differ by 0.5%: of tests that got 5% slower the mean finds 98%, the stored run 43% and 99%
+    suspects. But after an accepted loss of 10%, which the last 5 runs have, the mean calls 87% of
+    unchanged tests slower and the stored run none. After an accepted gain of 10%, of the tests that
+    lose it again the mean makes none a suspect and the stored run all.
     """
     present = sorted(test for test in expected if test in now or test in then)
     reasons = {test: _missing_reason(now.get(test), then.get(test), baseline) for test in present}

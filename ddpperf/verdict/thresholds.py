@@ -1,7 +1,7 @@
 """The thresholds of perf/thresholds.toml: bounds of a test's metrics on a hardware.
 
-An entry that could never fail is refused: a misspelt name, a field that no spec has, a value that no spec
-can hold.
+An entry that could never fail is refused: a misspelt name, a field that no spec has, a value that
+no spec can hold.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ABSENT = object()
 class Threshold:
     """One entry of the file.
 
-    test: the name of the test's function. where: fields of the spec, each equal in value and type; empty
-    for every spec. minimum, maximum: by metric, in the metric's unit. number: the entry's place in the
-    file, from 1.
+    test: the name of the test's function. where: fields of the spec, each equal in value and type;
+    empty for every spec. minimum, maximum: by metric, in the metric's unit. number: the entry's
+    place in the file, from 1.
     """
 
     hardware: str
@@ -53,7 +53,7 @@ class Threshold:
         return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each violated bound; a missing or infinite value violates, too."""
+        """Return one sentence for each violated bound; a missing or infinite value violates it."""
         sentences = []
         for name, bound in {**self.minimum, **self.maximum}.items():
             value = metrics.get(name)
@@ -102,7 +102,8 @@ class HardwareThresholds:
 def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
     """Return the thresholds and settings of perf/thresholds.toml below `root`.
 
-    Without the file there are no thresholds, and default settings. Raises Refused for a broken file.
+    Without the file there are no thresholds, and default settings. Raises Refused for a broken
+    file.
     """
     try:
         text = (root / NAME).read_text()

@@ -1,12 +1,13 @@
 """The statistics of an A/B run: screening on a few process sets, confirmation on fresh ones.
 
-The unit of replication is the process set. All values are natural logs of one set's estimate, with the
-sign chosen so that greater is worse: log seconds, minus log bandwidth. A difference of 0.01 is 1% worse.
+The unit of replication is the process set. All values are natural logs of one set's estimate, with
+the sign chosen so that greater is worse: log seconds, minus log bandwidth. A difference of 0.01 is
+1% worse.
 
-Screening tests each metric at `screen_alpha`. A suspect is measured again on fresh sets, and only these
-decide, at `suite_alpha` / (H `screen_alpha`) for H gated metrics. A metric whose true change is below the
-margin is called worse only if both tests say so by chance. By the union bound over H that happens in at
-most `suite_alpha` of all suites, whatever else truly changed.
+Screening tests each metric at `screen_alpha`. A suspect is measured again on fresh sets, and only
+these decide, at `suite_alpha` / (H `screen_alpha`) for H gated metrics. A metric whose true change
+is below the margin is called worse only if both tests say so by chance. By the union bound over H
+that happens in at most `suite_alpha` of all suites, whatever else truly changed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Finding(enum.StrEnum):
 class Settings:
     """The values that decide about one metric.
 
-    margin: changes below this log ratio do not matter. tolerance: a change within this log ratio counts
-    as unchanged. screen_sets, confirm_sets: process sets per side.
+    margin: changes below this log ratio do not matter. tolerance: a change within this log ratio
+    counts as unchanged. screen_sets, confirm_sets: process sets per side.
     """
 
     margin: float
@@ -136,8 +137,8 @@ class Noise:
 def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: float) -> Noise:
     """Return the noise that is usual in each metric's noise class.
 
-    Its variance is the class's median variance, divided by the median of chi-square over its mean, and at
-    least `floor`. It weighs as many degrees of freedom as the other members have, at most
+    Its variance is the class's median variance, divided by the median of chi-square over its mean,
+    and at least `floor`. It weighs as many degrees of freedom as the other members have, at most
     `PRIOR_DEGREES_OF_FREEDOM`.
     """
     from scipy.stats import chi2
@@ -155,8 +156,8 @@ def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: flo
 def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Noise:
     """Return each metric's own variance shrunk towards the prior one (Smyth 2004).
 
-    A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, uses its own variance alone,
-    with fewer degrees of freedom. floor: the least variance.
+    A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, uses its own variance
+    alone, with fewer degrees of freedom. floor: the least variance.
     """
     from scipy.stats import chi2
 

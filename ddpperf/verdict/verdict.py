@@ -18,9 +18,9 @@ _USAGE_ERROR = 4
 class Answer:
     """The result of a comparison, with a stored run or between base and candidate.
 
-    worse: how each test that got worse did. untrusted: the failed controls, after which nothing else can
-    be trusted. undecided: what could not be compared. unfit: why no later run should be compared with
-    this one. summary: what a PASS means. All are sentences, or the ends of sentences.
+    worse: how each test that got worse did. untrusted: the failed controls, after which nothing
+    else can be trusted. undecided: what could not be compared. unfit: why no later run should be
+    compared with this one. summary: what a PASS means. All are sentences, or the ends of sentences.
     """
 
     worse: Mapping[str, str] = field(default_factory=dict)
@@ -44,9 +44,9 @@ def decide(
 ) -> Verdict:
     """Return the verdict on all tests of a run.
 
-    The order of precedence: a failed test, a failed control, a test that got worse, anything missing.
-    measured: ids of the tests that stored a sample. answer: None if nothing was compared. problems: other
-    reasons why this run cannot answer.
+    The order of precedence: a failed test, a failed control, a test that got worse, anything
+    missing. measured: ids of the tests that stored a sample. answer: None if nothing was compared.
+    problems: other reasons why this run cannot answer.
     """
     failed = _sentences(outcomes, OutcomeKind.FAILED, "failed")
     worse = answer.regressions if answer is not None else []

@@ -130,9 +130,11 @@ def test_the_bounds_are_the_formulas() -> None:
 def suites(
     deviation: float, runs: int, *, number: int = 400, accepted: float = 0.0, now: float = 0.0
 ) -> tuple[float, int]:
-    """Of `number` suites of `CELLS` tests: the share of tests that are suspects or slower; how many suites have a slower one.
+    """Of `number` suites of `CELLS` tests: the share of tests that are suspects or slower; how many
+    suites have a slower one.
 
-    The last half of the runs, and this one, have an `accepted` change; this one is slower than those by `now`, in logs.
+    The last half of the runs, and this one, have an `accepted` change; this one is slower than
+    those by `now`, in logs.
     """
     random = np.random.default_rng([runs, int(deviation * 1e4)])
     history = random.normal(0, deviation, (number, CELLS, runs))

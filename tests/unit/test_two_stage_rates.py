@@ -36,9 +36,11 @@ def suite(
     rounds: int = 1,
     reuse: bool = False,
 ) -> list[Finding]:
-    """What is found of each metric of a suite: sigmas[test] between sets, shifts[test] by which the candidate is worse.
+    """What is found of each metric of a suite: sigmas[test] between sets, shifts[test] by which the
+    candidate is worse.
 
-    Two mistakes can be made: rounds, of which each set's several are taken for sets; reuse, of the first look as the second.
+    Two mistakes can be made: rounds, of which each set's several are taken for sets; reuse, of the
+    first look as the second.
     """
 
     def look(sets: int) -> LogEstimates:
