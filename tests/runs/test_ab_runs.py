@@ -59,7 +59,7 @@ def torch_version() -> str:
 
 
 @pytest.mark.figures
-def test_a_slower_candidate_fails_after_a_second_look_on_fresh_sets(project: Project) -> None:
+def test_slower_candidate_fails_on_fresh_sets(project: Project) -> None:
     finished = run(project, "--against-root", "other", "--junitxml", "junit.xml")
     assert finished.status == 1, finished
     assert "test_it.py::test_step is worse: its time is 1." in finished.output
@@ -86,7 +86,7 @@ def test_a_slower_candidate_fails_after_a_second_look_on_fresh_sets(project: Pro
 
 
 @pytest.mark.figures
-def test_the_same_candidate_is_not_worse_and_its_run_never_a_baseline(project: Project) -> None:
+def test_equal_candidate_passes(project: Project) -> None:
     finished = run(project, "--against", sys.executable, "--benchmark-save=same")
     assert finished.status == 0, finished
     assert "is worse" not in finished.output
@@ -105,7 +105,7 @@ def test_the_same_candidate_is_not_worse_and_its_run_never_a_baseline(project: P
 
 
 @pytest.mark.slow
-def test_a_variable_reaches_the_candidate_alone_and_a_rank_of_it_that_dies_fails_the_test(
+def test_dying_rank_of_the_candidate_fails(
     project: Project,
 ) -> None:
     (project.root / "mine.py").write_text(
@@ -119,7 +119,7 @@ def test_a_variable_reaches_the_candidate_alone_and_a_rank_of_it_that_dies_fails
 
 
 @pytest.mark.slow
-def test_a_rank_of_the_base_that_dies_is_no_failure_of_the_candidate(project: Project) -> None:
+def test_dying_rank_of_the_base_is_no_verdict(project: Project) -> None:
     (project.root / "other" / "mine.py").write_text(
         FAST + "\nimport os\nif 'RANK' in os.environ:\n    os._exit(7)\n"
     )
@@ -130,7 +130,7 @@ def test_a_rank_of_the_base_that_dies_is_no_failure_of_the_candidate(project: Pr
 
 
 @pytest.mark.figures
-def test_a_stored_runs_suspects_are_measured_beside_its_code(project: Project) -> None:
+def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     """The fast model is what was stored, and what the base is; the slow one that is here now is worse than both."""
     stored = run(project, "--benchmark-save=fast")
     assert stored.status == 0, stored

@@ -73,7 +73,7 @@ def commands(before: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_bisecting_passes_over_what_cannot_be_measured_or_tried_and_names_the_slower_commit(
+def test_bisection_names_the_slower_commit(
     project: Project,
 ) -> None:
     """Git tries what lies in the middle first, and beside what it passes over; to name the slower one it needs the PASS before

@@ -57,7 +57,7 @@ def measure_with(error: Exception | None = None) -> Measure:
     return Measure(benchmark, pool, lambda measured, fresh: [])
 
 
-def test_an_attempt_is_doubted_and_counted_as_what_is_measured_is_and_a_failure_is_a_sentence(
+def test_attempt_is_counted_and_its_failure_returned(
     marked: Marked,
 ) -> None:
     benchmark: Any = None
@@ -73,14 +73,14 @@ def test_an_attempt_is_doubted_and_counted_as_what_is_measured_is_and_a_failure_
     assert told.startswith("rank 1 of set A1 raised ")
 
 
-def test_a_machine_without_room_fails_the_test_with_the_systems_words() -> None:
+def test_full_disk_fails_the_test() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/ddpperf-x")
     with pytest.raises(pytest.fail.Exception, match="No space left on device: '/tmp/ddpperf-x'") as refusal:
         measure_with(full)(SPEC)
     assert refusal.value.pytrace is False
 
 
-def test_what_is_no_spec_is_refused_in_one_sentence() -> None:
+def test_other_values_than_specs_are_refused() -> None:
     wrong: Any = "1KiB"
     with pytest.raises(
         pytest.fail.Exception, match=r"^measure takes a spec such as AllReduceSpec, got '1KiB'$"
@@ -89,14 +89,14 @@ def test_what_is_no_spec_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("by_set", [{"A1": float("nan")}, {"A1": float("inf")}, {}])
-def test_a_metric_that_json_cannot_hold_fails_its_test_alone(by_set: dict[str, float]) -> None:
+def test_infinite_metric_fails_its_test(by_set: dict[str, float]) -> None:
     with pytest.raises(
         pytest.fail.Exception, match="the metric speedup must have a finite number for each set"
     ):
         measure_with().metric("speedup", by_set)
 
 
-def test_a_metric_is_the_median_over_sets() -> None:
+def test_metric_is_the_median_over_sets() -> None:
     measure = measure_with()
     measure.metric("speedup", {"A1": 1.0, "A2": 9.0, "A3": 2.0})
     assert measure.metrics["speedup"] == {
@@ -107,7 +107,7 @@ def test_a_metric_is_the_median_over_sets() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.1, 1 / 3, 12345.678])
-def test_the_clock_gives_a_duration_back_to_the_last_bit(seconds: float) -> None:
+def test_clock_returns_exact_durations(seconds: float) -> None:
     clock = VirtualClock()
     for _ in range(3):
         clock.rewind()
@@ -116,7 +116,7 @@ def test_the_clock_gives_a_duration_back_to_the_last_bit(seconds: float) -> None
         assert clock() - start == seconds
 
 
-def test_doubts_are_kept_and_a_second_spec_and_a_leg_on_other_sets_are_refused(project: Project) -> None:
+def test_wrong_use_of_measure_fails_the_test(project: Project) -> None:
     project.experiment.write_text(REFUSALS)
     run = project.run()
     run.assert_one_sentence(

@@ -111,7 +111,7 @@ def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite)
     assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
 
 
-def test_a_spec_of_its_own_for_the_candidate(project: CannedSuite) -> None:
+def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
     project.experiment.write_text(
         "from ddpperf.specs import TrainingSpec\n\n"
         "def test_step(measure):\n"
@@ -130,7 +130,7 @@ def test_a_spec_of_its_own_for_the_candidate(project: CannedSuite) -> None:
     assert stored["metrics"]["communicated_bytes_per_epoch"]["value"] == by_side["A"]
 
 
-def test_thresholds_hold_the_candidate(project: CannedSuite) -> None:
+def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
     """It sends half of what the base does."""
     project.experiment.write_text(
         "from ddpperf.specs import TrainingSpec\n\n"
@@ -152,7 +152,7 @@ def test_thresholds_hold_the_candidate(project: CannedSuite) -> None:
     assert "below 0.9" not in finished.output, "which is of what the base measures"
 
 
-def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_is_no_verdict(
+def test_unmeasurable_candidate_is_no_verdict(
     project: CannedSuite,
 ) -> None:
     project.experiment.write_text(
@@ -168,7 +168,7 @@ def test_what_the_candidate_cannot_measure_is_skipped_and_nothing_left_to_judge_
     assert "skipped: the candidate cannot measure it: static_graph does not know no_sync" in finished.output
 
 
-def test_too_many_tests_that_the_candidate_cannot_measure_are_no_verdict_also_of_the_gate(
+def test_many_unmeasurable_candidates_are_no_verdict(
     project: CannedSuite,
 ) -> None:
     project.experiment.write_text(
@@ -193,9 +193,7 @@ def test_too_many_tests_that_the_candidate_cannot_measure_are_no_verdict_also_of
     )
 
 
-def test_a_folder_that_pytest_took_for_its_root_is_refused(
-    project: CannedSuite, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_wrong_root_is_refused(project: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Its thresholds and stored runs would be the other's."""
     other = tmp_path_factory.mktemp("other")
     (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
@@ -206,7 +204,7 @@ def test_a_folder_that_pytest_took_for_its_root_is_refused(
     assert not (other / ".ddpperf").exists()
 
 
-def test_a_base_that_is_not_the_stored_runs_code_is_refused(project: CannedSuite) -> None:
+def test_base_with_another_torch_is_refused(project: CannedSuite) -> None:
     assert run(project, rounds="1").status == 0
     (path,) = project.root.glob(".ddpperf/runs/*/*.json")
     (sample,) = project.measured()["test_step"]["samples"]

@@ -1,4 +1,4 @@
-"""Cells: one that cannot be measured here is skipped with a sentence, one that can be is slowed down if that was asked for."""
+"""Cases: skipped with a reason where they cannot be measured, and slowed down on request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.canned import CannedSuite
 from tests.project import NOISY
 
 TEST = "perf/test_it.py::test_it"
-CELL = "1rank-b8"
+CASE = "1rank-b8"
 
-CELLS = """
+CASES = """
 import pytest
 from ddpperf.plugin.cases import skipped
 from ddpperf.specs import TrainingSpec
 
-def cells(options):
+def cases(options):
     yield TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single")
     yield skipped("2rank-two", "two needs two GPUs, found 0")
 
-@pytest.mark.specs(cases=cells)
+@pytest.mark.specs(cases=cases)
 def test_it(measure, spec):
     measure(spec)
 """
@@ -44,7 +44,7 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
     return canned_suite
 
 
-def test_a_skipped_cell_has_its_id_and_its_reason() -> None:
+def test_skipped_case_has_id_and_reason() -> None:
     case = skipped("world_size=8", "it needs 8 GPUs, found 4")
     assert case.id == "world_size=8"
     assert [(mark.name, mark.kwargs) for mark in case.marks] == [
@@ -56,7 +56,7 @@ TRAINING: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy
 
 
 def reason_of(case: Case) -> str:
-    """Why a cell is skipped; empty if it is not."""
+    """Return why a case is skipped; empty if it is not."""
     return "" if isinstance(case, Spec) else str(next(iter(case.marks)).kwargs["reason"])
 
 
@@ -64,9 +64,7 @@ def reason_of(case: Case) -> str:
 @pytest.mark.parametrize(
     "fields", [{"execution": "graph"}, {"comm_hook": "avg"}, {"strategy": "data_parallel"}]
 )
-def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(
-    kind: type[TrainingSpec], fields: dict[str, Any]
-) -> None:
+def test_gpu_work_is_skipped_on_the_cpu(kind: type[TrainingSpec], fields: dict[str, Any]) -> None:
     spec = kind(**TRAINING | fields)
     case = possible(spec, Machine())
     assert not isinstance(case, Spec)
@@ -84,7 +82,7 @@ def test_what_needs_a_gpu_is_skipped_on_the_cpu_only(
         TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory", "strategy": "own_ddp"}),
     ],
 )
-def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Spec) -> None:
+def test_mapped_memory_needs_peer_access(spec: Spec) -> None:
     case = possible(spec, Machine(device="cuda", unmapped=(0, 1)))
     assert not isinstance(case, Spec)
     assert case.values == (spec,)
@@ -95,7 +93,7 @@ def test_what_maps_memory_is_skipped_where_gpus_cannot_read_each_others(spec: Sp
     assert possible(sent, Machine(device="cuda", unmapped=(0, 1))) is sent
 
 
-def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_others() -> None:
+def test_mapped_memory_of_the_candidate_needs_peer_access() -> None:
     options: Any = SimpleNamespace(
         sides=SimpleNamespace(torchvision=True, spec_fields={"comm_hook": "symmetric_memory"}), device="cuda"
     )
@@ -114,7 +112,7 @@ def test_a_candidate_that_maps_memory_is_skipped_where_gpus_cannot_read_each_oth
     assert reason(Machine()).startswith("the candidate cannot measure it: comm_hook symmetric_memory maps")
 
 
-def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> None:
+def test_fastest_all_reduce_needs_another_algorithm() -> None:
     def pool() -> Pool:
         raise AssertionError("nothing is measured")
 
@@ -138,7 +136,7 @@ def test_where_nothing_is_mapped_the_backends_all_reduce_has_no_contest() -> Non
         ("env g++ -O1", ""),
     ],
 )
-def test_what_is_compiled_is_skipped_where_no_compiler_compiles(
+def test_compiled_case_needs_a_compiler(
     device: str, compiler: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch does: $CXX, with arguments of its own, or g++."""
@@ -157,7 +155,7 @@ def fake(compiler: Path) -> None:
     compiler.chmod(0o755)
 
 
-def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "and g++ is none" in compiler_reason()
@@ -166,7 +164,7 @@ def test_without_cxx_the_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert compiler_reason() == ""
 
 
-def test_for_gpus_c_is_compiled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_need_a_c_compiler_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Triton does: $CC, which is one word, or gcc, or clang."""
     compiled = TrainingSpec(**TRAINING, execution="compile")
     fake(tmp_path / "g++")
@@ -186,13 +184,13 @@ def test_for_gpus_c_is_compiled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
-def test_a_compiler_without_pythons_headers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_needs_python_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nonexistent")
     compiler_reason.cache_clear()
     assert "with Python's headers" in compiler_reason()
 
 
-def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:
+def test_invalid_spec_is_a_skipped_case() -> None:
     def refused() -> TrainingSpec:
         return TrainingSpec(**TRAINING, accumulation_steps=7)
 
@@ -205,7 +203,7 @@ def test_what_does_not_go_together_is_skipped_with_the_sentence() -> None:
     assert if_valid("mine", lambda: plain) is plain
 
 
-def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that_cannot_be_made() -> None:
+def test_case_without_second_measurement_is_skipped() -> None:
     plain, sharded = TrainingSpec(**TRAINING), TrainingSpec(**TRAINING | {"strategy": "fsdp"})
     assert if_measured_as(PartsSpec, plain) is plain
     case = if_measured_as(PartsSpec, sharded)
@@ -216,10 +214,10 @@ def test_a_cell_whose_test_needs_another_measurement_of_it_is_skipped_where_that
     assert if_measured_as(PartsSpec, already) is already
 
 
-def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_is(
+def test_skipped_case_is_listed_and_passes(
     project: CannedSuite,
 ) -> None:
-    project.experiment.write_text(CELLS)
+    project.experiment.write_text(CASES)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     first = project.run("perf", "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
@@ -227,32 +225,32 @@ def test_a_skipped_cell_is_told_and_is_no_hole_but_one_that_was_measured_before_
     first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[2rank-two]")
     assert "saved the baseline" in first.output, "all that can be measured here was"
     assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
-        f"{TEST}[{CELL}]": {"kind": "passed", "reason": ""},
+        f"{TEST}[{CASE}]": {"kind": "passed", "reason": ""},
         f"{TEST}[2rank-two]": {"kind": "skipped", "reason": "two needs two GPUs, found 0"},
     }
     compared = project.run("perf", "--benchmark-compare=first")
     compared.assert_one_sentence(0, "PASS: 1 test measured, 1 skipped, none slower")
     project.experiment.write_text(
-        CELLS.replace("yield TrainingSpec(", f"yield skipped({CELL!r}, 'not today')  # ")
+        CASES.replace("yield TrainingSpec(", f"yield skipped({CASE!r}, 'not today')  # ")
     )
     without = project.run("perf", "--benchmark-compare=first")
     without.assert_one_sentence(125, "NO VERDICT: no test was measured")
-    without.assert_one_sentence(125, f"{TEST}[{CELL}] is in 0001_first.json but was not measured")
+    without.assert_one_sentence(125, f"{TEST}[{CASE}] is in 0001_first.json but was not measured")
 
 
-def test_two_cells_of_one_id_are_refused_skipped_or_not(project: CannedSuite) -> None:
-    project.experiment.write_text(CELLS.replace("2rank-two", CELL))
+def test_two_cases_with_one_id_are_refused(project: CannedSuite) -> None:
+    project.experiment.write_text(CASES.replace("2rank-two", CASE))
     run = project.run("perf")
     run.assert_one_sentence(
-        4, f"ERROR: test_it has two cases with the id {CELL}, which names what is stored; measure each once"
+        4, f"ERROR: test_it has two cases with the id {CASE}, which names what is stored; measure each once"
     )
 
 
-def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: CannedSuite) -> None:
-    project.experiment.write_text(CELLS)
+def test_slow_down_reaches_every_case(project: CannedSuite) -> None:
+    project.experiment.write_text(CASES)
     slowed = project.run("perf", "--slow-down", "0.05", "--benchmark-save=slowed")
     assert slowed.status == 0, slowed
-    stored = project.measured()[f"test_it[{CELL}]"]
+    stored = project.measured()[f"test_it[{CASE}]"]
     assert stored["spec"]["delay_seconds"] == 0.05
     rounds = [seconds for ranks in stored["samples"][0]["seconds"] for seconds in ranks]
     assert min(rounds) >= stored["iterations"] * 0.05
@@ -269,19 +267,19 @@ def test_a_slow_down_is_put_into_every_cell_and_its_run_is_no_baseline(project: 
         ("yield None", "test_it has cases that are no specs, such as None"),
     ],
 )
-def test_cells_that_are_no_specs_are_refused(project: CannedSuite, cases: str, sentence: str) -> None:
+def test_cases_must_be_specs(project: CannedSuite, cases: str, sentence: str) -> None:
     project.experiment.write_text(
-        f"import pytest\n\ndef cells(options):\n    {cases}\n\n"
-        "@pytest.mark.specs(cases=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+        f"import pytest\n\ndef cases(options):\n    {cases}\n\n"
+        "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
     )
     project.run("perf").assert_one_sentence(4, f"ERROR: {sentence}")
 
 
-def test_a_slow_down_is_put_into_cells_with_marks_of_their_own_too(project: CannedSuite) -> None:
+def test_slow_down_reaches_marked_cases(project: CannedSuite) -> None:
     project.experiment.write_text(
         "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cells(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
-        "@pytest.mark.specs(cases=cells)\ndef test_it(measure, spec):\n    measure(spec)\n"
+        "def cases(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
+        "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
     )
     run = project.run("perf", "--slow-down", "0.01", "--rounds", "1")
     assert run.status == 0, run.output

@@ -68,7 +68,7 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
     return canned_suite
 
 
-def test_compare_lists_the_holes_on_either_side(project: CannedSuite) -> None:
+def test_comparison_lists_missing_results(project: CannedSuite) -> None:
     project.experiment.write_text(TWO)
     without = project.run("perf", "--benchmark-save=first", "--benchmark-compare")
     without.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "--benchmark-save=NAME")
@@ -82,7 +82,7 @@ def test_compare_lists_the_holes_on_either_side(project: CannedSuite) -> None:
     changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
 
 
-def test_a_slower_test_fails_and_never_becomes_a_baseline(project: CannedSuite) -> None:
+def test_slower_test_fails_and_is_no_baseline(project: CannedSuite) -> None:
     project.run("perf", "--benchmark-save=first")
     (baseline,) = project.root.glob("perf/baselines/*/*.json")
     document = json.loads(baseline.read_text())
@@ -97,7 +97,7 @@ def test_a_slower_test_fails_and_never_becomes_a_baseline(project: CannedSuite) 
     assert [path.name for path in project.root.glob("perf/baselines/*/*.json")] == ["0001_first.json"]
 
 
-def test_skipped_disabled_or_deselected_tests_are_no_pass(project: CannedSuite) -> None:
+def test_disabled_or_deselected_tests_are_no_pass(project: CannedSuite) -> None:
     project.run("perf", "--benchmark-disable").assert_one_sentence(
         125, "NO VERDICT: benchmarks were disabled"
     )
@@ -113,7 +113,7 @@ def test_skipped_disabled_or_deselected_tests_are_no_pass(project: CannedSuite) 
     project.run().assert_one_sentence(125, "test_idle passed without a measurement")
 
 
-def test_a_failed_assertion_is_a_fail_with_its_reason_whatever_its_test_measures(
+def test_failed_assertion_fails_with_its_reason(
     project: CannedSuite,
 ) -> None:
     project.experiment.write_text(ALL_REDUCE + "    assert 1.5 > 2, 'speedup 1.5 is below 2'\n")
@@ -125,7 +125,7 @@ def test_a_failed_assertion_is_a_fail_with_its_reason_whatever_its_test_measures
     assert len(saved["benchmarks"]) == 1, "what was measured is kept"
 
 
-def test_a_folder_that_cannot_be_written_costs_no_result(project: CannedSuite) -> None:
+def test_unwritable_folder_keeps_other_results(project: CannedSuite) -> None:
     (project.root / ".ddpperf").write_text("a file in the place of the folder")
     (project.root / "perf" / "baselines").write_text("here too")
     (project.root / "copy.json").write_text("kept or replaced, but never half of each")
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(project: CannedSuite) -
     assert "PASS: 1 test measured" in run.output
 
 
-def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: CannedSuite) -> None:
+def test_baseline_of_other_hardware_is_no_verdict(project: CannedSuite) -> None:
     (project.root / "base.json").write_text(
         '{"ddpperf": {"schema": 2, "hardware_key": "h200x4"}, "benchmarks": []}'
     )
@@ -145,7 +145,7 @@ def test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results(project: 
     assert len(project.saved_runs()) == 1
 
 
-def test_one_device_is_enough_for_a_comparison(project: CannedSuite) -> None:
+def test_one_device_can_be_compared(project: CannedSuite) -> None:
     project.experiment.write_text(ONE_DEVICE)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
@@ -155,7 +155,7 @@ def test_one_device_is_enough_for_a_comparison(project: CannedSuite) -> None:
     assert compared.status == 0, compared
 
 
-def test_two_cells_of_one_id_and_impossible_cells_are_refused(project: CannedSuite) -> None:
+def test_wrong_cases_are_refused(project: CannedSuite) -> None:
     project.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
     project.run().assert_one_sentence(
         4, "ERROR: test_step has two cases with the id 1rank-b2", "measure each once"
@@ -166,7 +166,7 @@ def test_two_cells_of_one_id_and_impossible_cells_are_refused(project: CannedSui
     )
 
 
-def test_a_metric_below_its_threshold_fails_its_test_and_a_slowed_step_is_noticed(
+def test_metric_below_its_threshold_fails(
     project: CannedSuite,
 ) -> None:
     """A second run may be six times as slow, the machine being busy; the delay makes the step at least ten times as slow."""
@@ -230,3 +230,20 @@ def test_experiments_refuse_what_cannot_be_prepared(
         refused = project.run("perf", "--model", "nowhere:model")
         refused.assert_one_sentence(4, "ERROR: --model nowhere:model cannot be imported; name another")
     assert project.saved_runs() == []
+
+
+def test_replicates_measure_every_test(project: CannedSuite) -> None:
+    """The figures are medians over process sets."""
+    project.experiment.write_text(STEP)
+    run = project.run("perf", "--world-sizes", "1", "--rounds", "4", "--replicates", "3")
+    run.assert_one_sentence(0, "PASS: 1 test measured")
+    assert ", 3 process sets" in run.output
+    (benchmark,) = project.saved_runs()[-1]["benchmarks"]
+    stored = benchmark["extra_info"]["ddpperf"]
+    assert [(sample["set"], len(sample["seconds"])) for sample in stored["samples"]] == [
+        ("A1", 4),
+        ("A2", 4),
+        ("A3", 4),
+    ]
+    by_set = stored["metrics"]["images_per_second"]["by_set"]
+    assert stored["metrics"]["images_per_second"]["value"] == sorted(by_set.values())[1]

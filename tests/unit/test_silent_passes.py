@@ -1,19 +1,19 @@
-"""Runs that pytest-benchmark's own gate passes without having looked, and what this suite says of each.
+"""Runs that pytest-benchmark's own comparison passes unseen, and the test of each here.
 
-    renamed test                       test_plugin.py    test_compare_lists_the_holes_on_either_side
-      which leaves none that measures  here              test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left
-    new test                           here              test_a_new_test_is_no_pass
-    all tests skipped                  here              test_a_run_that_skips_everything_is_no_pass
+    renamed test                       test_plugin.py    test_comparison_lists_missing_results
+      no experiment is left              here              test_baseline_without_any_test_left_is_no_verdict
+    new test                           here              test_new_test_is_no_pass
+    all tests skipped                  here              test_skipped_run_is_no_pass
     xdist                              test_plugin.py    test_xdist_is_refused
-    --benchmark-disable                test_plugin.py    test_skipped_disabled_or_deselected_tests_are_no_pass
-    --benchmark-compare-fail twice     test_options.py   test_a_wrong_option_is_one_sentence_and_status_4
-    --benchmark-compare without any    test_plugin.py    test_compare_lists_the_holes_on_either_side
-    a baseline of another machine      test_plugin.py    test_a_baseline_of_other_hardware_gives_no_verdict_but_the_results
-    --benchmark-autosave               here              test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with
-    only times are compared            here              test_a_lower_speedup_or_bandwidth_fails_though_no_time_does
-    partly failed                      here              test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline
+    --benchmark-disable                test_plugin.py    test_disabled_or_deselected_tests_are_no_pass
+    --benchmark-compare-fail twice     test_options.py   test_comparing_twice_is_refused
+    --benchmark-compare without any    test_plugin.py    test_comparison_lists_missing_results
+    a baseline of another machine      test_plugin.py    test_baseline_of_other_hardware_is_no_verdict
+    --benchmark-autosave               here              test_slower_run_is_not_compared_with
+    only times are compared            here              test_lower_speedup_fails_without_slower_times
+    partly failed                      here              test_failure_after_measuring_fails_the_run
 
-Of two sides, all here: test_two_sides_of_which_nothing_was_measured_are_no_pass and the two after it.
+A/B runs: test_unmeasured_ab_run_is_no_pass and the two after it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 # --- tests that are not the baseline's
 
 
-def test_a_new_test_is_no_pass(project: CannedSuite, measured: Path) -> None:
+def test_new_test_is_no_pass(project: CannedSuite, measured: Path) -> None:
     project.experiment.write_text(COPY + NEW)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
@@ -126,7 +126,7 @@ def test_a_new_test_is_no_pass(project: CannedSuite, measured: Path) -> None:
     ],
     ids=["no file but a plain test", "no file", "no function", "no cells"],
 )
-def test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left(
+def test_baseline_without_any_test_left_is_no_verdict(
     project: CannedSuite, measured: Path, source: str | None, beside: str | None
 ) -> None:
     for path, text in ((project.experiment, source), (project.root / "perf" / "test_plain.py", beside)):
@@ -137,7 +137,7 @@ def test_a_baseline_is_not_passed_over_if_nothing_that_measures_is_left(
     run.assert_one_sentence(125, "perf/test_it.py::test_copy is in base.json but was not measured")
 
 
-def test_a_run_that_skips_everything_is_no_pass(project: CannedSuite) -> None:
+def test_skipped_run_is_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(SKIPPED + SKIPPED_WITHIN)
     run = project.run()
     run.assert_one_sentence(125, "NO VERDICT: no test was measured")
@@ -148,9 +148,7 @@ def test_a_run_that_skips_everything_is_no_pass(project: CannedSuite) -> None:
 # --- a run that is worse
 
 
-def test_an_autosaved_slower_run_is_not_what_the_next_is_compared_with(
-    project: CannedSuite, measured: Path
-) -> None:
+def test_slower_run_is_not_compared_with(project: CannedSuite, measured: Path) -> None:
     project.experiment.write_text(COPY)
     (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     document = json.loads(measured.read_text())
@@ -189,7 +187,7 @@ def rows(run: Finished) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=False)) for row in cases if row[0].startswith("test_")}
 
 
-def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[CannedSuite, Finished]) -> None:
+def test_lower_speedup_fails_without_slower_times(failed: tuple[CannedSuite, Finished]) -> None:
     _, run = failed
     for test, metric in (("test_speedup", "speedup"), ("test_bandwidth", "busbw_bytes_per_second")):
         run.assert_one_sentence(
@@ -201,7 +199,7 @@ def test_a_lower_speedup_or_bandwidth_fails_though_no_time_does(failed: tuple[Ca
     assert "is slower: " not in run.output
 
 
-def test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline(
+def test_failure_after_measuring_fails_the_run(
     failed: tuple[CannedSuite, Finished],
 ) -> None:
     project, run = failed
@@ -225,7 +223,7 @@ def test_what_failed_after_it_was_measured_is_a_fail_and_no_baseline(
     ],
     ids=["skipped", "deselected"],
 )
-def test_two_sides_of_which_nothing_was_measured_are_no_pass(
+def test_unmeasured_ab_run_is_no_pass(
     project: CannedSuite, source: str, arguments: tuple[str, ...], words: str
 ) -> None:
     project.experiment.write_text(source)
@@ -234,13 +232,13 @@ def test_two_sides_of_which_nothing_was_measured_are_no_pass(
     run.assert_one_sentence(125, "base and candidate were not compared: no test measured both")
 
 
-def test_two_sides_that_were_disabled_or_measured_nothing_are_no_pass(project: CannedSuite) -> None:
+def test_disabled_ab_run_is_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(COPY + IDLE)
     run = project.run("perf", *SIDES, "--benchmark-disable")
     run.assert_one_sentence(125, "benchmarks were disabled on the command line")
     run.assert_one_sentence(125, "perf/test_it.py::test_idle passed without a measurement")
 
 
-def test_two_sides_that_no_test_measures_are_no_pass(project: CannedSuite) -> None:
+def test_ab_run_without_experiments_is_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(PLAIN)
     project.run("perf", *SIDES).assert_one_sentence(125, "no test was measured")

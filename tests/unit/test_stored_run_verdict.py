@@ -76,7 +76,7 @@ def limits(deviation: float, freedom: float = 10, tests: int = 1) -> tuple[float
         (QUIET, QUIET[:3], GPU.noisy_run_spread),  # too few rounds to tell
     ],
 )
-def test_runs_of_a_test_that_is_quiet_in_both_are_taken_to_differ_less(
+def test_quiet_tests_have_narrower_limits(
     then: tuple[float, ...], now: tuple[float, ...], usual: float
 ) -> None:
     sides = {"t": measured(*now)}, {"t": measured(*then)}
@@ -86,7 +86,7 @@ def test_runs_of_a_test_that_is_quiet_in_both_are_taken_to_differ_less(
     assert (given.suspect_limit, given.limit) == (None, 1.5), "one limit for all, if one is given"
 
 
-def test_a_tests_own_runs_of_an_equal_spec_widen_or_narrow_its_limits() -> None:
+def test_history_moves_the_limits_of_a_test() -> None:
     other = measured(9.0, spec=AllReduceSpec(world_size=2, nbytes=2048))
     runs = [{"t": measured(1.0)}, {"t": other, "u": measured(5.0)}, {"t": measured(math.exp(0.6))}, {}]
     change = compared({"t": measured(1.0)}, {"t": measured(1.0)}, history=runs).changes["t"]
@@ -94,7 +94,7 @@ def test_a_tests_own_runs_of_an_equal_spec_widen_or_narrow_its_limits() -> None:
     assert (change.suspect_limit, change.limit) == pytest.approx(limits(deviation, 11))
 
 
-def test_the_more_times_are_compared_the_wider_is_the_limit_but_not_a_suspects() -> None:
+def test_more_tests_widen_the_limit() -> None:
     """What is compared by CPU seconds or not at all does not count."""
     bound = dataclasses.replace(
         measured(0.1), samples=(dataclasses.replace(measured(0.1).samples[0], counters=LAUNCHES),)
@@ -106,7 +106,7 @@ def test_the_more_times_are_compared_the_wider_is_the_limit_but_not_a_suspects()
     assert suspect == pytest.approx(limits(GPU.run_spread)[0])
 
 
-def test_a_suspect_passes_and_is_counted() -> None:
+def test_suspect_passes_and_is_counted() -> None:
     then, suspect = {"t": measured(*QUIET), "u": measured(*QUIET)}, measured(*(1.05 * t for t in QUIET))
     comparison = compared({"t": suspect, "u": then["u"]}, then)
     assert (set(comparison.suspects), comparison.slower) == ({"t"}, {})
@@ -122,7 +122,7 @@ def test_a_suspect_passes_and_is_counted() -> None:
 
 @BOUNDED
 @given(st.floats(1, 5), st.floats(1, 5), st.floats(0.01, 10), st.floats(1, 3))
-def test_what_is_slower_is_never_judged_better(limit: float, suspect: float, now: float, more: float) -> None:
+def test_slower_times_are_never_judged_better(limit: float, suspect: float, now: float, more: float) -> None:
     change = Change(
         then_seconds=1.0, now_seconds=now, limit=max(limit, suspect), suspect_limit=min(limit, suspect)
     )
@@ -151,7 +151,7 @@ def change(ratio: float, limit: float = 1.2345678) -> Change:
     return Change(then_seconds=1.0, now_seconds=ratio, limit=limit, suspect_limit=1.1)
 
 
-def test_suspects_are_marked_and_named_with_what_to_do() -> None:
+def test_suspects_are_named_with_advice() -> None:
     ratios = {"a": 1.2, "b": 1.05, "c": 1.21, "d": 1.3, "e": 1.22, "f": 1.11}
     lines = told(
         Comparison(
@@ -171,7 +171,7 @@ def test_suspects_are_marked_and_named_with_what_to_do() -> None:
     assert not [line for line in lines if "drift" in line]
 
 
-def test_without_suspects_none_are_told_and_a_faster_suite_is_said_to_be_faster() -> None:
+def test_faster_suite_is_called_faster() -> None:
     lines = told(Comparison(baseline="0001_x.json", changes={"a": change(0.9), "b": change(1.5)}))
     assert not [line for line in lines if "suspect" in line]
     assert "median shift of 1 time: 10.0% shorter than in y" in told(
@@ -179,7 +179,7 @@ def test_without_suspects_none_are_told_and_a_faster_suite_is_said_to_be_faster(
     )
 
 
-def test_slow_drift_is_told_where_there_are_runs_enough() -> None:
+def test_slow_drift_is_printed() -> None:
     history = [
         {"t": measured(*(t * 1.01**number for t in QUIET)), "u": measured(*QUIET)} for number in range(9)
     ]
@@ -225,7 +225,7 @@ def seconds_of(runs: list[PastRun]) -> list[tuple[float, bool]]:
     return [(run.measured["t"].all_step_seconds()[0], run.promoted) for run in runs]
 
 
-def test_the_history_is_all_promoted_and_all_passed_runs_oldest_first_and_none_twice(tmp_path: Path) -> None:
+def test_history_holds_passed_runs_oldest_first(tmp_path: Path) -> None:
     storage = Storage(root=tmp_path, hardware_key="h200x4")
     keep(
         storage.baselines,
@@ -252,7 +252,7 @@ def test_the_history_is_all_promoted_and_all_passed_runs_oldest_first_and_none_t
     ]
 
 
-def test_a_run_that_was_not_compared_does_not_widen_the_limits_of_the_next(tmp_path: Path) -> None:
+def test_uncompared_runs_are_not_in_the_history(tmp_path: Path) -> None:
     """Nor one of which some tests were not: it may be of the slower code that is then to be found."""
     storage = Storage(root=tmp_path, hardware_key="h200x4")
     keep(storage.baselines, n0001=run_of(1.0, "2026-01", compared_with=None))
@@ -271,7 +271,7 @@ def test_a_run_that_was_not_compared_does_not_widen_the_limits_of_the_next(tmp_p
     assert seconds_of(history) == [(1.0, True), (1.1, False)]
 
 
-def test_of_many_files_the_first_promoted_and_the_newest_are_read(tmp_path: Path) -> None:
+def test_history_reads_a_bounded_number_of_files(tmp_path: Path) -> None:
     storage = Storage(root=tmp_path, hardware_key="h200x4")
     keep(
         storage.baselines, **{f"n{number:04}": run_of(number, f"2026-{number:04}") for number in range(1, 31)}
@@ -289,7 +289,7 @@ def test_of_many_files_the_first_promoted_and_the_newest_are_read(tmp_path: Path
     assert len(storage.history(storage.load(storage.find("10")))) == MOST_READ + 1, "it is compared with"
 
 
-def test_a_baseline_with_a_nan_costs_the_verdict_and_no_result(project: CannedSuite) -> None:
+def test_baseline_with_nan_is_no_verdict(project: CannedSuite) -> None:
     """Nor does one that is cut, empty or older: test_storage.py has their sentences."""
     assert project.run("perf", "--benchmark-save=first").status == 0
     (baseline,) = project.root.glob("perf/baselines/*/*.json")

@@ -17,7 +17,7 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
     return canned_suite
 
 
-def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
+def test_verdict_comes_first_and_is_no_markup() -> None:
     document = {
         "ddpperf": {
             "verdict": {"status": "FAIL", "reasons": ["a failed: expected ```three``` *stars*", "second"]}
@@ -47,7 +47,7 @@ def test_the_verdict_comes_first_and_nothing_in_it_is_markup() -> None:
     ]
 
 
-def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
+def test_ab_page_has_every_metric() -> None:
     figures = {
         "base": 2e9,
         "candidate": 3e9,
@@ -74,7 +74,7 @@ def test_of_two_sides_it_has_every_metric_test_by_test() -> None:
     assert table[2].endswith("for information")
 
 
-def test_it_is_written_where_that_was_asked_for(project: CannedSuite) -> None:
+def test_page_is_written_where_requested(project: CannedSuite) -> None:
     summary = project.root / "summary.md"
     summary.write_text("an earlier step\n")
     project.environment["GITHUB_STEP_SUMMARY"] = str(summary)
@@ -90,7 +90,7 @@ def test_it_is_written_where_that_was_asked_for(project: CannedSuite) -> None:
     )
 
 
-def test_an_earlier_runs_is_never_taken_for_this_ones(project: CannedSuite) -> None:
+def test_earlier_page_is_removed(project: CannedSuite) -> None:
     page = project.root / "verdict.md"
     page.write_text("## ddpperf: PASS")
     assert project.run("perf", "-k", "nothing", "--verdict", "verdict.md").status == 125
@@ -99,7 +99,7 @@ def test_an_earlier_runs_is_never_taken_for_this_ones(project: CannedSuite) -> N
     assert not page.exists()
 
 
-def test_a_file_that_is_no_verdict_is_left_alone(project: CannedSuite) -> None:
+def test_other_files_are_not_replaced(project: CannedSuite) -> None:
     thresholds = project.root / "perf" / "thresholds.toml"
     thresholds.write_text("# mine\n")
     run = project.run("perf", "--verdict", "perf/thresholds.toml")
@@ -112,22 +112,20 @@ def test_a_file_that_is_no_verdict_is_left_alone(project: CannedSuite) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
-def test_a_file_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
+def test_page_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
     project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert project.saved_runs() == []
 
 
 @pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
-def test_a_json_that_cannot_be_written_is_refused_before_anything_is_measured(
-    project: CannedSuite, wrong: str
-) -> None:
+def test_json_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
     os.mkfifo(project.root / "pipe")
     project.run("perf", f"--benchmark-json={wrong}").assert_one_sentence(4)
     assert (project.root / "pipe").is_fifo()
     assert project.saved_runs() == []
 
 
-def test_a_json_goes_to_where_a_link_leads(project: CannedSuite) -> None:
+def test_json_follows_a_link(project: CannedSuite) -> None:
     (project.root / "kept").mkdir()
     (project.root / "link.json").symlink_to("kept/run.json")
     project.run("perf", "--benchmark-json", "link.json").assert_one_sentence(0, "PASS: 1 test measured")
