@@ -137,7 +137,8 @@ def test_faster_single_device_excuses_a_stored_runs_suspect() -> None:
 
 
 def test_lower_speedup_counts_if_the_step_is_slower() -> None:
-    by = 1.003  # as chance makes 22 of 10,000 equal steps, where 50 are allowed: the suite's 1 %, of two metrics
+    # Chance makes 22 of 10,000 equal steps this slow. 50 are allowed: the suite's 1% over two metrics.
+    by = 1.003
     settings = replace(GPU, default=replace(GPU.default, margin=0.0), metrics={})
     readings = [reading(by, base=FRESH), reading(1 / by, metric="speedup", base=FRESH)]
     decision = Decision(readings, settings, suspects_only=True)
@@ -225,7 +226,7 @@ def test_base_failure_is_no_verdict() -> None:
 
 
 def test_stored_runs_suspects_are_tested_at_the_suites_level() -> None:
-    """Of one metric the level is that of the suite; of 12 the twelfth part of it: half of a suite's tests may be suspects."""
+    """The level is the suite's over the number of metrics: half of a suite may be suspects."""
     for metrics in (1, 12):
         decision = Decision([reading(1, f"t{number}") for number in range(metrics)], GPU, suspects_only=True)
         alpha = GPU.default.confirm_alpha(decision.gated)
@@ -281,7 +282,7 @@ def test_many_noisy_tests_are_no_verdict_with_advice() -> None:
 
 
 def test_shared_measurement_counts_once_in_class_noise() -> None:
-    """Else a measurement's own variance would be taken for what is usual, and its few degrees of freedom for more."""
+    """Otherwise one measurement's variance would count as its class's, with too many degrees of freedom."""
     noisy = [reading(1, f"noisy{number}", base=(1.0, 1.02, 0.98), noise_class="noisy") for number in range(3)]
     control = reading(
         1.05, "positive control", base=(1.0, 1.03, 0.97), noise_class="noisy", control="positive", gated=False
@@ -412,7 +413,7 @@ def test_swapped_sides_and_units_only_turn_the_direction(
 def measured(
     spec: Spec, *, sides: tuple[str, ...] = ("A", "B"), bound: float = 1.0, **fields: Any
 ) -> Measured:
-    """Two sets a side, with two rounds of one second and one of three; launches bind a step as often as its device needs it."""
+    """Two sets per side, with two rounds of one second and one of three, of launch-bound steps."""
     samples = tuple(
         Sample(
             set=f"{side}{number}",

@@ -23,7 +23,7 @@ SUITES = 200
 def readings(
     rng: np.random.Generator, sets: int, sigma: float, tests: list[str], heavy: bool
 ) -> list[MetricEstimates]:
-    """Of equal sides, whose sets differ by sigma, or half or twice that; where `heavy`, one in ten is 5 sigma slower."""
+    """Estimates of equal sides, whose sets differ by about sigma; `heavy`: one in ten is 5 sigma slower."""
 
     def values() -> tuple[float, ...]:
         slow = 5 * spread * (rng.random(sets) < 0.1) if heavy else np.zeros(sets)
@@ -67,7 +67,7 @@ def called_worse(rng: np.random.Generator, settings: DecisionSettings, sigma: fl
     ],
 )
 def test_equal_sides_are_not_called_worse(hardware: str, sigma: float, heavy: bool) -> None:
-    """With nothing in the margin's mercy: in no more of 200 runs than chance makes of a rate of `suite_alpha`."""
+    """Without a margin, no more of 200 runs fail than a rate of `suite_alpha` explains."""
     rng, settings = np.random.default_rng(13), SETTINGS[hardware]
     nothing_tolerated = replace(settings, default=replace(settings.default, margin=0.0), metrics={})
     wrong = sum(called_worse(rng, nothing_tolerated, sigma, heavy=heavy) for _ in range(SUITES))

@@ -50,7 +50,7 @@ def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup:
     ("t1", "t4", "speedup", "wrong"), [(0.105, 0.4, "1.05x", "4.20x"), (0.1, 0.11, "3.64x", "14.55x")]
 )
 def test_ratio_of_epoch_times_is_the_speedup(t1: float, t4: float, speedup: str, wrong: str) -> None:
-    """An epoch on N devices has an Nth of the steps; whoever multiplies its ratio by N once more reads N times too much."""
+    """An epoch on N devices has an Nth of the steps, so its ratio must not be multiplied by N again."""
     images, batch, N = 51_200, 128, 4
     epoch_on_1 = images / batch * t1
     epoch_on_4 = images / (N * batch) * t4

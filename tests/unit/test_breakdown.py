@@ -1,4 +1,4 @@
-"""What a step is spent on, the share of a GPU's peak that it uses, and what an epoch on more devices saves and costs."""
+"""The parts of a step, MFU, and the cost of an epoch on more devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost models: counts that the algorithms keep to, fits that find what made the times, and choices by what was left out."""
+"""Cost models: the algorithms' counts, fits, and choices by cross-validation."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_fit_of_outliers_is_a_minimum() -> None:
 
 
 def of_nccl_tests(N: int) -> dict[int, float]:
-    """Microseconds in place of the stored runs on N H200s: from 1 KiB to 1 GiB four-fold, as the sweep has them."""
+    """Microseconds like those of stored runs on N H200s, from 1 KiB to 1 GiB four-fold."""
     output = REPOSITORY / "docs" / "nccl_tests" / "h200x4" / f"{N}.txt"
     return {nbytes: median(seconds) * 1e6 for nbytes, seconds in script("tables").in_place(output).items()}
 
@@ -253,7 +253,7 @@ def test_nccl_is_predicted_on_held_out_sizes(N: int, of: Callable[[int], dict[in
 
 @pytest.mark.parametrize("N", H200)
 def test_true_number_of_lines_is_chosen(N: int) -> None:
-    """The error of the choice itself, which is less than what is told: of eight sizes on two GPUs that is 13 %."""
+    """The choice's own error is less than the held-out one, 13% for eight sizes on two GPUs."""
     measured = H200[N]
     sizes, seconds = list(measured), [microseconds / 1e6 for microseconds in measured.values()]
     chosen = choose_envelope(sizes, seconds)
@@ -270,7 +270,7 @@ def test_true_number_of_lines_is_chosen(N: int) -> None:
 
 @pytest.mark.parametrize(("runs", "tolerance"), [(20, 0.25), pytest.param(200, 0.08, marks=pytest.mark.slow)])
 def test_held_out_error_is_that_of_new_sizes(runs: int, tolerance: float) -> None:
-    """Where three lines can fit noise, the least of three errors, by which they are chosen, is an eighth less."""
+    """Three lines can fit noise: the error that chose their number is an eighth too small."""
     drawn = random.Random(0)
 
     def took(size: int) -> float:

@@ -1,4 +1,4 @@
-"""Intervals of a trace: merged first, whatever their order and nesting, and a split that leaves no time out."""
+"""Unions and overlaps of intervals, and a split that accounts for all of the time."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
 
 
 def test_sending_hides_only_behind_backward() -> None:
-    """On two devices a tenth of it is exposed; where sending takes ten times as long, all that exceeds the backward pass is."""
+    """A tenth is exposed on two devices; long sending exposes all that exceeds the backward pass."""
     backward = 1e-3
 
     def sends(N: int) -> Sending:
@@ -166,7 +166,7 @@ def test_network_counts_beyond_a_node() -> None:
 
 @pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
 def test_network_is_exposed_at_most_once(exposed: float, of_network: float) -> None:
-    """Within a node more than sending takes may be lost: where the CPU sends, computing is slower beside it."""
+    """Within a node more than the sending time may be lost: a CPU that sends computes more slowly."""
     within, between = 1e-3, 400e-3
     measured = {2: Excess(seconds=100e-6 + exposed * within, error=0.0, one_device_error=0.0)}
     known = Excess(seconds=100e-6, error=0.0, one_device_error=0.0)

@@ -84,7 +84,7 @@ def test_steps_come_set_after_set() -> None:
 
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.5)])
 def test_slowest_device_has_the_largest_median(devices: int, seconds: float) -> None:
-    """The median of each round's greatest would be 4.0 of two devices and of three: each stalls in a round of its own."""
+    """The median of each round's maximum would be 4.0, because each device stalls in another round."""
     one = sample((2.0, 3.0, 5.0), (8.0, 3.0, 5.0), (2.0, 8.0, 5.0))
     other = sample((4.0, 4.0, 1.0), (2.0, 2.0, 1.0), name="A2")
     alone = measured(one, other, spec=ALONE, iterations=2)

@@ -120,7 +120,8 @@ def test_every_metric_with_a_threshold_can_be_decided() -> None:
 
 def test_class_value_reaches_its_metrics() -> None:
     found = read(
-        "[decision.gpu]\ntolerance = 0.03\nscreen_sets = 4\n[decision.gpu.metrics.cpu_seconds]\ntolerance = 0.3\n"
+        "[decision.gpu]\ntolerance = 0.03\nscreen_sets = 4\n"
+        "[decision.gpu.metrics.cpu_seconds]\ntolerance = 0.3\n"
     )
     gpu = replace(GPU, tolerance=0.03, screen_sets=4)
     assert (found["gpu"].default, found["gpu"].of("time"), found["cpu"]) == (gpu, gpu, BUILT_IN["cpu"])
@@ -290,7 +291,10 @@ def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str)
     ],
 )
 def test_contradicting_values_are_refused(text: str, table: str, what: str) -> None:
-    sentence = f"[decision.{table}] of t.toml contradicts itself, together with the defaults for what it leaves out ({what}); change one of the two values"
+    sentence = (
+        f"[decision.{table}] of t.toml contradicts itself, together with the defaults for what it leaves out "
+        f"({what}); change one of the two values"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read(f"[decision.{table}]\n{text}")
 

@@ -30,7 +30,7 @@ NOISES: dict[str, Noise] = {
 
 
 def share_drifting(noise: Noise, rounds: int, trend: float, tries: int) -> float:
-    """The share of seeded runs of `rounds` rounds that are called drifting, their last round slower by `trend`."""
+    """The fraction of seeded runs that drift, if their last round is slower by `trend`."""
     generator = np.random.default_rng(20)
     steady = 1 + trend * np.linspace(0, 1, rounds)
     return sum(drift(list(steady * noise(generator, rounds))) is not None for _ in range(tries)) / tries
@@ -129,7 +129,7 @@ def test_the_unit_does_not_change_the_drift(rounds: list[int], power: int) -> No
 
 
 def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
-    """Every command would wait for them, the controller needs no torch, and a CUDA context would take memory."""
+    """Every command would wait for them, and a CUDA context would take memory."""
     tests = [f"perf.{path.stem}" for path in sorted((REPOSITORY / "perf").glob("test_*.py"))]
     assert len(tests) > 5
     script = (
@@ -143,7 +143,8 @@ def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
 
 def test_scipy_is_loaded_by_the_first_drift_only() -> None:
     script = (
-        "import sys; from ddpperf.analysis.statistics import drift; drift([1.0] * 6); assert 'scipy' not in sys.modules;"
+        "import sys; from ddpperf.analysis.statistics import drift; drift([1.0] * 6);"
+        "assert 'scipy' not in sys.modules;"
         "drift([1.0] * 7); assert 'scipy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

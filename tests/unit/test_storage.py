@@ -31,7 +31,7 @@ MEASURED = Measured(
 def run_of(
     measured: dict[str, Measured] | None = None, *, status: str = "PASS", **outcomes: str
 ) -> dict[str, Any]:
-    """A run's document as far as storage reads it; by default of one test `t`, which passed and was measured."""
+    """A run's document as far as storage reads it; by default one test `t` passed."""
     tests = {"t": MEASURED} if measured is None else measured
     return {
         "machine_info": {},
@@ -188,7 +188,7 @@ def test_missing_baseline_advises_how_to_save_one(storage: Storage) -> None:
      ("0003", "0003_abc_20260101.json"), ("0003_abc", "0003_abc_20260101.json")],
 )  # fmt: skip
 def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: str) -> None:
-    """The newest of a name; a baseline before a run; and a run, asked for by its name, need not have passed."""
+    """The newest of a name, a baseline before a run. A run that is named need not have passed."""
     for name in ("0001_main.json", "0002_main.json", "10000_b.json"):
         put(storage.baselines, name, run_of())
     put(storage.runs, "0001_run.json", run_of())

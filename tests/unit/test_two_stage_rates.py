@@ -98,7 +98,7 @@ def test_identical_code_is_not_worse_on_cpu() -> None:
 
 
 def test_each_safeguard_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it identical code is called worse in far more suites: rounds for sets, one look's data for both, one alpha."""
+    """Mistakes such as rounds as sets, reused data or one alpha call identical code worse far more often."""
 
     def rate(**mistakes: Any) -> float:
         rng, sigmas = np.random.default_rng(11), np.full(60, 0.1)  # beside which the margin is nothing

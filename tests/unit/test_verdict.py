@@ -44,7 +44,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def good_runs(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments of `decide` for a run in which all tests passed, were measured and, if compared, not slower."""
+    """Arguments of `decide` for a run whose tests all passed, were measured and are not slower."""
     tests = draw(st.sets(TESTS, min_size=1))
     comparison = Comparison(baseline="0001_x.json", changes=dict.fromkeys(tests, SAME))
     return {
