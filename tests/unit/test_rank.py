@@ -130,6 +130,15 @@ def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest
     assert recorder.calls == ["start", "step", "timed 3", "end 4"]
 
 
+def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(graphs: int) -> None:
+        raise RuntimeError(f"more than {graphs} graphs")
+
+    monkeypatch.setattr(rank, "require_none_new", refuse)
+    with pytest.raises(RuntimeError, match=f"more than {opened.compiled_graphs} graphs"):
+        opened.sample(3)
+
+
 def test_epoch_has_no_untimed_epoch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "TrainingEpoch", EpochRecorder)
     reported: list[float] = []
