@@ -133,7 +133,9 @@ class ABRun:
         ]
 
     def _keep(self, measuring: Measuring) -> None:
-        self._confirmed = {test: each.stored for test, each in measuring.measures.items() if each.stored}
+        self._confirmed = {
+            test: measure.stored for test, measure in measuring.measures.items() if measure.stored
+        }
 
     # --- controls
 

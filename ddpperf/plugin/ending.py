@@ -126,7 +126,9 @@ class Ending:
         hook = self._config.hook
         document: dict[str, Any] = hook.pytest_benchmark_generate_json(
             config=self._config,
-            benchmarks=[each.stats for each in self._session.measures.values() if each.stats is not None],
+            benchmarks=[
+                measure.stats for measure in self._session.measures.values() if measure.stats is not None
+            ],
             include_data=True,
             machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
             commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),

@@ -100,7 +100,7 @@ class Session:
         if self._prepared:
             return
         self._prepared = True
-        assert self.host, "the commit is the one at the beginning"
+        _ = self.host  # read now: the commit at the beginning is the one that is stored
         self.options = prepare(self.options, self.storage.root)
         if self.run.baseline is not None:
             require_stored_code(self.run.baseline, self.options.sides, self.storage.root)
@@ -200,7 +200,7 @@ class Session:
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and which side of an A/B run was the cause."""
         outcomes = self.outcomes.all()
-        measures = [(test, each) for measuring in self.passes for test, each in measuring.measures.items()]
+        measures = [item for measuring in self.passes for item in measuring.measures.items()]
         base_failed = {test for test, measure in measures if measure.base_failed}
         cannot = {test for test, measure in measures if measure.candidate_cannot}
         for test, outcome in outcomes.items():

@@ -6,7 +6,7 @@
     all tests skipped                  here              test_skipped_run_is_no_pass
     xdist                              test_plugin.py    test_xdist_is_refused
     --benchmark-disable                test_plugin.py    test_disabled_or_deselected_tests_are_no_pass
-    --benchmark-compare-fail twice     test_options.py   test_comparing_twice_is_refused
+    --benchmark-compare-fail twice     test_options.py   test_wrong_option_is_refused_with_one_sentence
     --benchmark-compare without any    test_plugin.py    test_comparison_lists_missing_results
     a baseline of another machine      test_plugin.py    test_baseline_of_other_hardware_is_no_verdict
     --benchmark-autosave               here              test_slower_run_is_not_compared_with
