@@ -25,7 +25,7 @@ class Estimate:
     def inverse(self, numerator: float = 1.0) -> Estimate:
         """Return the numerator over this estimate; infinite where the estimate is 0."""
         low, value, high = (
-            numerator / each if each else math.inf for each in (self.high, self.value, self.low)
+            numerator / bound if bound else math.inf for bound in (self.high, self.value, self.low)
         )
         return Estimate(value=value, low=low, high=high)
 

@@ -165,7 +165,7 @@ def project(
     if not excess:
         raise ValueError("a projection needs the excess on some devices, got none")
     sent = {devices: sending(devices) for devices in (*excess, N)}
-    if not all(each.seconds > 0 for each in sent.values()):
+    if not all(time.seconds > 0 for time in sent.values()):
         raise Undetermined(
             "the measured all-reduces do not show how long sending a step's gradients takes; measure more "
             "--rounds, or other --buffer-sizes"

@@ -129,7 +129,7 @@ class Storage:
         for run, is_promoted in [*found, (compared, False)]:
             if all(run.measured != known.measured for known, _ in unique):
                 unique.append((run, is_promoted))
-        unique.sort(key=lambda each: each[0].when)
+        unique.sort(key=lambda found: found[0].when)
         return [
             PastRun(
                 measured=run.measured | ({COPY: run.copied} if run.copied is not None else {}),
@@ -227,7 +227,9 @@ def is_baseline(document: dict[str, Any]) -> bool:
         measured
         and measured == required
         and all(kinds[test] is OutcomeKind.PASSED for test in required)
-        and not any(each["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for each in benchmarks)
+        and not any(
+            benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for benchmark in benchmarks
+        )
         and "against" not in header  # sides that were measured in turn warmed each other's caches less
         and header["verdict"]["status"] != Status.FAIL
         and not header.get("unfit")

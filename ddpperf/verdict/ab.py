@@ -84,17 +84,17 @@ class Decision:
         estimates = list(estimates)
         self.settings = settings
         self.screened = not suspects_only
-        self.missing = {each.test: each.missing for each in estimates if each.missing and each.gated}
-        complete = [each for each in estimates if not each.missing]
-        self._tests = max(1, sum(each.gated and not each.definition.exact for each in complete))
+        self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
+        complete = [entry for entry in estimates if not entry.missing]
+        self._tests = max(1, sum(entry.gated and not entry.definition.exact for entry in complete))
         # With H / screen_alpha in place of H, the level of the confirmation becomes suite_alpha /
         # H.
         self.gated = self._tests if self.screened else math.ceil(self._tests / settings.default.screen_alpha)
         self._class_noise: dict[tuple[str, str], tuple[float, float]] = {}  # by test and metric
         self._slower: dict[str, bool] = {}  # by test, whether its time is longer, by however little
         self.rows: list[Row] = []
-        for metric in dict.fromkeys(each.metric for each in complete):
-            group = [each for each in complete if each.metric == metric]
+        for metric in dict.fromkeys(entry.metric for entry in complete):
+            group = [entry for entry in complete if entry.metric == metric]
             self.rows += self._judge(group, confirmed=suspects_only)
         self._excuse_speedups()
 
@@ -105,7 +105,7 @@ class Decision:
 
     def confirm(self, again: Iterable[MetricEstimates]) -> None:
         """Decide the suspects by estimates from fresh sets; one without any becomes missing."""
-        fresh = {(each.test, each.metric): each for each in again if not each.missing}
+        fresh = {(entry.test, entry.metric): entry for entry in again if not entry.missing}
         for place, row in enumerate(self.rows):
             if not (row.gated and row.finding is Finding.SUSPECT):
                 continue
@@ -134,11 +134,12 @@ class Decision:
     def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
         """Return a row for each of these estimates, which share one metric and number of sets."""
         if group[0].definition.exact:
-            return [_exact_row(each) for each in group]
+            return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
-        signs = np.array([[each.sign] for each in group])
+        signs = np.array([[entry.sign] for entry in group])
         logs = LogEstimates(
-            signs * np.log([each.base for each in group]), signs * np.log([each.candidate for each in group])
+            signs * np.log([entry.base for entry in group]),
+            signs * np.log([entry.candidate for entry in group]),
         )
         noise, effect = self._noise(group, logs), logs.effect
         error = noise.standard_error(logs.sets)
@@ -146,7 +147,7 @@ class Decision:
         control_findings = negative_control_findings(logs, noise, settings)
         if group[0].metric == "time":
             slower = effect > noise.quantile(settings.suite_alpha / self._tests) * error
-            self._slower |= {each.test: bool(slower[place]) for place, each in enumerate(group)}
+            self._slower |= {entry.test: bool(slower[place]) for place, entry in enumerate(group)}
         half_width = noise.quantile(UNCHANGED_P) * error
         detectable = np.expm1(minimum_detectable_effect(noise, settings, self.gated, screened=self.screened))
         needed = sets_needed(noise, settings, self.gated, screened=self.screened)
@@ -154,32 +155,32 @@ class Decision:
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
         return [
             Row(
-                test=each.test,
-                metric=each.metric,
-                base=geometric_mean(each.base),
-                candidate=geometric_mean(each.candidate),
-                ratio=math.exp(each.sign * effect[place]),
-                low=math.exp(each.sign * effect[place] - half_width[place]),
-                high=math.exp(each.sign * effect[place] + half_width[place]),
+                test=entry.test,
+                metric=entry.metric,
+                base=geometric_mean(entry.base),
+                candidate=geometric_mean(entry.candidate),
+                ratio=math.exp(entry.sign * effect[place]),
+                low=math.exp(entry.sign * effect[place] - half_width[place]),
+                high=math.exp(entry.sign * effect[place] + half_width[place]),
                 detectable=float(detectable[place]),
                 tolerance=math.expm1(settings.tolerance),
                 sets=int(needed[place]) if needed[place] <= MOST_SETS else None,
-                finding=(control_findings if each.control == "negative" else findings)[place],
-                gated=each.gated,
-                primary=each.primary,
-                control=each.control,
+                finding=(control_findings if entry.control == "negative" else findings)[place],
+                gated=entry.gated,
+                primary=entry.primary,
+                control=entry.control,
                 confirmed=confirmed,
             )
-            for place, each in enumerate(group)
+            for place, entry in enumerate(group)
         ]
 
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
         """Return the moderated noise; the confirmation uses the screening's class noise."""
-        keys = [(each.test, each.metric) for each in group]
+        keys = [(entry.test, entry.metric) for entry in group]
         if not all(key in self._class_noise for key in keys):
             by_class = _noise_by_class(group, logs)
             self._class_noise |= {
-                key: by_class[each.noise_class] for key, each in zip(keys, group, strict=True)
+                key: by_class[entry.noise_class] for key, entry in zip(keys, group, strict=True)
             }
         variances, freedoms = zip(*(self._class_noise[key] for key in keys), strict=True)
         return moderated_noise(logs, Noise(np.array(variances), np.array(freedoms)), LEAST_SPREAD**2)
@@ -193,11 +194,11 @@ def _noise_by_class(
     A measurement that several tests share counts once. A control counts only in a class without
     tests.
     """
-    with_tests = {each.noise_class for each in group if each.control is None}
+    with_tests = {entry.noise_class for entry in group if entry.control is None}
     unique = {
-        (each.noise_class, each.base, each.candidate): place
-        for place, each in enumerate(group)
-        if each.control is None or each.noise_class not in with_tests
+        (entry.noise_class, entry.base, entry.candidate): place
+        for place, entry in enumerate(group)
+        if entry.control is None or entry.noise_class not in with_tests
     }
     places = list(unique.values())
     classes = [group[place].noise_class for place in places]

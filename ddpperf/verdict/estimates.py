@@ -91,8 +91,8 @@ def estimates_of(
         MetricEstimates(
             test=test,
             metric=name,
-            base=tuple(by_set[each] for each in sets[BASE] if each in by_set),
-            candidate=tuple(by_set[each] for each in sets[CANDIDATE] if each in by_set),
+            base=tuple(by_set[process_set] for process_set in sets[BASE] if process_set in by_set),
+            candidate=tuple(by_set[process_set] for process_set in sets[CANDIDATE] if process_set in by_set),
             noise_class=noise_class,
             gated=registry.find(name).exact or (registry.find(name).gate in gates and not small),
             primary=name == primary,

@@ -77,7 +77,7 @@ class HardwareThresholds:
     """The thresholds for one hardware key; counts those that were applied to a test."""
 
     def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
-        self._thresholds = [each for each in thresholds if each.hardware == hardware_key]
+        self._thresholds = [threshold for threshold in thresholds if threshold.hardware == hardware_key]
         self._hardware_key = hardware_key
         self._applied: set[int] = set()
 

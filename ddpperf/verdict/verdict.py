@@ -65,7 +65,7 @@ def decide(
         *problems,
         *_sentences(outcomes, OutcomeKind.BASE_FAILED, "was not measured"),
         *_sentences(outcomes, OutcomeKind.NOT_COLLECTED, "could not be collected"),
-        *(f"{test} was not run" for test, each in outcomes.items() if each.kind is OutcomeKind.NOT_RUN),
+        *(f"{test} was not run" for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.NOT_RUN),
         *unmeasured,
         *([] if measured else ["no test was measured"]),
         *(answer.undecided if answer is not None else ()),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.verdict.stored_run import Change, Comparison
-from ddpperf.verdict.verdict import Answer, decide
+from ddpperf.verdict.verdict import Answer, decide, exit_status
 from tests.generated import BOUNDED, seconds
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])
@@ -208,3 +209,18 @@ def test_a_pass_says_how_many_were_skipped() -> None:
     assert verdict.reasons == (
         "1 test measured, 1 skipped, not compared with a baseline: no --benchmark-compare was given",
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "exits"),
+    [
+        (Status.PASS, True, 0),
+        (Status.FAIL, True, 1),
+        (Status.NO_VERDICT, True, 125),
+        (Status.PASS, False, 4),
+        (Status.FAIL, False, 1),
+        (Status.NO_VERDICT, False, 4),
+    ],
+)
+def test_exit_status_follows_status_and_saving(status: Status, saved: bool, exits: int) -> None:
+    assert exit_status(status, saved=saved) == exits
