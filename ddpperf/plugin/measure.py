@@ -14,6 +14,7 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
+from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import Spec
@@ -55,10 +56,9 @@ class Measure:
     those of the side that runs this environment.
 
     machine: what is known of this machine. measured: the result of `measure(spec)`, None before.
-    metrics: by name, as the JSON has them. stored: everything that the JSON has of the test. stats:
-    pytest-benchmark's. notes: warnings and explanations. base_failed: whether ranks of the base
-    failed. candidate_cannot: whether only the candidate cannot measure the test, which is then
-    skipped. counted_seconds: spent in rounds that count.
+    metrics: by name, as the JSON has them. stored: everything that the JSON has of the test. notes:
+    warnings and explanations. ended_as: BASE_FAILED if ranks of the base failed, CANDIDATE_CANNOT
+    if only the candidate cannot measure the test. counted_seconds: spent in rounds that count.
     """
 
     def __init__(
@@ -76,10 +76,8 @@ class Measure:
         self.stored: dict[str, Any] = {}
         self.notes: list[Note] = []
         self.counted_seconds = 0.0
-        self.base_failed = False
-        self.candidate_cannot = False
+        self.ended_as: OutcomeKind | None = None
         self.metrics: dict[str, dict[str, Any]] = {}
-        self.stats: Any = None
         self._benchmark = benchmark
         self._pool = pool
         self._notes = notes
@@ -112,7 +110,6 @@ class Measure:
         self._benchmark.pedantic(
             lambda: CLOCK.advance(next(rounds, 0.0)), setup=CLOCK.rewind, rounds=len(durations), iterations=1
         )
-        self.stats = self._benchmark.stats
         return measured
 
     def reference(self, name: str, spec: Spec) -> Measured:
@@ -172,6 +169,11 @@ class Measure:
         return [value for name, value in by_set.items() if name in sets]
 
     @property
+    def stats(self) -> Any:
+        """pytest-benchmark's figures of the test; None until its own spec was measured."""
+        return self._benchmark.stats if self.measured is not None else None
+
+    @property
     def _here(self) -> str:
         """The side that runs this environment."""
         return self._sides.here if self._sides is not None else BASE
@@ -217,10 +219,13 @@ class Measure:
         except (SetFailure, ValueError, OSError) as error:
             failure = str(error)
             if isinstance(error, SetFailure) and self._sides is not None:
-                self.base_failed = error.set_name.startswith(BASE)
-                failure = f"the {'base' if self.base_failed else 'candidate'}'s {failure}"
+                of_base = error.set_name.startswith(BASE)
+                self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
+                failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
             elif isinstance(error, OSError) and self._sides is not None:
-                self.base_failed = True  # the machine lacks something, which is not the candidate's fault
+                self.ended_as = (
+                    OutcomeKind.BASE_FAILED
+                )  # the machine lacks something, which is not the candidate's fault
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
 
     def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
@@ -233,7 +238,7 @@ class Measure:
         try:
             return self._sides.candidate_of(spec, own=own)
         except ValueError as error:
-            self.candidate_cannot = True
+            self.ended_as = OutcomeKind.CANDIDATE_CANNOT
             pytest.skip(f"the candidate cannot measure it: {error}")
 
     def _with_notes(self, measured_by: Callable[[Pool], Measured]) -> Measured:

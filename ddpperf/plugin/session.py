@@ -200,14 +200,16 @@ class Session:
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and which side of an A/B run was the cause."""
         outcomes = self.outcomes.all()
-        measures = [item for measuring in self.passes for item in measuring.measures.items()]
-        base_failed = {test for test, measure in measures if measure.base_failed}
-        cannot = {test for test, measure in measures if measure.candidate_cannot}
+        ended_as = {
+            test: measure.ended_as
+            for measuring in self.passes
+            for test, measure in measuring.measures.items()
+            if measure.ended_as is not None
+        } | dict.fromkeys(self.outcomes.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
         for test, outcome in outcomes.items():
-            if test in base_failed:
-                outcomes[test] = dataclasses.replace(outcome, kind=OutcomeKind.BASE_FAILED)
-            elif outcome.kind is OutcomeKind.SKIPPED and test in cannot | self.outcomes.candidate_cannot:
-                outcomes[test] = dataclasses.replace(outcome, kind=OutcomeKind.CANDIDATE_CANNOT)
+            kind = ended_as.get(test)
+            if kind is OutcomeKind.BASE_FAILED or (kind is not None and outcome.kind is OutcomeKind.SKIPPED):
+                outcomes[test] = dataclasses.replace(outcome, kind=kind)
         return outcomes
 
     def environment(self) -> dict[str, Any]:

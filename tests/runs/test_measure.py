@@ -12,6 +12,7 @@ import pytest
 from ddpperf.plugin.measure import Measure, VirtualClock
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.notes import warning
+from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, Fault
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -165,4 +166,4 @@ def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, bas
     side = "base" if base_failed else "candidate"
     with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
         measure(SPEC)
-    assert measure.base_failed is base_failed
+    assert measure.ended_as is (OutcomeKind.BASE_FAILED if base_failed else None)
