@@ -72,6 +72,16 @@ def test_19_of_20_intervals_over_sets_hold_the_fraction(law, fit) -> None:  # ty
     assert 0.923 < held / 1000 < 0.977
 
 
+def test_interval_of_two_speedups_has_one_degree_of_freedom() -> None:
+    """1 - S/N is 0.1 and 0.2, the weights are 1/2 and 3/4: a regression through the origin."""
+    found = fit_gustafson([2, 4], [1.8, 3.2])
+    fraction = (0.1 * 0.5 + 0.2 * 0.75) / (0.5**2 + 0.75**2)
+    residuals = (0.1 - fraction * 0.5) ** 2 + (0.2 - fraction * 0.75) ** 2
+    half = 12.7062 * math.sqrt(residuals / (0.5**2 + 0.75**2))  # Student's t of one degree of freedom
+    assert found.fraction == pytest.approx(fraction)
+    assert (found.low, found.high) == pytest.approx((fraction - half, fraction + half), rel=1e-4)
+
+
 def test_one_speedup_has_no_interval() -> None:
     found = fit_gustafson([1, 2], [1.0, 1.8])
     assert found.fraction == pytest.approx(0.2)

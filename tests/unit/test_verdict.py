@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.verdict.stored_run import Change, Comparison
+from ddpperf.verdict.stored_run import Change, Comparison, Controls
 from ddpperf.verdict.verdict import Answer, decide, exit_status
 from tests.generated import BOUNDED, seconds
 
@@ -224,3 +224,13 @@ def test_a_pass_says_how_many_were_skipped() -> None:
 )
 def test_exit_status_follows_status_and_saving(status: Status, saved: bool, exits: int) -> None:
     assert exit_status(status, saved=saved) == exits
+
+
+def test_failed_control_of_a_comparison_is_no_verdict() -> None:
+    """A slower test counts for nothing where the machine itself has changed."""
+    copy = Change(then_seconds=1.0, now_seconds=2.0, limit=1.5)
+    comparison = Comparison(baseline="0001_x.json", changes={"a": SLOWER}, controls=Controls(negative=copy))
+    answer = comparison.answer()
+    assert [reason[:27] for reason in answer.untrusted] == ["the negative control failed"]
+    assert answer.unfit == [*answer.regressions, *answer.untrusted]
+    assert decide({"a": PASSED}, measured={"a"}, answer=answer).status is Status.NO_VERDICT
