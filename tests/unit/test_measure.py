@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ddpperf.plugin.measure import Measure, VirtualClock
 from ddpperf.plugin.options.sides import Sides
-from ddpperf.results.notes import warning
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from tests.project import Marked, Project
+from tests.canned import CannedSuite
 
 REFUSALS = """
 import dataclasses
@@ -27,7 +25,7 @@ from ddpperf.specs import AllReduceSpec, Fault
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
 
-def test_doubted(measure):
+def test_warned(measure):
     measure(SPEC)
     measure.reference("other", OTHER)
     measure.warn("the moon is full")
@@ -39,7 +37,7 @@ def test_two_of_its_own(measure):
     measure(SPEC)
     measure(OTHER)
 
-def test_legs_of_two_sets(measure):
+def test_references_of_two_sets(measure):
     measure(SPEC)
     with pytest.raises(pytest.fail.Exception, match="rank 1 of set A1 was killed by SIGKILL"):
         measure.reference("dying", dataclasses.replace(OTHER, fault=Fault(kind="kill", rank=1)))
@@ -56,22 +54,6 @@ def measure_with(error: Exception | None = None) -> Measure:
 
     benchmark: Any = None
     return Measure(benchmark, pool, lambda measured, fresh: [])
-
-
-def test_attempt_is_counted_and_its_failure_returned(
-    marked: Marked,
-) -> None:
-    benchmark: Any = None
-    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
-        measure = Measure(
-            benchmark, lambda: pool, lambda measured, fresh: [warning(measured.spec.id)] * fresh
-        )
-        assert not isinstance(measure.attempt(SPEC), str)
-        assert measure.notes == [warning(SPEC.id)]
-        assert measure.counted_seconds == pool.counted_seconds > 0
-        told = measure.attempt(replace(SPEC, fault=Fault(kind="raise", rank=1, command="open")))
-    assert isinstance(told, str)
-    assert told.startswith("rank 1 of set A1 raised ")
 
 
 def test_full_disk_fails_the_test() -> None:
@@ -117,38 +99,39 @@ def test_clock_returns_exact_durations(seconds: float) -> None:
         assert clock() - start == seconds
 
 
-def test_wrong_use_of_measure_fails_the_test(project: Project) -> None:
-    project.experiment.write_text(REFUSALS)
-    run = project.run()
+def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(REFUSALS)
+    run = canned_suite.run()
     run.assert_one_sentence(
         1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second"
     )
     run.assert_one_sentence(
-        1, "test_legs_of_two_sets failed: a process set was replaced between the reference other and the test"
+        1,
+        "test_references_of_two_sets failed: a process set was replaced between the reference other and the test",
     )
-    run.assert_one_sentence(1, "warning: the moon is full: test_doubted")
-    header, stored = project.saved_runs()[-1]["ddpperf"], project.measured()
+    run.assert_one_sentence(1, "warning: the moon is full: test_warned")
+    header, stored = canned_suite.saved_runs()[-1]["ddpperf"], canned_suite.measured()
     outcomes = {test.rpartition("::")[2]: outcome["kind"] for test, outcome in header["outcomes"].items()}
     assert outcomes == {
-        "test_doubted": "passed",
+        "test_warned": "passed",
         "test_again": "passed",
         "test_two_of_its_own": "failed",
-        "test_legs_of_two_sets": "failed",
+        "test_references_of_two_sets": "failed",
     }
     assert {test: each["notes"] for test, each in stored.items()} == {
-        "test_doubted": [{"kind": "warning", "text": "the moon is full"}],
+        "test_warned": [{"kind": "warning", "text": "the moon is full"}],
         "test_again": [],
         "test_two_of_its_own": [],
-        "test_legs_of_two_sets": [],
+        "test_references_of_two_sets": [],
     }
-    assert list(stored["test_doubted"]["references"]) == ["other"]
-    assert stored["test_again"]["samples"] == stored["test_doubted"]["references"]["other"]["samples"], (
+    assert list(stored["test_warned"]["references"]) == ["other"]
+    assert stored["test_again"]["samples"] == stored["test_warned"]["references"]["other"]["samples"], (
         "measured once, as the leg"
     )
-    assert list(stored["test_legs_of_two_sets"]["references"]) == [], (
+    assert list(stored["test_references_of_two_sets"]["references"]) == [], (
         "whatever a refused leg gave is not kept"
     )
-    assert stored["test_legs_of_two_sets"]["samples"] == stored["test_doubted"]["samples"], (
+    assert stored["test_references_of_two_sets"]["samples"] == stored["test_warned"]["samples"], (
         "before the set was replaced"
     )
 
