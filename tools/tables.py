@@ -217,7 +217,8 @@ def versus(run: str, folder: str) -> str:
                 f"{(ours - theirs) * 1e6:+.1f} us",
             )
             rows.append(
-                f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {spec.execution} | {' | '.join(cases)} |"
+                f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {spec.execution} "
+                f"| {' | '.join(cases)} |"
             )
     return "\n".join([*rows, ""])
 
@@ -326,6 +327,7 @@ def baselines_table(folder: str) -> str:
         commit = document["commit_info"]["id"][:9]
         day = document["datetime"][:10]
         rows.append(
-            f"| {path.relative_to(ROOT / folder)} | {day} | {commit} | {len(document['benchmarks'])} | {command} |"
+            f"| {path.relative_to(ROOT / folder)} | {day} | {commit} "
+            f"| {len(document['benchmarks'])} | {command} |"
         )
     return "\n".join([*rows, ""])

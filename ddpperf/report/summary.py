@@ -176,6 +176,5 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]
     overhead = median(timing["overhead_seconds"].values())
-    return [
-        f"took {total:.0f} s, {counted / total:.0%} in timed rounds; median overhead {overhead:.1f} s per test"
-    ]
+    timed = f"took {total:.0f} s, {counted / total:.0%} in timed rounds"
+    return [f"{timed}; median overhead {overhead:.1f} s per test"]

@@ -1,4 +1,4 @@
-"""Epochs and slow steps on real process sets: their rounds, what is reported meanwhile, and a hang that is none."""
+"""Epochs and slow steps on real process sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.project import Marked, wait_until
 DEADLINE_SECONDS = 2.0
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 
-# A model whose every step takes 30 ms; with batches of 3 its second rank stops for ever in the middle of an epoch.
+# Every step takes 30 ms. With batches of 3 images, the second rank hangs in the middle of an epoch.
 SLOW = """
 import os, time
 import torch

@@ -131,7 +131,7 @@ def test_dying_rank_of_the_base_is_no_verdict(project: Project) -> None:
 
 @pytest.mark.figures
 def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
-    """The fast model is what was stored, and what the base is; the slow one that is here now is worse than both."""
+    """The stored run and the base use the fast model; the code here uses the slow one."""
     stored = run(project, "--benchmark-save=fast")
     assert stored.status == 0, stored
     (project.root / "before").mkdir()

@@ -1,4 +1,4 @@
-"""The README's script for `git bisect run`, run for real: it passes over what is not measured, and names the slower commit."""
+"""The README's script for `git bisect run`, run on a real repository."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Repository:
         return finished.stdout.strip()
 
     def commit(self, message: str, *, experiment: str = "test_it.py", seconds: float | None = FAST) -> str:
-        """Commit the experiment under that name, with a model that sleeps so long, or without one; gives the commit."""
+        """Commit the experiment with a model that sleeps this long, or without a model."""
         perf = self.project.root / "perf"
         for path in perf.glob("*.py"):
             path.unlink()
@@ -62,7 +62,7 @@ class Repository:
 
 
 def commands(before: Path) -> tuple[str, str]:
-    """The README's: what is run on the good commit, and the script, with a limit that a busy machine does not reach."""
+    """Run the README's commands with a limit that a busy machine does not reach."""
     text = (REPOSITORY / "README.md").read_text().partition("`git bisect run` skips")[2]
     block = re.findall(r"\n\n((?: {4}.*\n)+)", text)[0].replace("/path/to/before.json", str(before))
     block = block.replace(".venv/bin/python", sys.executable).replace(
@@ -76,8 +76,7 @@ def commands(before: Path) -> tuple[str, str]:
 def test_bisection_names_the_slower_commit(
     project: Project,
 ) -> None:
-    """Git tries what lies in the middle first, and beside what it passes over; to name the slower one it needs the PASS before
-    it, too."""
+    """Git tries the middle commit first. To name the slower one it needs the PASS before it."""
     repository, before = Repository(project), project.root / "outside" / "before.json"
     on_good, script = commands(before)
     before.parent.mkdir()

@@ -37,7 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def compare_with(
     project: Project, change: dict[str, Any] | None = None, *arguments: str, limit: int = 10
 ) -> Finished:
-    """A run compared with the stored one, whose own part of the JSON is changed, by a limit that no noise reaches."""
+    """Compare a run with the stored one, whose own JSON is changed first."""
     document = json.loads((project.root / "base.json").read_text())
     path = Path(project.root, "changed.json")
     path.write_text(json.dumps(document | {"ddpperf": document["ddpperf"] | (change or {})}))

@@ -211,8 +211,8 @@ from ddpperf.specs import RunSpec
 from perf.test_large_batch import learned
 
 def test_it(measure):
-    spec = RunSpec(world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=64, test_images=32,
-                   epochs=2, rate=RATE, model="resnet10_cifar")
+    spec = RunSpec(world_size=1, per_rank_batch_size=16, strategy="single", input="device", epoch_images=64,
+                   test_images=32, epochs=2, rate=RATE, model="resnet10_cifar")
     learned(measure, [measure(spec)])
 """
 

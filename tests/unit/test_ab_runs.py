@@ -41,7 +41,7 @@ def run(project: CannedSuite, *arguments: str, rounds: str = "4") -> Finished:
 
 
 def rows(project: CannedSuite) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Return the newest run's rows: of its two sides, or of what it confirmed beside the stored run's code."""
+    """Return the rows of the newest run: of both sides, or of the confirmation."""
     header = project.saved_runs()[-1]["ddpperf"]
     found = header["confirmed" if "confirmed" in header else "against"]["rows"]
     return {(row["test"].rpartition("::")[2], row["metric"]): row for row in found}
@@ -136,7 +136,7 @@ def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
         "from ddpperf.specs import TrainingSpec\n\n"
         "def test_step(measure):\n"
         '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    measure.metric("speedup", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
+        '    measure.metric("speedup", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'  # noqa: E501
     )
     mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
     text = f"{ONE_LOOK}\n{mine}"
@@ -199,7 +199,7 @@ def test_wrong_root_is_refused(project: CannedSuite, tmp_path_factory: pytest.Te
     (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (other / "mine.py").write_text("")
     finished = project.run("--against-root", str(other), "perf")
-    sentence = f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; name the tests"
+    sentence = f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; name the tests"  # noqa: E501
     finished.assert_one_sentence(4, sentence)
     assert not (other / ".ddpperf").exists()
 

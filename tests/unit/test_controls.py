@@ -1,4 +1,4 @@
-"""The controls of a comparison with a stored run: a copy of memory that must not differ, a slow-down that must be found."""
+"""The controls of a comparison with a stored run: a memory copy and a put-in slow-down."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedSuite]:
 def compare_with(
     project: CannedSuite, change: dict[str, Any] | None = None, *arguments: str, limit: int = 10
 ) -> Finished:
-    """A run compared with the stored one, whose own part of the JSON is changed, by a limit that no noise reaches."""
+    """Compare a run with the stored one, whose own JSON is changed first."""
     document = json.loads((project.root / "base.json").read_text())
     path = Path(project.root, "changed.json")
     path.write_text(json.dumps(document | {"ddpperf": document["ddpperf"] | (change or {})}))

@@ -1,4 +1,4 @@
-"""The `measure` fixture: what it refuses, and what it keeps of a test; what it measures is tested in test_plugin.py, too."""
+"""The `measure` fixture: what it refuses, and what it keeps of a test."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
     )
     run.assert_one_sentence(
         1,
-        "test_references_of_two_sets failed: a process set was replaced between the reference other and the test",
+        "test_references_of_two_sets failed: a process set was replaced between the reference other and the test",  # noqa: E501
     )
     run.assert_one_sentence(1, "warning: the moon is full: test_warned")
     header, stored = canned_suite.saved_runs()[-1]["ddpperf"], canned_suite.measured()

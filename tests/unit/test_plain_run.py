@@ -32,7 +32,7 @@ def plain_run(**ratios: float) -> PlainRun:
 
 
 def test_suspect_without_confirmation_is_undecided() -> None:
-    """As when the confirmation is interrupted: what is slower than a stored time may be the machine's fault."""
+    """The confirmation was interrupted: the slow-down may be the machine's."""
     answer = plain_run(t=1.2, u=1.07).answer({}, [], [])
     assert answer is not None
     assert answer.worse == {}

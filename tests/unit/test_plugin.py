@@ -169,7 +169,7 @@ def test_wrong_cases_are_refused(project: CannedSuite) -> None:
 def test_metric_below_its_threshold_fails(
     project: CannedSuite,
 ) -> None:
-    """A second run may be six times as slow, the machine being busy; the delay makes the step at least ten times as slow."""
+    """A busy machine may be six times slower; the delay makes the step ten times slower."""
     project.experiment.write_text(STEP)
     thresholds, key = project.root / "perf" / "thresholds.toml", hardware_key("cpu", [])
     thresholds.write_text(THRESHOLD.format(key, 1e6))

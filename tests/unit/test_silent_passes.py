@@ -62,7 +62,8 @@ SCALING = """
 from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
 
 def test_speedup(measure):
-    alone = measure.reference("alone", TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")).median_step_seconds()
+    single = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    alone = measure.reference("alone", single).median_step_seconds()
     seconds = measure(TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")).median_step_seconds()
     measure.metric("speedup", {name: 2 * alone[name] / t for name, t in seconds.items()})
 
@@ -169,7 +170,7 @@ def test_slower_run_is_not_compared_with(project: CannedSuite, measured: Path) -
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CannedSuite, Finished]]:
-    """A run with thresholds that nothing reaches, and with a test that fails at last, compared with one that had neither."""
+    """A run with thresholds and a failed test is compared with a run without them."""
     project, key = CannedSuite(tmp_path_factory.mktemp("failed")), hardware_key("cpu", [])
     project.experiment.write_text(SCALING)
     project.run("perf", "--rounds", "1").assert_one_sentence(0, "PASS: 2 tests measured")

@@ -1,4 +1,4 @@
-"""A stored run's part in the verdict: limits by the runs that are kept, suspects that pass, and what is said of all of them."""
+"""The part of a stored run in the verdict: limits, suspects, and what is printed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_suspect_passes_and_is_counted() -> None:
     verdict = decide(outcomes, measured=outcomes, answer=comparison.answer())
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith(
-        f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
+        f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"  # noqa: E501
     )
     slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": suspect}, then)
     assert (set(slower.suspects), set(slower.slower)) == ({"u"}, {"t"})
