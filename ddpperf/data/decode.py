@@ -160,6 +160,7 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
         return
     host = urlsplit(CIFAR10.url).hostname
     say(f"downloading CIFAR-10 from {host}, once")
+    usual = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_SECONDS)
     try:
         CIFAR10(root=str(out / "cifar10"), download=True)
@@ -172,6 +173,8 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
         why = str(error).removeprefix("<urlopen error ").removesuffix(">").removesuffix(".")
         instead = "pass cifar10:DIR with a copy of it, or imagefolder:DIR"
         raise Refused(f"CIFAR-10 cannot be downloaded from {host} ({why}); {instead}") from error
+    finally:
+        socket.setdefaulttimeout(usual)
 
 
 def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:

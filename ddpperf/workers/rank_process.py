@@ -34,6 +34,8 @@ class RankProcess:
         self._log = log
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
         ours, theirs = socket.socketpair()
+        ours.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
+        theirs.setblocking(True)
         with ours, theirs, open(log, "wb") as output:
             self._process = subprocess.Popen(
                 side.command("rank", str(folder.parent), str(rank)),

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +63,18 @@ def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
     assert all(re.fullmatch("[0-9a-f]{12}", answer["kernels"]) for answer in answers.values())
     live.request("open", spec=to_json(SMALL))
     assert {answer["kernels"] for answer in live.request("close", kernels=True).values()} == {""}
+
+
+def test_default_socket_timeout_does_not_reach_ranks() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.5)
+    try:
+        with Pool(size=1, device="cpu", rounds=1, deadline_seconds=60) as pool:
+            pool.live_sets()
+            time.sleep(1)  # a rank that waits for messages only so long ends here
+            assert pool.measure(SINGLE).samples
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
