@@ -8,12 +8,12 @@ from statistics import median
 
 import pytest
 
+from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, ChosenLinks, choose_links
 from ddpperf.analysis.cost_models import Case as Call
-from ddpperf.analysis.protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.plugin.cases import Case, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes

@@ -9,14 +9,14 @@ from statistics import median
 
 import pytest
 
-from ddpperf.analysis.loading import LEAST_FRACTION, enough_workers, loading_fraction
-from ddpperf.analysis.search import largest_that_fits
+from ddpperf.analysis.data_loading import LEAST_FRACTION, enough_workers, loading_fraction
+from ddpperf.analysis.largest_batch_search import largest_that_fits
 from ddpperf.plugin.cases import Case, if_valid, size_id, skipped, without_torchvision
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
-from perf.common.metrics import training_metrics
+from perf.common.training_metrics import training_metrics
 
 WORKERS = (0, 1, 2, 4, 8)
 SMALLEST = 32  # the first batch that the search tries

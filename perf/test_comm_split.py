@@ -10,11 +10,11 @@ import pytest
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
 from ddpperf.plugin.cases import Case, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
-from perf.common.metrics import training_metrics
+from perf.common.training_metrics import training_metrics
 from perf.common.trainings import measured_also_as
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from ddpperf.plugin.cases import Case
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from perf.common.metrics import speedup_over, training_metrics
+from perf.common.training_metrics import speedup_over, training_metrics
 
 
 def executions(options: Options) -> Iterator[Case]:

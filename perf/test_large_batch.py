@@ -11,7 +11,7 @@ import pytest
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
 from ddpperf.plugin.cases import Case, if_valid, named, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results import units
 from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as

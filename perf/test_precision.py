@@ -8,11 +8,11 @@ import pytest
 
 from ddpperf.machine.hardware import computes_bf16
 from ddpperf.plugin.cases import Case, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, TrainingSpec
 from perf.common import gate
-from perf.common.metrics import training_metrics
+from perf.common.training_metrics import training_metrics
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")

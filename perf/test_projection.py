@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
+from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
-from ddpperf.analysis.protocols import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallExecution, PartsSpec, TrainingSpec, measured_as

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import SamplerSpec
 

@@ -20,12 +20,12 @@ from ddpperf.analysis.scaling_laws import (
     over_sets,
 )
 from ddpperf.plugin.cases import OWN_DDP, Case, if_valid, size_id, skipped, without_torchvision
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import gate
-from perf.common.metrics import training_metrics
+from perf.common.training_metrics import training_metrics
 from perf.common.trainings import fewer, step, training
 
 HEAVY = "torchvision:vit_b_16"  # much to send, little to compute: 86 million parameters

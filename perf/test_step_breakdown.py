@@ -16,11 +16,11 @@ from ddpperf.analysis.breakdown import (
     straggler_spread,
 )
 from ddpperf.plugin.cases import Case
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
-from perf.common.metrics import training_metrics
+from perf.common.training_metrics import training_metrics
 from perf.common.trainings import measured_also_as
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note

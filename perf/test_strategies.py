@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
 from perf.common import gate
-from perf.common.metrics import speedup_over, training_metrics
+from perf.common.training_metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (
     {},

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from ddpperf.plugin.cases import Case, if_valid, named
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
 from perf.common.recipes import rate_id, read_recipes

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from ddpperf.analysis.backend_protocols import choose_envelope
 from ddpperf.analysis.projection import Excess, project, sending_error, sending_seconds
-from ddpperf.analysis.protocols import choose_envelope
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess

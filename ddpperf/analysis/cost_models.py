@@ -17,8 +17,8 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.log_fit import Estimate, fit_logarithms, standard_deviation
-from ddpperf.analysis.protocols import DIGITS, require_sizes
+from ddpperf.analysis.backend_protocols import DIGITS, require_sizes
+from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms, standard_deviation
 from ddpperf.specs.collective import ring_pieces
 
 

@@ -15,9 +15,9 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddpperf.analysis.backend_protocols import Envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
-from ddpperf.analysis.log_fit import CONFIDENCE
-from ddpperf.analysis.protocols import Envelope
+from ddpperf.analysis.logarithmic_fit import CONFIDENCE
 
 DRAWS = 1000
 # The relative error of all-reduces for each doubling of the measured devices, as between 2, 4 and 8

@@ -13,7 +13,7 @@ from torch import Tensor
 from ddpperf.collectives import algorithms
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.collectives.transports import GroupTransport
-from ddpperf.execution import capture
+from ddpperf.compile_and_capture import capture
 from ddpperf.instruments.trace import communication_seconds, trace_of
 from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, AllReduceSpec, CollectiveSpec
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.execution import capture
+from ddpperf.compile_and_capture import capture
 from ddpperf.specs import BucketReplaySpec
 
 BucketMessage = tuple[int, torch.dtype]  # elements and their type

@@ -17,14 +17,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import parameters
-from ddpperf.plugin.ending import Ending
+from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
-from ddpperf.plugin.measure import CLOCK, Measure
+from ddpperf.plugin.measure_fixture import CLOCK, Measure
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import verdict_file
 from ddpperf.plugin.options.read import read_options
-from ddpperf.plugin.outcomes import measures
+from ddpperf.plugin.outcome_collector import measures
 from ddpperf.plugin.session import Session
 from ddpperf.specs import Spec
 
@@ -200,7 +200,7 @@ def _device_clock(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Measure:
-    """Measure a spec on process sets: `measure(spec)`; see `ddpperf.plugin.measure.Measure`."""
+    """Measure a spec on process sets: `measure(spec)`; see `ddpperf.plugin.measure_fixture.Measure`."""
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]

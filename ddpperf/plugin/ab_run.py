@@ -8,16 +8,16 @@ from statistics import mean
 from typing import Any
 
 from ddpperf.errors import first_line
-from ddpperf.plugin.controls import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
-from ddpperf.plugin.measuring import Measuring
+from ddpperf.plugin.control_measurements import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
+from ddpperf.plugin.measuring_pass import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.verdict.ab import Decision, Row, ab_answer
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
+from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.stored_run import Comparison
-from ddpperf.verdict.verdict import Answer
+from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 

@@ -8,15 +8,15 @@ from functools import cached_property
 from typing import Any
 
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.controls import StoredControls
-from ddpperf.plugin.measuring import Measuring
+from ddpperf.plugin.control_measurements import StoredControls
+from ddpperf.plugin.measuring_pass import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, Storage
 from ddpperf.verdict.ab import ab_answer, confirmed_answer
+from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.stored_run import Comparison, compare, negative_control
-from ddpperf.verdict.verdict import Answer
+from ddpperf.verdict.stored_run_comparison import Comparison, compare, negative_control
 
 
 class PlainRun:

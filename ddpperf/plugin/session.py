@@ -16,18 +16,18 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
-from ddpperf.plugin.measure import Measure
-from ddpperf.plugin.measuring import Measuring
+from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.plugin.measuring_pass import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.prepare import prepare
-from ddpperf.plugin.outcomes import Outcomes
+from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
+from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
-from ddpperf.verdict.verdict import Answer, decide
 
 
 class Session:

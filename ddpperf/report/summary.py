@@ -16,7 +16,7 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import Measured
 from ddpperf.verdict.run_history import DRIFT_RUNS
-from ddpperf.verdict.stored_run import Change, Comparison
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 MOST_NAMED = 3  # tests that one line names
 

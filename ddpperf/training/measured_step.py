@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from ddpperf.execution import capture
+from ddpperf.compile_and_capture import capture
 from ddpperf.instruments import timing
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
 from ddpperf.training.models import trained_parameters

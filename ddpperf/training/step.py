@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpperf.compile_and_capture import compiled
 from ddpperf.data.inputs import Input
-from ddpperf.execution import compiled
 from ddpperf.specs import TrainingSpec, gpu_reason
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of

@@ -10,6 +10,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from ddpperf.verdict.estimates import Control, MetricEstimates
+from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.two_stage_test import (
     MOST_SETS,
@@ -25,7 +26,6 @@ from ddpperf.verdict.two_stage_test import (
     screen,
     sets_needed,
 )
-from ddpperf.verdict.verdict import Answer
 
 LEAST_SPREAD = 0.0005  # between sets: the standard error of the median of ten quiet rounds
 MOST_UNDECIDED = 0.05  # the largest fraction of undecided tests in a PASS

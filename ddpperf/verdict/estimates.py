@@ -12,7 +12,7 @@ from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better, Gate, Metric
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
-from ddpperf.verdict.stored_run import is_launch_bound
+from ddpperf.verdict.stored_run_comparison import is_launch_bound
 
 SMALL_BYTES = 2**24  # on a GPU, launches bound an eager all_reduce of fewer bytes
 TAIL_DECILE = 9

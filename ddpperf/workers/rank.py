@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.execution import forbid_compiling, forget_compiled, require_none_new
+from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.timing import seconds_of, synchronize
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.workers.channel import Message
-from ddpperf.workers.faults import inject
+from ddpperf.workers.fault_injection import inject
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}

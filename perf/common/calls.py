@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from ddpperf.analysis.backend_protocols import FEWEST_SIZES
 from ddpperf.analysis.cost_models import Undetermined
-from ddpperf.analysis.log_fit import Estimate
-from ddpperf.analysis.protocols import FEWEST_SIZES
+from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.machine.links import Links
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.specs import (
     CAPTURED_ALGORITHMS,

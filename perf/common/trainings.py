@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.specs.instruments import Kind

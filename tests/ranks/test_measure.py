@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import warning
 from ddpperf.specs import AllReduceSpec, Fault
 from ddpperf.workers.pool import Pool

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from ddpperf.compile_and_capture import forget_compiled
 from ddpperf.data.images import coarse_images, load_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput
-from ddpperf.execution import forget_compiled
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import OptimizerName

@@ -15,9 +15,9 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.ab import Decision, Row, ab_answer
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
+from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.two_stage_test import Finding
-from ddpperf.verdict.verdict import decide
 from tests.generated import BOUNDED
 
 GPU = read_decision({}, name="built in")["gpu"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ddpperf.analysis.cost_models import Case, ChosenLinks, LinkModel, choose_links
-from ddpperf.analysis.log_fit import Estimate
+from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec

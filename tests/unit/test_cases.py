@@ -12,7 +12,7 @@ import pytest
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_outcome, skipped
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool

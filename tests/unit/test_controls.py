@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.controls import StoredControls
+from ddpperf.plugin.control_measurements import StoredControls
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import COPY, PastRun
 from ddpperf.specs import CopySpec, Spec
 from ddpperf.verdict.run_history import bounds, spread
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Change, Comparison, Controls, negative_control
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls, negative_control
 from tests.canned import CannedSuite, step_seconds
 from tests.project import Finished
 from tests.ranks.test_run import SMALL

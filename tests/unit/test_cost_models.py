@@ -11,9 +11,9 @@ from statistics import mean, median
 import pytest
 import torch
 
+from ddpperf.analysis.backend_protocols import choose_envelope, fit_envelope
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, Case, Undetermined, choose_links, counts, fit_links
-from ddpperf.analysis.log_fit import Estimate, fit_logarithms
-from ddpperf.analysis.protocols import choose_envelope, fit_envelope
+from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.collectives.algorithms import ALGORITHMS
 from tests.project import REPOSITORY, script
 from tests.thread_transport import buffers_of, reduced

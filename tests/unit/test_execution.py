@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddpperf.compile_and_capture import compiled, forbid_compiling, forget_compiled, require_none_new
 from ddpperf.errors import CannotTrain
-from ddpperf.execution import compiled, forbid_compiling, forget_compiled, require_none_new
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training import task

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.measure import Measure, VirtualClock
+from ddpperf.plugin.measure_fixture import Measure, VirtualClock
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec

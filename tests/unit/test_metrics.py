@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import metrics, units
 from ddpperf.results.metrics import Better, Gate, Metric
 from tests.project import REPOSITORY

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf import execution as executions
+from ddpperf import compile_and_capture as executions
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import Execution, TrainingSpec

@@ -11,7 +11,7 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.results.stored_runs import Storage
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Change, Comparison
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.interpreter import Side
 
 CPU = read_decision({}, name="x")["cpu"]

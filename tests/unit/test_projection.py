@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from ddpperf.analysis.backend_protocols import Envelope, choose_envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
@@ -19,7 +20,6 @@ from ddpperf.analysis.projection import (
     sending_error,
     sending_seconds,
 )
-from ddpperf.analysis.protocols import Envelope, choose_envelope
 from tests.unit.test_cost_models import H200
 
 MB = 1e6

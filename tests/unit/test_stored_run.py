@@ -15,9 +15,9 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import PastRun
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
-from ddpperf.verdict.verdict import decide
+from ddpperf.verdict.stored_run_comparison import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
 from tests.generated import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)

@@ -17,10 +17,10 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import MOST_READ, SCHEMA, PastRun, Storage
 from ddpperf.specs import AllReduceSpec, Spec
+from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run import Change, Comparison, compare
-from ddpperf.verdict.verdict import decide
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, compare
 from tests.canned import CannedSuite
 from tests.generated import BOUNDED
 

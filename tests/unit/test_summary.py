@@ -14,7 +14,7 @@ from ddpperf.report.warnings import warnings_of
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Execution, Spec, TrainingSpec
-from ddpperf.verdict.stored_run import Change, Comparison
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"

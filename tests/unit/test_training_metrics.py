@@ -8,7 +8,7 @@ import pytest
 
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, TrainingSpec
-from perf.common.metrics import FEWEST_STEPS, speedup_over, training_metrics
+from perf.common.training_metrics import FEWEST_STEPS, speedup_over, training_metrics
 
 BATCH = 4
 BOUND = "the CPU's launches bound the step, not the GPU"

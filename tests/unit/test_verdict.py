@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.verdict.stored_run import Change, Comparison, Controls
-from ddpperf.verdict.verdict import Answer, decide, exit_status
+from ddpperf.verdict.exit_status import Answer, decide, exit_status
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 from tests.generated import BOUNDED, seconds
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.log_fit import Estimate, LogFit, fit_logarithms, standard_deviation
+from ddpperf.analysis.logarithmic_fit import Estimate, LogFit, fit_logarithms, standard_deviation
 
 MOST_LINES = 3  # the protocols of a library
 FEWEST_SIZES = 4  # cross-validation leaves out sizes between others

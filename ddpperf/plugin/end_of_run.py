@@ -23,7 +23,7 @@ from ddpperf.report.page import markdown
 from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
-from ddpperf.verdict.verdict import Answer, exit_status
+from ddpperf.verdict.exit_status import Answer, exit_status
 
 NOT_STORED = (
     "given",

@@ -12,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
-from ddpperf.plugin.measure import Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.progress import ProgressLine

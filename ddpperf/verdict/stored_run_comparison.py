@@ -11,9 +11,9 @@ from typing import Literal
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, PastRun
+from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.verdict import Answer
 
 # A step is launch bound if its time over its device time is above this: the GPU waits for the CPU.
 # Its time then moves from run to run. Its CPU seconds are compared instead, unless it is captured.

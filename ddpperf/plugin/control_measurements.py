@@ -11,7 +11,7 @@ from ddpperf.errors import first_line
 from ddpperf.results.samples import Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.base import MOST_DELAY_SECONDS
-from ddpperf.verdict.stored_run import Change, Comparison, Controls
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
