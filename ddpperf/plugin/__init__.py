@@ -1,6 +1,6 @@
-"""The hooks of the pytest plugin, in the order of a run.
+"""The pytest hooks of ddpperf, in the order in which pytest calls them.
 
-`Outcomes` and `Ending` have further ones.
+The classes `Outcomes` and `Ending` implement further hooks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SESSION = pytest.StashKey[Session]()
 
 @contextlib.contextmanager
 def refusals_as_usage_errors() -> Iterator[None]:
-    """Turn a refusal from any room into pytest's usage error, which ends the run with one sentence."""
+    """Convert ddpperf's `Refused` error to pytest.UsageError, which ends the test run."""
     try:
         yield
     except Refused as refused:
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options, and hide those of saving and comparing from pytest-benchmark."""
+    """Read ddpperf's options, and turn off pytest-benchmark's own saving and comparing."""
     config.addinivalue_line(
         "markers",
         "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; "
@@ -90,7 +90,7 @@ def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test with the `specs` marker its cases."""
+    """Parametrize each test marked with `specs` by the measurement specs of its marker."""
     marker = metafunc.definition.get_closest_marker("specs")
     if marker is None:
         return
@@ -106,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Check what takes time. Only a run that collects experiments calls this."""
+    """Check compilers, interpreters, images and models before experiments are measured."""
     session = config.stash[SESSION]
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
@@ -120,7 +120,10 @@ def _prepare(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse wrong cases, leave out tests without a case, and store what was collected."""
+    """Raise pytest.UsageError for wrong test cases, and store the ids of the collected tests.
+
+    Tests for which the options leave no case are removed.
+    """
     session = config.stash[SESSION]
     items[:] = [item for item in items if not _has_no_cases(item)]
     session.outcomes.collect(items)
@@ -138,7 +141,6 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def _has_no_cases(item: pytest.Item) -> bool:
-    """Return whether the options leave a test without a case, as all_reduce on one device."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
     spec = item.callspec.params["spec"]
@@ -146,7 +148,10 @@ def _has_no_cases(item: pytest.Item) -> bool:
 
 
 def _relative(argument: str, config: pytest.Config) -> str:
-    """Return a path of the command line as test ids spell it; the root is ""."""
+    """Convert a path of the command line to the form that it has in pytest's test ids.
+
+    The root folder becomes an empty string.
+    """
     path, *rest = argument.split("::", 1)
     relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
     return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])
@@ -169,7 +174,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
-    """Lock the devices before the first test; judge the run after the last one."""
+    """Lock the devices before the first test, and compare the measurements after the last test."""
     ours, config = session.config.stash[SESSION], session.config
     measuring = ours.outcomes.measured and not config.option.collectonly and not _is_xdist_worker(config)
     if measuring:
@@ -188,9 +193,9 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _device_clock(request: pytest.FixtureRequest) -> None:
-    """Give pytest-benchmark the virtual clock.
+    """Make pytest-benchmark use ddpperf's virtual clock in each test with the `measure` fixture.
 
-    Markers do not merge, so the nearest one is repeated with it.
+    pytest does not merge markers, so the nearest benchmark marker is repeated with the clock added.
     """
     if "measure" in request.fixturenames:
         marker = request.node.get_closest_marker("benchmark")
@@ -200,7 +205,10 @@ def _device_clock(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Measure:
-    """Measure a spec on process sets: `measure(spec)`; see `ddpperf.plugin.measure_fixture.Measure`."""
+    """Provide a function that measures a spec, such as a training step, in worker processes.
+
+    Call it as `measure(spec)`; `ddpperf.plugin.measure_fixture.Measure` describes the result.
+    """
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
@@ -210,7 +218,7 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
-    """Fail a test whose metrics do not reach their thresholds."""
+    """Fail a test if one of its metrics does not reach the threshold in perf/thresholds.toml."""
     session = pyfuncitem.config.stash[SESSION]
     try:
         result = yield
@@ -226,7 +234,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """End all processes and decide, before other plugins write; `Ending` saves and prints last."""
+    """End all worker processes and decide the verdict before other plugins write their files.
+
+    `Ending` saves and prints the verdict after all other plugins.
+    """
     session.config.stash[SESSION].finish()
     ending = session.config.pluginmanager.get_plugin("ddpperf-ending")
     if isinstance(ending, Ending):

@@ -1,4 +1,4 @@
-"""An A/B run: the base and the candidate are measured side by side, and compared."""
+"""A/B runs, which measure base and candidate alternately and compare them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ from ddpperf.workers.pool import Pool
 
 
 class ABRun:
-    """Screens every test on a few process sets per side, and confirms suspects on fresh ones.
+    """Compares base and candidate, and measures each suspected regression a second time.
 
-    A plain run has one, too, where it can measure its suspects beside the stored run's code. That
-    one only confirms.
+    The first measurement uses a few process sets per side. The second one uses more process sets,
+    whose processes are new. A run that compares with a stored run makes an ABRun, too, if it can
+    run
+    the stored run's code. That ABRun only measures suspected regressions.
+
+    baseline, comparison: always None, because an A/B run is not compared with a stored run.
+    sides: the interpreters, code and options of base and candidate.
+    replicates: number of process sets per side; None for the number in `settings`.
     """
 
     baseline: Baseline | None = None  # the stored run: none is compared with
@@ -35,7 +41,6 @@ class ABRun:
     def __init__(
         self, sides: Sides, settings: DecisionSettings, device: str, *, replicates: int | None = None
     ) -> None:
-        """replicates: process sets per side; None for those that the settings name."""
         self.sides = sides
         self._device = device
         self._settings = settings.with_sets(replicates) if replicates is not None else settings
@@ -47,28 +52,29 @@ class ABRun:
 
     @property
     def replicates(self) -> int:
-        """Process sets per side that screen a test."""
+        """Number of process sets per side in the first measurement of each test."""
         return self._settings.default.screen_sets
 
     @property
     def confirmation_replicates(self) -> int:
-        """Process sets per side that confirm a suspect."""
+        """Number of process sets per side in the second measurement of a suspected regression."""
         return self._settings.default.confirm_sets
 
     @property
     def confirmation(self) -> ABRun:
-        """What measures suspects again: this run itself."""
+        """The run that measures suspected regressions again, which is this run itself."""
         return self
 
     @property
     def decided(self) -> bool:
-        """Whether any test was compared."""
+        """Whether base and candidate were compared."""
         return self._decision is not None
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Measure the controls and screen every test; return the suspects.
+        """Compare base and candidate of every test, and return the ids of tests that look slower.
 
-        expected: of no use here, because every test has both sides.
+        The control measurements are made before.
+        expected: not used, because base and candidate measure the same tests.
         """
         del expected
         estimates = self._estimates(measuring)
@@ -81,13 +87,13 @@ class ABRun:
         return self._decision.suspects()
 
     def confirm(self, measuring: Measuring) -> None:
-        """Decide on the suspects by their measurements on fresh process sets."""
+        """Decide which suspected regressions are real, from their second measurement."""
         assert self._decision is not None
         self._decision.confirm(self._estimates(measuring))
         self._keep(measuring)
 
     def confirm_suspects(self, measuring: Measuring, suspects: Sequence[str]) -> None:
-        """Decide on the suspects of a comparison with a stored run, which were not screened."""
+        """Compare base and candidate of the tests that look slower than in a stored run."""
         estimates = self._estimates(measuring)
         estimates += self._controls(measuring, estimates)
         self._decision = Decision(estimates, self._settings, suspects_only=True)
@@ -103,7 +109,10 @@ class ABRun:
     def answer(
         self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
     ) -> Answer:
-        """Return what was found. cannot: tests that only the candidate cannot measure."""
+        """Return the result of comparing base and candidate.
+
+        cannot: ids of the tests that the base can measure and the candidate cannot.
+        """
         del measured, expected
         if self._decision is None:
             return ab_answer((), {}, problems=["base and candidate were not compared: no test measured both"])
@@ -117,7 +126,7 @@ class ABRun:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """What was found for each metric of each test."""
+        """The result of comparing base and candidate for each metric of each test."""
         return self._decision.rows if self._decision is not None else ()
 
     def _estimates(self, measuring: Measuring) -> list[MetricEstimates]:
@@ -140,9 +149,9 @@ class ABRun:
     # --- controls
 
     def _controls(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Return the controls' estimates.
+        """Return the results of both control measurements.
 
-        A control that cannot be measured is one of the run's problems.
+        A control measurement that fails is added to the problems of the run.
         """
         controls: list[Callable[[], list[MetricEstimates]]] = [
             lambda: self._copy(measuring.pool()),
@@ -157,16 +166,16 @@ class ABRun:
         return found
 
     def _copy(self, pool: Pool) -> list[MetricEstimates]:
-        """Measure a copy of memory on both sides: the negative control."""
+        """Time a copy of memory in base and candidate, which should take the same time in both."""
         copied = pool.measure(copy_spec(self._device)).median_step_seconds()
         base, candidate = (_of_side(copied, side) for side in (BASE, CANDIDATE))
         return [_control("negative", base, candidate, "copy")]
 
     def _slow_down(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Measure the candidate's shortest step with a delay and without: the positive control.
+        """Time the candidate's shortest training step with and without an artificial delay.
 
-        Both are the candidate's, so that whatever it changed is in both, and the delay is judged as
-        a change would be.
+        The comparison has to find the delay. Both times are the candidate's, so that only the delay
+        differs.
         """
         timed = {
             metric.test: metric
@@ -189,11 +198,11 @@ class ABRun:
     # --- storing
 
     def to_json(self) -> dict[str, Any]:
-        """Return this run's part of the JSON."""
+        """Return the fields that an A/B run adds to the stored JSON file."""
         return {"copied": None, "against": self.sides_json()}
 
     def sides_json(self) -> dict[str, Any]:
-        """Return what the sides are, what was found of each metric, and the confirmation's samples."""
+        """Return base, candidate and the results of their comparison as JSON."""
         return {
             "base": _side_json(self.sides.base) | {"torch": self._torch.get(BASE)},
             "candidate": _side_json(self.sides.candidate)
@@ -205,14 +214,16 @@ class ABRun:
 
 
 def _of_side(seconds: Mapping[str, float], side: str) -> dict[str, float]:
-    """Return the values of one side's process sets; their names begin with the side's."""
     return {name: value for name, value in seconds.items() if name.startswith(side)}
 
 
 def _control(
     control: Control, base: Mapping[str, float], candidate: Mapping[str, float], noise_class: Hashable
 ) -> MetricEstimates:
-    """Return a control's estimates. base, candidate: seconds by process set."""
+    """Convert the step times of a control measurement for the comparison of base and candidate.
+
+    base, candidate: seconds by the name of the process set.
+    """
     return MetricEstimates(
         test=f"{control} control",
         metric="time",

@@ -1,4 +1,4 @@
-"""The cases of an experiment: what each test measures, its id, or why it cannot be measured here."""
+"""The cases of each parametrized performance test, with their ids and reasons for skips."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ OWN_DDP: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory
 
 
 def fastest_ddp(options: Options) -> dict[str, Any]:
-    """Return the fields of a captured step by DDP, or by own_ddp where --spec chooses it."""
+    """Return the fields of the fastest DDP step that can be captured in a CUDA graph.
+
+    If --spec chooses own_ddp, the fields of own_ddp are returned.
+    """
     return OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP
 
 
 def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machine) -> list[ParameterSet]:
-    """Return the cases that a test's `specs` marker names, each with its id and marks.
+    """Return the pytest parameters of a test, made from the measurement specs of its marker.
 
-    Raises Refused for cases that nothing can be measured of, and for two cases with the same id.
+    Raises Refused for a marker without valid specs, and for two cases with the same id.
     """
     make = marker.kwargs.get("cases")
     if make is None:
@@ -86,8 +89,9 @@ def _parameter(
 
 
 def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | None:
-    """Return the skip of a spec that the base or the candidate of an A/B run cannot measure; None
-    if both can.
+    """Return why the base or the candidate of an A/B run cannot measure a spec.
+
+    Returns None if both can measure it, or if this is no A/B run.
     """
     if options.sides is None:
         return None
@@ -100,28 +104,32 @@ def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | No
 
 
 def without_torchvision(spec: Spec, what: str) -> Case:
-    """Return the spec, or a skipped case where torchvision, which `what` needs, is not installed."""
+    """Return the spec, or a skipped case if torchvision is not installed.
+
+    what: the subject of the sentence that says who needs torchvision.
+    """
     found = importlib.util.find_spec("torchvision") is not None
     return spec if found else skipped(spec, f"{what} needs torchvision, which is not installed")
 
 
 def skipped(case: Spec | str, reason: str) -> ParameterSet:
-    """Return a case that is collected and skipped with the reason.
+    """Return a test case that pytest collects and skips with the given reason.
 
-    case: the spec that cannot be measured here, or an id where no spec can be made.
+    case: the spec that cannot be measured here, or a test id where no spec can be made.
     """
     spec, identity = (case, None) if isinstance(case, Spec) else (None, case)
     return pytest.param(spec, id=identity, marks=pytest.mark.skip(reason=reason))
 
 
 def named(identity: str, case: Case) -> Case:
-    """Return the case with this id instead of the one made of its spec."""
+    """Return a test case with the given id in place of the id that its spec would give."""
     return pytest.param(case, id=identity) if isinstance(case, Spec) else case
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """Return the spec that `make` returns, or a skipped case with this id where the options allow
-    no such spec.
+    """Return the spec that `make` returns, or a skipped test case if `make` raises ValueError.
+
+    identity: the id of the skipped case.
     """
     try:
         return make()
@@ -130,8 +138,9 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
 
 
 def if_measured_as(kind: type[Kind], case: Case) -> Case:
-    """Return the case, skipped where `kind`, a measurement of the same training that its test
-    needs, is impossible.
+    """Return the test case, skipped if its training cannot be measured by an instrument.
+
+    kind: the class of the instrument's spec, such as the spec of a profiled training step.
     """
     if not isinstance(case, TrainingSpec):
         return case
@@ -143,7 +152,7 @@ def if_measured_as(kind: type[Kind], case: Case) -> Case:
 
 
 def possible(spec: Spec, machine: Machine) -> Case:
-    """Return the spec, or a skipped case where this machine cannot measure it."""
+    """Return the spec, or a skipped test case if this machine cannot measure the spec."""
     reason = machine.mapping_reason(spec)
     if isinstance(spec, TrainingSpec):
         reason = (
@@ -158,13 +167,16 @@ def possible(spec: Spec, machine: Machine) -> Case:
 
 
 def size_id(device: str, world_size: int, batch_size: int | None = None) -> str:
-    """Return how an id begins: `4gpu-b512`, on the CPU `2rank-b32`; batch_size: images per rank."""
+    """Return the first part of a test id, such as `4gpu-b512` on GPUs or `2rank-b32` on CPUs.
+
+    batch_size: images per rank.
+    """
     ranks = f"{world_size}{'gpu' if device == 'cuda' else 'rank'}"
     return ranks if batch_size is None else f"{ranks}-b{batch_size}"
 
 
 def case_id(spec: Spec, options: Options) -> str:
-    """Return the case's part of a test id: its numbers, then what differs from the run's defaults."""
+    """Return a test id with the numbers of a spec and its differences from the default options."""
     size = size_id(options.device, spec.world_size)
     if isinstance(spec, TrainingSpec):
         return "-".join([size, f"b{spec.per_rank_batch_size}", *_training_words(spec, options)])
@@ -194,7 +206,7 @@ def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
 
 
 def _usual_training(spec: TrainingSpec, options: Options) -> Any:
-    """Return the fields that a step of this size and execution has by default."""
+    """Return the default fields of a training with the world size and execution mode of a spec."""
     fields: dict[str, Any] = {"world_size": spec.world_size, "execution": spec.execution}
     if spec.world_size > 1 and spec.captured and not isinstance(spec, RunSpec):
         fields |= fastest_ddp(options)
@@ -208,7 +220,7 @@ def _if_other(spec: TrainingSpec, usual: Any, name: str) -> list[str]:
 
 
 def _strategy_words(spec: Any) -> str:
-    """Return a strategy with its options that are not torch's defaults: `ddp+avg+bucket4`."""
+    """Return a DDP strategy with its options that differ from torch's: `ddp+avg+bucket4`."""
     words = (
         (spec.comm_hook.replace("symmetric_memory", "symm"), spec.comm_hook != "none"),
         (f"bucket{spec.bucket_cap_mb}", spec.bucket_cap_mb != DDP_OPTIONS["bucket_cap_mb"]),
@@ -224,7 +236,10 @@ def _strategy_words(spec: Any) -> str:
 
 
 def _recipe_words(spec: RunSpec) -> list[str]:
-    """Return what of a run's recipe is not the default, and always its learning rate."""
+    """Return the words of a test id for the learning rate and other training hyperparameters.
+
+    Hyperparameters with their default value are left out, except for the learning rate.
+    """
     words = [f"lr{spec.rate:g}"]
     for name, word in RECIPE_WORDS.items():
         value, default = getattr(spec, name), type(spec).__dataclass_fields__[name].default

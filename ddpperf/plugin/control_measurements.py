@@ -1,4 +1,8 @@
-"""The controls of a verdict: a copy of memory, and a step that is slowed down on purpose."""
+"""Control measurements, which check that a comparison of step times can be trusted.
+
+The negative control is a copy of memory, whose time no code change affects. The positive control
+is a training step with an artificial delay, which the comparison must find.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,15 @@ CANNOT_MEASURE = (SetFailure, ValueError, OSError)
 
 
 def copy_spec(device: str) -> CopySpec:
-    """Return the spec of the negative control on this device."""
+    """Return the measurement spec of a copy of memory, which is the negative control."""
     return CopySpec(world_size=1, nbytes=COPY_BYTES[device])
 
 
 def shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> str | None:
-    """Return the test with the shortest training step, or the shortest of all without a training.
+    """Return the id of the test with the shortest training step, or None if there is no test.
 
-    A whole training run is never chosen, because its delay would come with each of very many steps.
-    Returns None without a test.
+    Without a training step, the shortest of the other tests is returned. A whole training run is
+    never returned, because it would add the delay to very many steps.
     """
     tests = [test for test in seconds if not isinstance(measured[test].spec, RunSpec)]
     trained = [test for test in tests if isinstance(measured[test].spec, TrainingSpec)]
@@ -37,15 +41,18 @@ def shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> 
 
 
 def slowed(spec: Spec, seconds: float) -> Spec:
-    """Return the spec with a delay that makes its step, or its epoch, longer by these seconds."""
+    """Return a copy of a measurement spec with an artificial delay.
+
+    seconds: the total delay of a step, or of an epoch if the spec describes an epoch.
+    """
     steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
     return replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + seconds / steps))
 
 
 class StoredControls:
-    """The controls of a run of one side, measured by the process sets of its tests after these.
+    """Makes the control measurements of a run that is compared with a stored run.
 
-    copied: the copy of memory; None until it was measured, or if it could not be.
+    copied: the measured copy of memory; None if it was not measured yet or could not be measured.
     """
 
     def __init__(self, device: str) -> None:
@@ -54,15 +61,18 @@ class StoredControls:
         self._positive = Controls()
 
     def copy(self, pool: Pool) -> None:
-        """Measure the copy.
+        """Time a copy of memory, which is the negative control.
 
-        If that fails, the run does not fail, but its comparison lacks a control.
+        A failure is not raised, because only the comparison needs this control measurement.
         """
         with contextlib.suppress(*CANNOT_MEASURE):
             self.copied = pool.measure(copy_spec(self._device))
 
     def slow_down(self, comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> None:
-        """Measure the shortest training step with a delay that makes it longer than its limit."""
+        """Time the shortest training step with a delay that the comparison must find.
+
+        The delay makes the step longer than the limit of its test.
+        """
         timed = {
             test: change.now_seconds
             for test, change in comparison.changes.items()
@@ -87,6 +97,6 @@ class StoredControls:
             self._positive = Controls(positive=slower)
 
     def beside(self, negative: Controls) -> Controls:
-        """Return the positive control together with the negative one."""
+        """Return the results of the positive and the negative control measurement together."""
         missing = [*negative.missing, *self._positive.missing]
         return replace(self._positive, negative=negative.negative, missing=missing)

@@ -1,4 +1,4 @@
-"""The devices of a run: locked against other runs, watched, and their cores given to the ranks."""
+"""Locking and watching of the GPUs or the CPU, and pinning of ranks to CPU cores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ddpperf.specs import Spec
 
 
 class Devices:
-    """The GPUs of a run, or the CPU where there are none, from its first test to its end."""
+    """The GPUs of a test run, or the CPU if there are no GPUs.
+
+    gpus: all GPUs that the run may use; empty on the CPU.
+    world_size: the largest number of ranks in the run.
+    """
 
     def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
-        """gpus: all that the run may use, none on the CPU.
-
-        world_size: the most ranks of the run.
-        """
         self._gpus = gpus[:world_size]
         self._world_size = world_size
         self._lock = DeviceLock()
@@ -28,36 +28,41 @@ class Devices:
         self._watch: GpuWatch | None = None
 
     def acquire(self) -> None:
-        """Lock the devices and watch the GPUs. Raises Refused if another run uses one of them."""
+        """Lock the GPUs or the CPU, and start watching the GPUs.
+
+        Raises Refused if another test run uses one of them.
+        """
         uuids = [gpu.uuid for gpu in self._gpus]
         self._lock.acquire(uuids or ["cpu"])
         if uuids:
             self._watch = GpuWatch(uuids)
 
     def cores(self) -> Sequence[Sequence[int]] | None:
-        """Return the cores of each rank; None where ranks are not pinned."""
+        """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
         self._pinning.plan(self._world_size, self._gpus)
         return self._pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
-        """Check after a round what disturbed the GPUs, and keep this process off the ranks' cores.
+        """Check whether another process or the clocks disturbed the GPUs in a measured round.
 
-        processes: ids of the run's own processes. done: how many rounds were measured before.
-        Returns what spoiled the round; empty if nothing did.
+        This process also leaves the CPU cores of the ranks.
+        processes: ids of the run's own processes.
+        done: number of rounds that were measured before this round.
+        Returns what disturbed the round; empty if nothing did.
         """
         self._pinning.hold()
         return self._watch.look(processes, done) if self._watch is not None else ""
 
     def warnings(self, spec: Spec) -> list[Note]:
-        """Return what disturbed the measurement that just ended."""
+        """Return warnings about what disturbed the devices in the measurement that just ended."""
         disturbed = self._watch.warnings() if self._watch is not None else []
         return [*map(warning, self._pinning.warnings(spec)), *disturbed]
 
     def environment(self) -> dict[str, Any]:
-        """Return the pinning, as it is stored with the run."""
+        """Return how ranks are pinned to CPU cores, as stored in the JSON file of the run."""
         return self._pinning.environment()
 
     def release(self) -> None:
-        """Let other runs use the devices, and this process all cores."""
+        """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""
         self._pinning.release()
         self._lock.release()

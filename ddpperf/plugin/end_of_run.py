@@ -1,7 +1,8 @@
-"""The end of a run: the verdict is decided, saved and printed.
+"""The end of a test run, which decides, saves and prints the verdict.
 
-Saving is taken over from pytest-benchmark. It saves a regressed run before it compares, puts files
-where another Python does not find them, and loses a test whose rank died.
+ddpperf saves the run in place of pytest-benchmark. pytest-benchmark saves a slower run before it
+compares, writes files where another Python version does not find them, and loses a test whose
+rank died.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ NOT_STORED = (
 
 
 class Ending:
-    """Saves a run in pytest-benchmark's format, prints its table last, and sets the exit status.
+    """Saves a run in pytest-benchmark's format, prints its table and sets the exit status.
 
-    Made while the options are still as they were typed. answer, verdict: None until the run is
-    decided, and of a run that is none of the suite.
+    The constructor reads the options as they were typed, before ddpperf changes them.
+    answer: the result of a comparison; None before the verdict, or if nothing was compared.
+    verdict: None before the run has ended, and always None if no performance test was collected.
+    verdict_to: the file of --verdict.
     """
 
     def __init__(self, config: pytest.Config, session: Session, verdict_to: Path | None) -> None:
@@ -57,7 +60,7 @@ class Ending:
             self._signal = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
-        """Decide, and add the verdict to JUnit's cases before pytest writes its file."""
+        """Decide the verdict, and add it to the JUnit results before pytest writes them."""
         session = self._session
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not ran or not session.is_suite or self._config.option.collectonly:
@@ -84,7 +87,10 @@ class Ending:
         session.exitstatus = exit_status(self.verdict.status, saved=all(saved))
 
     def _save(self, document: dict[str, Any]) -> bool:
-        """Write the run, and its copy and a baseline on request; return whether all were written."""
+        """Write the stored run and, on request, a copy and a baseline.
+
+        Returns whether all files were written.
+        """
         storage, commit = self._session.storage, self._session.host["commit"]
         written = [self._try("the run", storage.runs, lambda: storage.save_run(document, commit))]
         if copy_to := self._copy_to:
@@ -100,7 +106,10 @@ class Ending:
         return all(written)
 
     def _publish(self, page: str) -> bool:
-        """Write the verdict as Markdown where it was requested; return whether it was written."""
+        """Write the verdict as Markdown to the file of --verdict and to GitHub's step summary.
+
+        Returns whether all files were written.
+        """
         written = []
         if verdict_to := self._verdict_to:
             written.append(self._try("the verdict", verdict_to, lambda: write_atomically(verdict_to, page)))
@@ -110,7 +119,10 @@ class Ending:
         return all(written)
 
     def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:
-        """Write, and print what was saved where, or that it was not; return whether it was saved."""
+        """Write a file, and print where it was saved or why it was not saved.
+
+        Returns whether the file was written.
+        """
         try:
             path = write()
         except OSError as error:
@@ -122,7 +134,7 @@ class Ending:
         return True
 
     def _document(self, verdict: Verdict) -> dict[str, Any]:
-        """Return the run as pytest-benchmark's own hooks make it, with the suite's part beside."""
+        """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
         hook = self._config.hook
         document: dict[str, Any] = hook.pytest_benchmark_generate_json(
             config=self._config,
@@ -138,7 +150,7 @@ class Ending:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-        """Print the table after all other summaries, even if one of them fails."""
+        """Print ddpperf's table after all other summaries, even if another summary fails."""
         try:
             return (yield)
         finally:
@@ -149,7 +161,7 @@ class Ending:
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
-    """Return the suite's part of the JSON, beside pytest-benchmark's."""
+    """Return the part of a stored run's JSON document that ddpperf adds to pytest-benchmark's."""
     options = session.options
     images = options.images
     comparison = session.run.comparison

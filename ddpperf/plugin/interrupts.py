@@ -1,6 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first one ends the measuring, later ones do not cut off the
-verdict.
-"""
+"""Handling of Ctrl-C and SIGTERM, so that an interrupted test run still saves its verdict."""
 
 from __future__ import annotations
 
@@ -21,10 +19,9 @@ _handled: set[signal.Signals] = set()  # signals that this module handles
 
 
 def interrupt_once(config: pytest.Config) -> None:
-    """Raise KeyboardInterrupt, with the signal's name, at the first SIGINT or SIGTERM, and ignore
-    later ones.
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore later signals.
 
-    A signal that somebody else handles is left alone.
+    The exception's text is the name of the signal. A signal with a custom handler is left alone.
     """
     if threading.current_thread() is threading.main_thread():
         _handled.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
@@ -50,13 +47,15 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Ignore signals from now on, so that measurements are compared and saved."""
+    """Ignore SIGINT and SIGTERM from now on, so that results are compared and saved."""
     for number in _handled:
         _handle(number, signal.SIG_IGN)
 
 
 def interrupt_as_before() -> None:
-    """Give the signals back, unless one ended the measuring: another would then change the exit
+    """Restore the default handlers of SIGINT and SIGTERM.
+
+    After an interrupted run nothing is restored, because a second signal would change the exit
     status.
     """
     for number in _handled:

@@ -1,6 +1,4 @@
-"""Cases for pytest's JUnit XML: the tests that got worse although they passed, and the verdict
-itself.
-"""
+"""JUnit XML cases for tests that got slower and for the verdict of the test run."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ VERDICT = "ddpperf::verdict"  # the name of the case that stands for the whole r
 
 
 def add_verdict(config: pytest.Config, worse: Mapping[str, str], verdict: Verdict) -> None:
-    """Add a failed case for each test that got worse, and a case of the verdict: passed, failed or
-    in error.
+    """Add a failed JUnit case for each test that got worse, and a case for the verdict.
 
-    worse: by test, what got worse. Without --junitxml nothing is added. Call this before pytest
-    writes the file.
+    The verdict's case is passed, failed or in error. Without --junitxml nothing is added. Call this
+    before pytest writes the XML file.
+    worse: what got worse, by test id.
     """
     xml = config.stash.get(xml_key, None)
     if xml is None:
@@ -39,7 +37,7 @@ def add_verdict(config: pytest.Config, worse: Mapping[str, str], verdict: Verdic
 def _add(
     xml: LogXML, test: str, when: Literal["setup", "call"], outcome: Literal["passed", "failed"], text: str
 ) -> None:
-    """Add a case, even beside one of the same test that passed."""
+    """Add a JUnit case, even if the file already has a passed case of the same test."""
     location = (test.partition("::")[0], None, test.partition("::")[2])
     for phase, ended, why in ((when, outcome, text or None), ("teardown", "passed", None)):
         xml.pytest_runtest_logreport(

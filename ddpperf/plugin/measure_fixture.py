@@ -1,4 +1,4 @@
-"""The `measure` fixture: measures a spec, and stores its samples and metrics with the test."""
+"""The `measure` fixture, which measures a spec and stores its samples and metrics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ddpperf.workers.pool import Pool
 
 
 class VirtualClock:
-    """A timer for pytest-benchmark that only moves by the seconds that ranks measured.
+    """A timer for pytest-benchmark that shows the seconds that the ranks measured.
 
-    It starts each round at zero, so that the difference of two readings is the measured float to
-    the last bit.
+    The clock starts each round at zero, so that the difference of two clock values is exactly the
+    measured float.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,21 @@ CLOCK = VirtualClock()
 
 
 class Measure:
-    """Measures specs for one test: its own with `measure(spec)`, others that its metrics need with
-    `measure.reference`.
+    """Measures the spec of one test, and other specs that the test's metrics need.
 
-    In an A/B run both sides are measured. The test's duration, and the value of each metric, are
-    those of the side that runs this environment.
+    Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
+    specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
+    each
+    metric, are then taken from the side that runs in this environment.
 
-    machine: what is known of this machine. measured: the result of `measure(spec)`, None before.
-    metrics: by name, as the JSON has them. stored: everything that the JSON has of the test. notes:
-    warnings and explanations. ended_as: BASE_FAILED if ranks of the base failed, CANDIDATE_CANNOT
-    if only the candidate cannot measure the test. counted_seconds: spent in rounds that count.
+    machine: properties of this machine, such as the bandwidth of its links.
+    measured: the result of `measure(spec)`; None before that call.
+    metrics: the metrics by name, as they are stored as JSON.
+    stored: everything that is stored of the test as JSON.
+    notes: warnings and explanations.
+    ended_as: BASE_FAILED if ranks of the base failed; CANDIDATE_CANNOT if only the candidate cannot
+    measure the test.
+    counted_seconds: the time spent in timed rounds.
     """
 
     def __init__(
@@ -70,7 +75,13 @@ class Measure:
         machine: Machine | None = None,
         sides: Sides | None = None,
     ) -> None:
-        """notes: returns the warnings about a measurement, and takes whether it was made just now."""
+        """Store how to measure.
+
+        pool: returns the worker processes.
+        notes: returns the warnings about a measurement; its second argument is whether the
+        measurement
+        was made just now.
+        """
         self.machine = machine or Machine()
         self.measured: Measured | None = None
         self.stored: dict[str, Any] = {}
@@ -85,10 +96,9 @@ class Measure:
         self._references: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
-        """Measure the test's own spec, and hand its step seconds to pytest-benchmark.
+        """Measure the step time of the test's own spec, and pass it to pytest-benchmark.
 
-        The same process sets measure equal specs once, for all tests. Fails the test if a rank
-        fails.
+        Equal specs of several tests are measured once. The test fails if a rank fails.
         """
         if self.measured is not None:
             _fail(
@@ -113,8 +123,9 @@ class Measure:
         return measured
 
     def reference(self, name: str, spec: Spec) -> Measured:
-        """Measure another spec on the same process sets, and store it as a reference with this
-        name.
+        """Measure another spec in the same worker processes, and store it under a name.
+
+        Metrics use such a reference, for example the single-device step time.
         """
         measured = self._measure(spec, own=False)
         self._require_same_sets(name, {sample.set for sample in measured.samples})
@@ -122,10 +133,12 @@ class Measure:
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
-        """Measure what may need too much memory, alone on one process set, and store nothing.
+        """Measure a spec that may run out of memory, and store nothing.
 
-        Returns a sentence if memory ended, or a library raised what may be its limit. The process
-        sets are replaced then, so that the test's own spec has to be measured after all attempts.
+        The spec is measured alone on one process set. Returns a sentence if memory ran out, or if a
+        library reached one of its limits. The worker processes are then replaced, so the test's own
+        spec
+        has to be measured after all attempts.
         """
         try:
             return self._with_notes(lambda pool: pool.measure_alone(spec))
@@ -143,10 +156,11 @@ class Measure:
             )
 
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
-        """Store a registered metric: each process set's value, and the median over those of this
-        environment.
+        """Store a registered metric of the test, with one value for each process set.
 
-        Fails the test if the registry has no metric of this name, or a value is NaN or infinite.
+        The stored value is the median over the process sets that run in this environment. The test
+        fails
+        if the metric is not registered, or if a value is NaN or infinite.
         """
         try:
             unit = metrics.find(name).unit
@@ -161,30 +175,28 @@ class Measure:
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        """Return the values of one side's process sets; none before the test's own spec was
-        measured.
-        """
+        """Return the values of the process sets of one side; empty before `measure(spec)`."""
         samples = self.measured.of(side).samples if self.measured is not None else ()
         sets = {sample.set for sample in samples}
         return [value for name, value in by_set.items() if name in sets]
 
     @property
     def stats(self) -> Any:
-        """pytest-benchmark's figures of the test; None until its own spec was measured."""
+        """pytest-benchmark's statistics of the test, or None before the test was measured."""
         return self._benchmark.stats if self.measured is not None else None
 
     @property
     def _here(self) -> str:
-        """The side that runs this environment."""
+        """The side of an A/B run, base or candidate, that runs in this environment."""
         return self._sides.here if self._sides is not None else BASE
 
     @property
     def judged_side(self) -> str:
-        """The side that thresholds hold for: in an A/B run the candidate."""
+        """The side whose metrics must reach the thresholds, which is the candidate in an A/B run."""
         return BASE if self._sides is None else CANDIDATE
 
     def values(self) -> dict[str, float]:
-        """Return the value of each metric on the judged side."""
+        """Return the value of each metric; in an A/B run, the value of the candidate."""
         if self._sides is None:
             return {name: metric["value"] for name, metric in self.metrics.items()}
         by_name = {
@@ -193,11 +205,11 @@ class Measure:
         return {name: median(values) for name, values in by_name.items() if values}
 
     def warn(self, text: str) -> None:
-        """Add a warning about the test's figures; the test still passes."""
+        """Add a warning about the test's measurement; the test still passes."""
         self._add(warning(text))
 
     def note(self, text: str) -> None:
-        """Add an explanation of the test's figures."""
+        """Add an explanation of the test's measurement to the report."""
         self._add(info(text))
 
     def _add(self, note: Note) -> None:
@@ -207,9 +219,9 @@ class Measure:
                 self.stored["notes"].append(note.to_json())
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
-        """Measure a spec, once on the same process sets.
+        """Measure a spec, unless the same worker processes measured it before.
 
-        own: whether it is the test's own spec, not a reference.
+        own: whether the spec is the test's own, not a reference.
         """
         if not isinstance(spec, Spec):
             _fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}")
@@ -229,7 +241,7 @@ class Measure:
         pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
 
     def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
-        """Return the candidate's spec if it is another one.
+        """Return the candidate's spec if it differs from the base's spec, else None.
 
         Skips the test if only the candidate cannot measure it.
         """
@@ -242,7 +254,7 @@ class Measure:
             pytest.skip(f"the candidate cannot measure it: {error}")
 
     def _with_notes(self, measured_by: Callable[[Pool], Measured]) -> Measured:
-        """Measure, count the seconds of rounds, and add the warnings about the measurement."""
+        """Measure, add the seconds of timed rounds, and store warnings about the measurement."""
         pool = self._pool()
         before = pool.counted_seconds
         measured = measured_by(pool)

@@ -1,4 +1,4 @@
-"""One pass over tests: the process sets that measure them, and what each test measured."""
+"""The measurements of all selected tests, and the worker processes that make them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from ddpperf.workers.pool import Pool
 
 
 class Measuring:
-    """The process sets of one pass over tests, started when the first test measures.
+    """Measures tests once in worker processes, which start with the first measurement.
 
-    The tests of a run are measured in one pass. Suspects of an A/B run are measured again in a
-    second pass, on fresh process sets.
+    Suspected regressions of an A/B run are measured by a second `Measuring` in new processes.
 
-    sides: base and candidate, None where all sets run this environment. measures: the `measure`
-    fixtures by test id.
+    sides: base and candidate; None if all processes run in this environment.
+    measures: the `measure` fixtures by test id.
+    replicates: number of process sets per side.
+    after: the earlier `Measuring`; its names of process sets are not used again.
     """
 
     def __init__(
@@ -43,10 +44,6 @@ class Measuring:
         replicates: int = 1,
         after: Measuring | None = None,
     ) -> None:
-        """replicates: process sets per side.
-
-        after: the pass before, whose names of process sets are not used again.
-        """
         self.sides = sides
         self.measures: dict[str, Measure] = {}
         self._options = options
@@ -58,18 +55,18 @@ class Measuring:
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, machine: Machine) -> Measure:
-        """Return the `measure` fixture of a test."""
+        """Return the value of the `measure` fixture for one test."""
         self.measures[test] = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self.sides)
         return self.measures[test]
 
     def measured(self) -> dict[str, Measured]:
-        """Return the measurements by test id."""
+        """Return the measurement of each measured test by test id."""
         return {
             test: measure.measured for test, measure in self.measures.items() if measure.measured is not None
         }
 
     def pool(self) -> Pool:
-        """Return the process sets; they are started at the first measurement."""
+        """Return the worker processes; the first call starts them."""
         if self._pool is None:
             sides = [Side()]
             if self.sides is not None:  # in random order: the first side of a round may meet colder caches
@@ -90,7 +87,7 @@ class Measuring:
         return self._pool
 
     def _with_variables(self, sides: Sequence[Side]) -> list[Side]:
-        """Return the sides with the variables that name the model, the data and the folders."""
+        """Add environment variables for the model, the data and the output folders to each side."""
         options = self._options
         paths = {
             DATA_VARIABLE: options.data.path,
@@ -104,8 +101,9 @@ class Measuring:
     def notes(self, measured: Measured, fresh: bool) -> list[Note]:
         """Return the warnings about a measurement.
 
-        fresh: whether it was taken just now. What disturbed it is then asked of the devices, and
-        kept for the other tests that use the same measurement.
+        fresh: whether the measurement was made just now. Warnings about the devices are then stored
+        for
+        the other tests that share the measurement.
         """
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
@@ -114,16 +112,16 @@ class Measuring:
 
     @property
     def counted_seconds(self) -> float:
-        """Seconds spent in rounds that count, by all process sets."""
+        """Seconds spent in timed rounds, summed over all process sets."""
         return self._pool.counted_seconds if self._pool is not None else 0.0
 
     def environment(self) -> dict[str, Any]:
-        """Return the software of the ranks, as it is stored; empty if none was started."""
+        """Return the software versions of the ranks as JSON, or {} if no rank was started."""
         if self._pool is None:
             return {}
         return self._pool.environment() | self._devices.environment()
 
     def close(self) -> None:
-        """End all process sets."""
+        """End all worker processes."""
         if self._pool is not None:
             self._pool.close()

@@ -1,4 +1,4 @@
-"""The tests of a run: which were collected, and how each ended."""
+"""The collected tests of a pytest run, and how each test ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
 class Outcomes:
-    """How each test of a run ended, by test id, as pytest reports it.
+    """Stores how each test of a run ended, by test id.
 
-    measured: tests that measure. uncollected: files that could not be imported. other_failures:
-    failed tests that measure nothing. deselected: tests that measure, but were left out on the
-    command line. gate: tests that `-m gate` selects. candidate_cannot: tests skipped because only
-    the candidate of an A/B run cannot measure them. seconds: the duration of each test, with its
-    setup and teardown. paths: what the command line names, as test ids begin. refusal: why the
-    collected cases cannot be measured; empty if they can. begun: when the run began.
+    measured: tests with the `measure` fixture.
+    uncollected: files that could not be imported.
+    other_failures: failed tests without the `measure` fixture.
+    deselected: tests with the `measure` fixture that the command line deselected.
+    gate: tests that `-m gate` selects.
+    candidate_cannot: skipped tests that only the candidate of an A/B run cannot measure.
+    seconds: the duration of each test with its setup and teardown.
+    paths: the paths of the command line, in the form of test ids.
+    refusal: why the collected cases cannot be measured; empty if they can.
+    begun: the time.monotonic() value at the start of the run.
     """
 
     def __init__(self) -> None:
@@ -35,7 +39,7 @@ class Outcomes:
         self.begun = time.monotonic()
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
-        """Store which tests were collected; until a test ends it has not been run."""
+        """Store which tests pytest collected, with the outcome "not run" until a test ends."""
         not_run = Outcome(kind=OutcomeKind.NOT_RUN)
         self.measured = {item.nodeid: not_run for item in items if measures(item)}
         self.gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
@@ -43,11 +47,14 @@ class Outcomes:
 
     @property
     def found_experiments(self) -> bool:
-        """Whether anything was collected, or deselected, that measures."""
+        """Whether pytest collected or deselected any performance test."""
         return bool(self.measured or self.deselected or any(map(is_experiment, self.uncollected)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store how a test ended: the first of its phases that did not pass decides."""
+        """Store how a test ended.
+
+        The first of setup, call and teardown that did not pass decides.
+        """
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         known = self.measured.get(report.nodeid)
         outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
@@ -60,24 +67,22 @@ class Outcomes:
             self.measured[report.nodeid] = outcome
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Store which files could not be imported."""
+        """Store which test files could not be imported."""
         if report.failed:
             self.uncollected[report.nodeid] = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason(report))
 
     def all(self) -> dict[str, Outcome]:
-        """Return the outcomes of tests that measure, then of what else failed."""
+        """Return the outcomes of performance tests, then of other failures, by test id."""
         return self.measured | self.uncollected | self.other_failures
 
 
 def measures(item: pytest.Item) -> bool:
-    """Return whether a test has the `measure` fixture."""
+    """Return whether a test uses the `measure` fixture."""
     return "measure" in getattr(item, "fixturenames", ())
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the first line of why a test did not pass, without the word that pytest puts before
-    it.
-    """
+    """Return the first line of the message with which a test failed or was skipped."""
     if report.passed:
         return ""
     if isinstance(report.longrepr, tuple):  # a skip: file, line, message

@@ -1,4 +1,4 @@
-"""A run of this environment alone, which may be compared with a stored run."""
+"""Runs in this environment alone, which may be compared with a stored run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ddpperf.verdict.stored_run_comparison import Comparison, compare, negative_
 
 
 class PlainRun:
-    """Compares what the tests measured with a stored run, and controls the comparison.
+    """Compares the step times of a run with a stored run, and makes control measurements.
 
-    baseline: the stored run; None without --benchmark-compare, or if there is none. confirmation:
-    measures suspects beside the stored run's code; None without --baseline-root and
-    --baseline-python.
+    baseline: the stored run; None without --benchmark-compare, or if no stored run was found.
+    confirmation: measures suspected regressions again beside the stored run's code; None without
+    --baseline-root and --baseline-python.
     """
 
     sides = None
@@ -48,7 +48,6 @@ class PlainRun:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        """The arguments that every comparison with the stored run has."""
         assert self.baseline is not None
         return {
             "baseline": self.baseline.path.name,
@@ -58,8 +57,9 @@ class PlainRun:
         }
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Measure the controls and compare; return the suspects to be confirmed.
+        """Compare with the stored run, and return the ids of tests to measure again.
 
+        The control measurements are made, too.
         expected: ids of the tests that have to be compared.
         """
         self.controls.copy(measuring.pool())
@@ -70,16 +70,16 @@ class PlainRun:
         return self._suspects() if self.confirmation is not None else []
 
     def confirm(self, measuring: Measuring) -> None:
-        """Decide on the suspects by what was measured of them beside the stored run's code."""
+        """Decide which suspected regressions are real, by comparing with the stored run's code."""
         if self.confirmation is not None:
             self.confirmation.confirm_suspects(measuring, self._suspects())
 
     def answer(
         self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
     ) -> Answer | None:
-        """Return the answer of the comparison or of the confirmation; None without one.
+        """Return the result of comparing with the stored run; None if there is no stored run.
 
-        cannot: tests that the candidate of an A/B run cannot measure; of no use here.
+        cannot: not used, because only A/B runs have a candidate.
         """
         del cannot
         if self.comparison is None and (compared := self._compare(measured, expected)) is not None:
@@ -94,14 +94,14 @@ class PlainRun:
         return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
 
     def to_json(self) -> dict[str, Any]:
-        """Return this run's part of the JSON: the copy of memory, and any confirmation."""
+        """Return the control measurement and the second measurements, as stored in the JSON file."""
         copied = {"copied": self.controls.copied and self.controls.copied.to_json()}
         if self.confirmation is None or not self.confirmation.decided:
             return copied
         return copied | {"confirmed": self.confirmation.sides_json()}
 
     def _suspects(self) -> list[str]:
-        """Return the tests that are slower than in the stored run, or may be."""
+        """Return the ids of tests that are slower than in the stored run, or look slower."""
         return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
 
     def _compare(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Comparison | None:

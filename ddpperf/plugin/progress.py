@@ -1,4 +1,4 @@
-"""A line on the terminal with the progress of a long measurement and the time that is left."""
+"""A terminal line with the progress of a long measurement and the time that is left."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ LINE_BELOW = "\x1b[B\r\x1b[K"  # one line down, which is emptied
 
 
 class ProgressLine:
-    """A progress line: called with a spec and the fraction of its measurement that is done.
+    """A progress line on the terminal, which is updated while a spec is measured.
 
-    Shows nothing in a log file, or in CI.
+    Call it with the spec and the fraction of the measurement that is done. Nothing is printed in
+    CI,
+    or if the output is not a terminal.
+    terminal: a duplicate of stdout, because pytest captures stdout itself.
     """
 
     def __init__(self, terminal: TextIO) -> None:
-        """terminal: another stream than the usual one, which pytest captures."""
         self._terminal = terminal
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
@@ -38,14 +40,14 @@ class ProgressLine:
             self._drawn = now
 
     def _draw(self, text: str) -> None:
-        """Write below the line of pytest's own output, and return the cursor to that line."""
+        """Write below the current line of pytest's output, and return the cursor to that line."""
         width = os.get_terminal_size(self._terminal.fileno()).columns or 80
         self._terminal.write(MAKE_ROOM)
         self._write(text[: width - 1])
         self._shown = True
 
     def clear(self) -> None:
-        """Remove the line."""
+        """Remove the progress line from the terminal."""
         if self._shown:
             self._write("")
             self._shown = False
@@ -60,7 +62,10 @@ class ProgressLine:
 
 
 def time_left(elapsed_seconds: float, fraction: float) -> str:
-    """Return how long the rest takes at the same speed, such as "1:05 left"."""
+    """Return the estimated time to the end of a measurement, such as "1:05 left".
+
+    fraction: how much of the measurement is done, from 0 to 1.
+    """
     if fraction <= 0:
         return "warming up"
     minutes, seconds = divmod(round(elapsed_seconds * (1 - fraction) / fraction), 60)

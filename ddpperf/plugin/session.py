@@ -1,4 +1,4 @@
-"""One run of the suite, from the options to the verdict."""
+"""The course of one test run, from its options to its verdict."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 
 
 class Session:
-    """The state of a run.
+    """The state of one pytest run of the performance tests.
 
-    run: how the tests are measured and judged, on one side or A/B. passes: the process sets and
-    measurements of the first pass over the tests, and of the second one, which measures suspects
-    again. problems: why the run cannot answer, a sentence each.
+    run: a plain run or an A/B run; measures and compares the tests.
+    passes: the first measurement of all tests, and the second one of suspected regressions.
+    problems: sentences that say why the run can give no verdict.
+    compare_with: the name of the stored run to compare with, or True for the newest one.
     """
 
     def __init__(
@@ -45,10 +46,6 @@ class Session:
         root: Path,
         compare_with: str | Literal[True] | None = None,
     ) -> None:
-        """Read the thresholds and the stored run.
-
-        compare_with: its name, or True for the newest one.
-        """
         self.options = options
         self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
         self.outcomes = Outcomes()
@@ -69,7 +66,7 @@ class Session:
             self.run = PlainRun(options, decision, self.storage, baseline, beside)
 
     def _stored_run(self, name: str | Literal[True]) -> Baseline | None:
-        """Return the stored run to compare with. Without one the run goes on, but cannot answer."""
+        """Load the stored run to compare with, or return None and add a problem to the session."""
         try:
             return self.storage.load(self.storage.find(name))
         except NoBaseline as problem:
@@ -78,7 +75,7 @@ class Session:
 
     @cached_property
     def machine(self) -> hardware.Machine:
-        """What is known of this machine."""
+        """The properties of this machine, such as its GPUs and the bandwidth of its links."""
         return hardware.machine(self.options.device, self._gpus, self.options.links, self.options.world_sizes)
 
     @cached_property
@@ -88,14 +85,14 @@ class Session:
 
     @property
     def is_suite(self) -> bool:
-        """Whether experiments were collected, or a comparison was requested."""
+        """Whether pytest collected performance tests, or the user requested a comparison."""
         requested = isinstance(self.run, ABRun) or self.run.baseline is not None or bool(self.problems)
         return requested or self.outcomes.found_experiments
 
     def prepare(self) -> None:
-        """Check, once, what takes time: images, interpreters, models.
+        """Check images, interpreters and models once, before the first measurement.
 
-        Raises Refused for what cannot be measured.
+        Raises Refused if something cannot be measured.
         """
         if self._prepared:
             return
@@ -107,20 +104,20 @@ class Session:
 
     @cached_property
     def host(self) -> dict[str, Any]:
-        """The machine and the commit at the run's beginning, as they are stored."""
+        """The machine and the git commit at the start of the run, as stored in the JSON file."""
         return hardware.environment(self.options.device, self._gpus, self.storage.root)
 
     # --- measuring
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        """The `measure` fixtures of the first pass, by test id."""
+        """The values of the `measure` fixture in the first measurement, by test id."""
         return self.passes[0].measures if self.passes else {}
 
     def start(self) -> None:
-        """Lock the devices and begin the first pass, once.
+        """Lock the devices before the first test is measured.
 
-        Raises Refused if another run uses one of the devices.
+        Raises Refused if another test run uses one of the devices.
         """
         if not self.passes:
             self.prepare()
@@ -143,7 +140,7 @@ class Session:
         )
 
     def violations(self, test: str, function: str) -> list[str]:
-        """Return the thresholds that a test's metrics do not reach, a sentence each."""
+        """Return a sentence for each metric of a test that misses its threshold."""
         measure = self.passes[-1].measures.get(test) if self.passes else None
         if measure is None or measure.measured is None:
             return []
@@ -151,7 +148,7 @@ class Session:
         return self.thresholds.violations(function, spec, measure.values())
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Compare after the tests, and measure the suspects again on fresh process sets."""
+        """Compare the measurements, and measure suspected regressions again in new processes."""
         (first,) = self.passes
         if not first.measured():
             return
@@ -168,13 +165,17 @@ class Session:
         self.run.confirm(self.passes[-1])
 
     def _expected(self) -> set[str]:
-        """Return the collected tests, and those of the stored run below the paths given."""
+        """Return the ids of collected tests, and of stored tests below the paths of the command
+        line.
+
+        Tests that the command line deselected are left out.
+        """
         stored = self.run.baseline.measured if self.run.baseline is not None else {}
         asked = {test for test in stored if any(_is_below(test, path) for path in self.outcomes.paths)}
         return set(self.outcomes.measured) | asked - self.outcomes.deselected
 
     def finish(self) -> None:
-        """End every process and release the devices, whatever else goes wrong."""
+        """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
         self.progress.close()
         try:
@@ -186,7 +187,7 @@ class Session:
     # --- the answer
 
     def answer(self) -> tuple[Answer | None, Verdict]:
-        """Return what the comparison says, None without one, and the verdict on the whole run."""
+        """Return the result of the comparison, if any, and the verdict of the whole test run."""
         outcomes = self.outcomes_by_side()
         cannot = [test for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.CANDIDATE_CANNOT]
         measured = self.passes[0].measured() if self.passes else {}
@@ -198,7 +199,7 @@ class Session:
         return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
-        """Return how each test ended, and which side of an A/B run was the cause."""
+        """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
         outcomes = self.outcomes.all()
         ended_as = {
             test: measure.ended_as
@@ -213,7 +214,7 @@ class Session:
         return outcomes
 
     def environment(self) -> dict[str, Any]:
-        """Return the machine and the software of the ranks, as they are stored."""
+        """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host)
         for measuring in self.passes:
             environment |= measuring.environment()
@@ -221,5 +222,5 @@ class Session:
 
 
 def _is_below(test: str, path: str) -> bool:
-    """Return whether a test id is this path, or lies below it: a folder, a file, a function."""
+    """Return whether a test id belongs to the folder, file or function that a path names."""
     return path == "" or test == path or test.startswith((f"{path}/", f"{path}::", f"{path}["))

@@ -1,4 +1,4 @@
-"""Checks that the base of a confirmation runs the code that the stored run measured."""
+"""Checks that the base of an A/B run has the code that a stored run measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FAILED = (OSError, subprocess.SubprocessError)
 
 
 def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
-    """Raise Refused for a base that equals the candidate, or is known to run other code than the
-    stored run.
+    """Raise Refused if the base runs other code than the stored run, or the candidate's code.
 
     Other code is another version of torch, or another commit of a repository that has the stored
-    run's commit. here: the tree that a base without --baseline-root runs.
+    run's commit.
+    here: the source tree that a base without --baseline-root runs.
     """
     if sides is None:
         return
@@ -51,10 +51,9 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
 
 
 def _differs(root: Path, commit: str, *, committed: bool) -> bool:
-    """Return whether the code of a tree differs from a commit.
+    """Return whether the code of a source tree differs from a git commit.
 
-    committed: compare with the tree's own commit only, because the stored run's tree had changes
-    that no one knows.
+    committed: ignore changes in the tree that are not committed.
     """
     head = ["HEAD"] if committed else []
     excluded = [f":(exclude){path}" for path in NOT_CODE]
@@ -65,7 +64,7 @@ def _differs(root: Path, commit: str, *, committed: bool) -> bool:
 
 
 def _held(root: Path) -> str:
-    """Return the commit of a repository, with " with changes" if tracked files differ from it."""
+    """Return the current commit of a repository, with " with changes" if tracked files differ."""
     try:
         name = git(root, "rev-parse", "--short=9", "HEAD")
         return f"{name} with changes" if git(root, "status", "--porcelain", "--untracked-files=no") else name
@@ -74,9 +73,7 @@ def _held(root: Path) -> str:
 
 
 def _knows(root: Path, commit: str) -> bool:
-    """Return whether the repository at `root` has the commit; the code under test may lie in
-    another repository.
-    """
+    """Return whether a git repository has a commit."""
     if commit in ("", NO_COMMIT):
         return False
     try:

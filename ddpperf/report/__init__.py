@@ -1,1 +1,1 @@
-"""A stored run becomes text, Markdown and pictures."""
+"""Conversion of a stored run to text, Markdown and pictures."""

@@ -1,4 +1,7 @@
-"""The table of an A/B run: a row for each test, and one for each other metric that got worse."""
+"""The table of an A/B run, with base and candidate of each test.
+
+A row shows a test's primary metric, or another metric that got worse.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the te
 
 
 def two_sides(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a run stored of its A/B comparison or confirmation; None without one."""
+    """Return the comparison of base and candidate in a stored run, or None if there is none."""
     found: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
     return found
 
@@ -22,7 +25,10 @@ def two_sides(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def ab_lines(
     header: Mapping[str, Any], warnings: Mapping[str, Sequence[str]], *, only_judged: bool
 ) -> list[str]:
-    """Return the sides, the table and its legend. only_judged: leave out tests that have no row."""
+    """Return the lines of the table that compares base and candidate.
+
+    only_judged: leave out tests that were not compared.
+    """
     ab = two_sides(header)
     if ab is None:
         return []
@@ -46,7 +52,7 @@ def ab_lines(
 
 
 def every_metric(ab: Mapping[str, Any]) -> list[str]:
-    """Return a table of every metric that both sides measured, ordered by test."""
+    """Return a table of all metrics measured by base and candidate, ordered by test."""
     tests = list(dict.fromkeys(row["test"] for row in ab["rows"]))
     rows = sorted(ab["rows"], key=lambda row: tests.index(row["test"]))
     return aligned([COLUMNS[:-1], *(_row(row, "")[:-1] for row in rows)], FIGURES)
@@ -67,7 +73,7 @@ def _row(row: Mapping[str, Any], ended: str) -> tuple[str, ...]:
 
 
 def _finding(row: Mapping[str, Any]) -> str:
-    """Return the finding; "for information" if the metric cannot fail the run."""
+    """Return the finding of a comparison, or "for information" if the metric cannot fail the run."""
     if row["control"] is not None:
         return str(row["finding"])
     if not row["gated"]:
@@ -83,7 +89,7 @@ def _value(metric: str, value: float) -> str:
 
 
 def _described(side: Mapping[str, Any]) -> str:
-    """Return a side's interpreter, torch, code, and what else differs from this environment."""
+    """Return one line that describes a side's interpreter, torch version, code and options."""
     parts = [side["python"]]
     parts += [f"torch {side['torch']}"] if side.get("torch") else []
     parts += [f"code in {side['root']}"] if side["root"] else []

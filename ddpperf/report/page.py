@@ -1,4 +1,4 @@
-"""A stored run as Markdown: a page, or a part of one."""
+"""Conversion of a stored run to a Markdown page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE_BEGINS = "## ddpperf: "
 
 
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the verdict with its reasons; the summary and an A/B run's metrics are folded away."""
+    """Return a Markdown page with the verdict and its reasons, and foldable tables below."""
     header = document["ddpperf"]
     ab = two_sides(header)
     folded = {"all tests": lines} | ({"all metrics": every_metric(ab)} if ab is not None else {})
@@ -23,7 +23,10 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:
-    """Return the lines as a code block, in a fence with more backticks than any line has."""
+    """Return lines as a Markdown code block.
+
+    The fence has more backticks than any line.
+    """
     ticks = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, ticks + 1)
     return [f"{fence}text", *lines, fence]

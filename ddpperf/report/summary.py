@@ -1,4 +1,4 @@
-"""A run as a table, followed by warnings, notes, skips and the verdict with its reasons."""
+"""The summary of a test run, with a table, warnings, skipped tests and the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NAMED = 3  # tests that one line names
 
 
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
-    """Return the table and the verdict of a stored run, as lines without markup."""
+    """Return the summary of a stored run as lines of plain text."""
     header = document["ddpperf"]
     stored = {
         benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]
@@ -77,7 +77,10 @@ def _table(
     warnings: Mapping[str, list[str]],
     comparison: Comparison | None,
 ) -> list[tuple[str, ...]]:
-    """Return the rows, column names first, with ratios only if there is a comparison."""
+    """Return the rows of the table of tests; the first row holds the column names.
+
+    The columns "ratio" and "limit" exist only if there is a comparison.
+    """
     compared = ("ratio", "limit") if comparison is not None else ()
     sets = ("sets",) if _most_sets(stored) > 1 else ()
     rows: list[tuple[str, ...]] = [
@@ -102,7 +105,7 @@ def _table(
 
 
 def _time(measured: Measured | None) -> tuple[str, str, str]:
-    """Return the median set's seconds of a step, and their spread over rounds and over ranks."""
+    """Return a test's median step time, its IQR over rounds, and its spread over ranks, as text."""
     if measured is None:
         return "-", "-", "-"
     rounds = [measured.step_seconds(sample) for sample in measured.samples]
@@ -115,19 +118,24 @@ def _time(measured: Measured | None) -> tuple[str, str, str]:
 
 
 def _spread_over_sets(measured: Measured | None) -> str:
-    """Return how far the slowest process set is from the fastest, relative to the median one."""
+    """Return the difference between the slowest and the fastest process set, relative to the
+    median.
+    """
     seconds = list(measured.median_step_seconds().values()) if measured is not None else []
     return f"{(max(seconds) - min(seconds)) / median(seconds):.1%}" if len(seconds) > 1 else "-"
 
 
 def _ratio(change: Change) -> tuple[str, str]:
-    """Return the ratio, marked if it is of CPU seconds or suspect, and its limit."""
+    """Return the ratio of a step time to the stored run's step time, and its limit, as text.
+
+    A ratio of CPU seconds, and a ratio of a suspected regression, is marked.
+    """
     mark = " cpu" if change.quantity == "CPU seconds" else " suspect" if change.suspect else ""
     return f"{change.ratio:.3f}{mark}", f"{change.limit:.4g}"
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    """Return the legend of the ratios, and what all of them show together."""
+    """Return lines that explain the ratios, and lines on what all ratios show together."""
     lines = [f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower"]
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
@@ -154,14 +162,17 @@ def _compared(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _largest(excess: Mapping[str, float]) -> str:
-    """Name the tests with the largest excess."""
-    tests = sorted(excess, key=lambda test: -excess[test])[:MOST_NAMED]
-    return ", ".join(f"{short(test)} ({excess[test]:+.1%})" for test in tests)
+def _largest(slowdowns: Mapping[str, float]) -> str:
+    """Return the names of the tests that got slower by the largest fraction.
+
+    slowdowns: the increase of the step time as a fraction, by test id.
+    """
+    tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
+    return ", ".join(f"{short(test)} ({slowdowns[test]:+.1%})" for test in tests)
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    """Say how many of this hardware's thresholds a test was held to."""
+    """Return a line with the number of thresholds that were applied on this hardware."""
     thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:
         return f"thresholds: none for {header['hardware_key']}"
@@ -171,7 +182,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
-    """Say how much of the run's time was spent in timed rounds."""
+    """Return a line with the duration of the run and the fraction spent in timed rounds."""
     if timing is None or not timing["overhead_seconds"]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]

@@ -1,4 +1,4 @@
-"""Metrics, tables and lists as lines of text."""
+"""Formatting of metrics, tables and lists as lines of text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from ddpperf.results import metrics
 
 
 def short(test: str) -> str:
-    """Return a test's id without its file."""
+    """Return a test id without the name of its file."""
     return test.split("::", 1)[-1]
 
 
 def format_metric(name: str, value: float, unit: str = "") -> str:
-    """Return a metric's heading and value, or its name and number if another suite registered it."""
+    """Return a metric's heading and value as text.
+
+    A metric of another test suite is shown with its name and unit.
+    """
     try:
         return metrics.find(name).text(value)
     except KeyError:
@@ -21,7 +24,10 @@ def format_metric(name: str, value: float, unit: str = "") -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:
-    """Return a table's lines, with the columns of `figures` aligned to the right."""
+    """Return the lines of a table with aligned columns.
+
+    figures: the columns that are aligned to the right.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -33,12 +39,15 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
 
 
 def outcome_text(kind: str, warnings: Sequence[str] | None) -> str:
-    """Return how a test ended, with a ! if there are warnings about it."""
+    """Return how a test ended, followed by "!" if there are warnings about the test."""
     return f"{kind} !" if warnings else kind
 
 
 def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
-    """Return a line for each text, with the test that has it, or how many tests have it."""
+    """Return one line for each different text, with the test that it belongs to.
+
+    If several tests have the text, the line shows their number.
+    """
     tests: dict[str, list[str]] = {}
     for test, found in texts.items():
         for text in found:

@@ -1,4 +1,4 @@
-"""Warnings about a stored test: those of its run, and those that its rounds show."""
+"""Warnings about the quality of a stored test's measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ FASTER_TOGETHER = 0.985  # a captured step in a row takes no less time than a si
 
 
 def warnings_of(stored: dict[str, Any]) -> list[str]:
-    """Return a stored test's warnings: those noted in its run, and those its rounds show."""
+    """Return all warnings about a stored test.
+
+    Some were stored by the run; others are computed here from the stored rounds.
+    """
     measured = Measured.from_json(stored)
     references = {name: Measured.from_json(reference) for name, reference in stored["references"].items()}
     warnings = [note["text"] for note in stored["notes"] if note["kind"] == NoteKind.WARNING]
@@ -42,7 +45,10 @@ def _rounds(measured: Measured) -> list[list[float]]:
 
 
 def _has_spread(measured: Measured) -> bool:
-    """Return whether every process set has rounds enough for a spread; a counted spec needs none."""
+    """Return whether a measurement has enough rounds to compute a spread.
+
+    The spec of a counted quantity needs no spread.
+    """
     return not measured.spec.counts and min(map(len, _rounds(measured))) >= FEWEST_ROUNDS
 
 
@@ -51,7 +57,7 @@ def _is_noisy(measured: Measured) -> bool:
 
 
 def _round_warnings(measured: Measured, whose: str) -> list[str]:
-    """Return the warnings that one measurement's rounds give, besides a wide spread."""
+    """Return warnings about too few rounds, a drift of the step time, or a change of GPU clocks."""
     if measured.spec.counts:
         return []
     if not _has_spread(measured):

@@ -1,1 +1,1 @@
-"""The options of the suite: declared, read and checked."""
+"""The command-line options of ddpperf, from their declaration to the checked values."""

@@ -1,4 +1,7 @@
-"""Checks of options against each other and against this machine; a refusal is one sentence."""
+"""Checks that the command-line options agree with each other and with this machine.
+
+Each check raises Refused with one sentence for the user.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ CIFAR_CLASSES = 10
 
 
 def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
-    """Check all options against each other. compares: whether to compare with a stored run."""
+    """Check that the values of all command-line options can be used together.
+
+    compares: whether the run is compared with a stored run.
+    """
     _check_world_sizes(options, gpu_count)
     ab_run, sets = options.sides is not None, options.replicates or 1
     if options.precision in GPU_PRECISIONS and options.device != "cuda":
@@ -49,7 +55,7 @@ def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
 
 
 def check_images(options: Options) -> None:
-    """Check the model and the images of an epoch against the data set."""
+    """Check that the data set suits the model and has enough images for an epoch."""
     data, ranks, count = options.data, max(options.world_sizes), options.requested_epoch_images
     if options.model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
         found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
@@ -91,7 +97,7 @@ def _check_links(options: Options) -> None:
 
 
 def _check_variables(options: Options) -> None:
-    """Refuse an A/B run whose only difference is variables that the base has, too."""
+    """Raise Refused if --against-env sets only variables that the base has with equal values."""
     if options.sides is None or options.given & {option.name for option in AB_OPTIONS} != {"--against-env"}:
         return
     variables = options.sides.candidate.environment
@@ -103,9 +109,9 @@ def _check_variables(options: Options) -> None:
 def _check_trainings(
     options: Options, option: str, given: Mapping[str, Value], executions: tuple[str, ...]
 ) -> None:
-    """Check that trainings with the given fields are possible in each execution and batch size.
+    """Check that the trainings are possible in each execution mode and with each batch size.
 
-    option: the option that set the fields.
+    option: the command-line option that set the given fields.
     """
     world_size, inductor = max(options.world_sizes), given.get("inductor")
     if inductor and not set(COMPILED_EXECUTIONS).intersection(executions):
@@ -141,7 +147,7 @@ def _check_trainings(
 
 
 def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
-    """Refuse options of pytest-benchmark that would store runs elsewhere, or fail late."""
+    """Raise Refused for pytest-benchmark options that ddpperf does not support."""
     compare = config.getoption("benchmark_compare")
     candidate = any(name.startswith("--against") for name in given)
     ab_run = any(option.name in given for option in AB_OPTIONS)
@@ -164,10 +170,10 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
-    """Return the limit of --benchmark-compare-fail as a ratio to the baseline's time.
+    """Return the largest allowed ratio of a step time to its baseline, or None for no limit.
 
-    pytest-benchmark's own check prints a traceback, ignores missing results, and forgets all
-    limits but the last.
+    The ratio is that of --benchmark-compare-fail. pytest-benchmark's own check prints a traceback,
+    ignores missing results, and uses only the last of several limits.
     """
     checks = config.getoption("benchmark_compare_fail") or []
     words = [
@@ -187,9 +193,9 @@ def slower_ratio(config: pytest.Config) -> float | None:
 
 
 def check_root(config: pytest.Config) -> None:
-    """Refuse a run if pytest took a folder among the values of the options for its root.
+    """Raise Refused if pytest mistook the value of an option for the project's root folder.
 
-    pytest looks for its root before it knows the options, unless --rootdir or -c names it.
+    pytest looks for its root before it knows the options, unless --rootdir or -c names the root.
     """
     if config.option.rootdir or config.option.inifilename:
         return

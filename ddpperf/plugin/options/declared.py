@@ -1,4 +1,7 @@
-"""Every option of the suite: name, values, help and default. docs/options.md is made from them."""
+"""Declarations of all ddpperf options, with their values, help texts and defaults.
+
+docs/options.md is generated from these declarations.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ BUILT_IN = ", ".join(get_args(Model))
 
 @dataclass(frozen=True)
 class Option:
-    """One option of the command line, or one field of --spec.
+    """One command-line option of ddpperf, or one field of --spec.
 
-    help: what it does. default: as typed on CPUs and on GPUs, or a description of it.
-    repeated: whether it may be given several times.
+    help: what the option does.
+    default: the default as typed on CPUs and on GPUs, or a description of the default.
+    repeated: whether the option may be given several times.
     """
 
     name: str
@@ -31,14 +35,17 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """Return the default in words."""
+        """The default of a command-line option in words, for the help."""
         if isinstance(self.default, str):
             return self.default
         cpu, gpu = self.default
         return cpu if cpu == gpu else f"{cpu} on CPUs; {gpu} on GPUs"
 
     def default_on(self, device: str) -> Any:
-        """Return the parsed default on a device; None for a description."""
+        """Return the parsed default of an option on "cpu" or "cuda".
+
+        Returns None if the default is only described in words.
+        """
         return None if isinstance(self.default, str) else self.parser(self.default[device == "cuda"])
 
 
@@ -122,7 +129,7 @@ OPTIONS = {option.name: option for options in GROUPS.values() for option in opti
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options to pytest, in a group for each subject."""
+    """Add ddpperf's command-line options to pytest."""
     for title, options in GROUPS.items():
         group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
         for option in options:

@@ -1,4 +1,4 @@
-"""The options of a run as one frozen value, with the defaults of this machine."""
+"""The values of all command-line options of a run, with the defaults of this machine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ CPU_EPOCH_IMAGES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure and how.
+    """What a run measures, and how it measures.
 
-    given: names of the options on the command line. batch_sizes: images per rank.
-    batch_sweep: images on one device. global_batch_sizes: images of all ranks.
-    executions: every experiment uses the first one. data_source: the text of --data.
-    images: None until `prepare_images`. requested_epoch_images: None for the default.
-    delay_seconds: added to every step. replicates: process sets per side, None for as many as
-    the run needs. slower_ratio: the limit of --benchmark-compare-fail.
+    given: names of the options on the command line.
+    batch_sizes: images per rank and step.
+    batch_sweep: images per step in the batch size experiment on one device.
+    global_batch_sizes: images of all ranks per step.
+    executions: execution modes; the first one is used by every experiment.
+    spec_fields: training fields that --spec sets.
+    data_source: the text of --data.
+    images: the data set; None until `prepare_images`.
+    requested_epoch_images: the number of --epoch-images; None for the default.
+    delay_seconds: an artificial delay of every step.
+    replicates: number of process sets per side; None for the default.
+    slower_ratio: the limit of --benchmark-compare-fail.
     """
 
     given: frozenset[str]
@@ -57,13 +63,13 @@ class Options:
 
     @property
     def data(self) -> Data:
-        """The images to train on."""
+        """The data set with the images to train on."""
         assert self.images is not None, "prepare_images comes first"
         return self.images
 
     @property
     def epoch_images(self) -> int:
-        """Images in an epoch."""
+        """The number of images in a training epoch."""
         if self.requested_epoch_images is not None:
             return self.requested_epoch_images
         most = self.data.train_images
@@ -75,32 +81,38 @@ class Options:
 
     @property
     def input(self) -> Input:
-        """Where a step's batches come from: on GPUs from the data set in GPU memory."""
+        """Where the batches of a training step come from.
+
+        On GPUs, batches are taken from the data set in GPU memory. On CPUs, and for custom models,
+        all
+        steps use one fixed batch.
+        """
         return "device" if self.device == "cuda" and not is_custom_model(self.model) else "fixed"
 
     @property
     def fastest_execution(self) -> Execution:
-        """The execution that is expected to be the fastest."""
+        """The execution mode that is expected to give the fastest training step."""
         return "compile+graph" if "compile+graph" in self.executions else self.executions[0]
 
     def step(self, **fields: Any) -> TrainingSpec:
-        """Return the spec of a step with these fields, of which world_size must be one.
+        """Return the measurement spec of one training step with the given fields.
 
-        Other fields are as the options say; --spec overrides both. Without a strategy it is
-        "single" for one rank, and "ddp" for several.
+        world_size must be given. Other fields have defaults from the options, and --spec overrides
+        both.
+        The default strategy is "single" for one rank, and "ddp" for several ranks.
         """
         return TrainingSpec(**self.fields(**fields))
 
     def epoch(self, **fields: Any) -> EpochSpec:
-        """Return the spec of an epoch of such steps."""
+        """Return the measurement spec of a training epoch with the given fields."""
         return EpochSpec(**self.fields(**fields))
 
     def run(self, **fields: Any) -> RunSpec:
-        """Return the spec of a whole training of such steps, with the images on the device."""
+        """Return the measurement spec of a whole training, with the images in device memory."""
         return RunSpec(**self.fields(**{"input": "device", **fields}))
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        """Return the fields of a training: the given ones, and defaults from the options."""
+        """Return the fields of a training spec, with defaults from the command-line options."""
         alone = fields["world_size"] == 1
         strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
         fields = {"strategy": strategy, "execution": self.executions[0], **fields}
@@ -121,7 +133,10 @@ class Options:
 
 
 def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... up to the number of GPUs, and that number; 1 and 2 on the CPU."""
+    """Return the default numbers of ranks: 1 and 2 on the CPU, and 1, 2, 4, ... on GPUs.
+
+    On GPUs, the number of all GPUs is included.
+    """
     if device == "cpu":
         return (1, 2)
     powers = [2**exponent for exponent in range(gpu_count.bit_length())]
@@ -129,5 +144,5 @@ def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
 
 
 def is_experiment(test: str) -> bool:
-    """Return whether a test is an experiment: its file lies in a folder called perf."""
+    """Return whether a test is a performance test, whose file lies in a folder named perf."""
     return "perf" in Path(test.split("::")[0]).parts

@@ -1,4 +1,4 @@
-"""Files and folders that options name for output."""
+"""Checks of the output files and folders that the command line names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddpperf.report.page import PAGE_BEGINS
 
 
 def verdict_file(text: str | None) -> Path | None:
-    """Return the file of --verdict, and remove an earlier run's page from it.
+    """Return the path of --verdict, and delete the verdict of an earlier run there.
 
-    Raises Refused before anything is measured if the page cannot be written there.
+    Raises Refused if the file cannot be written.
     """
     if text is None:
         return None
@@ -24,7 +24,10 @@ def verdict_file(text: str | None) -> Path | None:
 
 
 def file_to_write(option: str, text: str) -> Path:
-    """Return the file that an option names, without links; raise Refused if it cannot be written."""
+    """Return the absolute path of an option's output file.
+
+    Raises Refused if the file cannot be written.
+    """
     path = Path(text).resolve()
     if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
         raise Refused(f"{option} takes a file in a writable folder, got {text!r}; name another file")
@@ -32,7 +35,10 @@ def file_to_write(option: str, text: str) -> Path:
 
 
 def make_folder(option: str, path: Path | None) -> None:
-    """Make the folder that an option names, if any; raise Refused if it cannot be written."""
+    """Create the output folder that an option names.
+
+    Raises Refused if the folder cannot be created or written.
+    """
     if path is None:
         return
     try:
@@ -44,7 +50,7 @@ def make_folder(option: str, path: Path | None) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Return whether a file is empty, or begins as a verdict's page does."""
+    """Return whether a file is empty, or begins like a Markdown page with a verdict."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(PAGE_BEGINS))

@@ -1,4 +1,4 @@
-"""Checks before a run that take time: compilers, sides, images and models."""
+"""Slow checks before a test run, of the compiler, the interpreters, the images and the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 
 def prepare(options: Options, root: Path) -> Options:
-    """Run all checks that take time. Return the options with what was found."""
+    """Run all slow checks, and return the options with the images and the found versions of torch."""
     make_folder("--worker-logs", options.worker_logs)
     make_folder("--traces", options.traces)
     make_folder("--checkpoints", options.checkpoints)
@@ -39,7 +39,7 @@ def prepare(options: Options, root: Path) -> Options:
 
 
 def check_compiler(options: Options) -> None:
-    """Check that requested compilation is possible, with the requested compiler options."""
+    """Raise Refused if a requested compilation is impossible on this machine."""
     candidate = options.sides.spec_fields if options.sides is not None else {}
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
@@ -50,9 +50,10 @@ def check_compiler(options: Options) -> None:
 
 
 def check_sides(options: Options) -> Options:
-    """Check that sides in other environments can run ranks. Return the options with what was found.
+    """Check that the interpreters of base and candidate can run ranks.
 
-    Imports torch and a custom model there, which takes seconds.
+    torch and a custom model are imported in each interpreter, which takes seconds. Returns the
+    options with the found versions.
     """
     sides = options.sides
     if sides is None:
@@ -71,7 +72,7 @@ def check_sides(options: Options) -> Options:
 
 
 def prepare_images(options: Options, root: Path) -> Options:
-    """Decode real images, or find them decoded. Return the options with them."""
+    """Decode the real images of --data once, and return the options with the decoded data set."""
     if options.images is not None:
         return options
     folder = root / ".ddpperf" / "data"
@@ -82,7 +83,7 @@ def prepare_images(options: Options, root: Path) -> Options:
 
 
 def check_model(options: Options) -> None:
-    """Train a step of a model that is not built in, on the CPU in a child process.
+    """Train one step of a custom model in a child process on the CPU.
 
     Raises Refused if that fails.
     """

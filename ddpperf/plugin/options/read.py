@@ -1,4 +1,7 @@
-"""Reading of the command line into one `Options` value: cheap, and without side effects."""
+"""Reading of the command line into one `Options` object.
+
+Reading is fast and has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ ROUNDS, AB_ROUNDS = 10, 7
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
-    """Return the options of the command line, with the defaults for this machine.
+    """Return the options of the command line, with the defaults of this machine.
 
-    Raises Refused for options that do not go together. `prepare` then does what takes time.
+    Raises Refused for options that cannot be used together. `prepare` makes the slow checks later.
     """
     given = {name: value for name in OPTIONS if (value := config.getoption(name)) not in (None, [])}
     check_benchmark_options(config, given.keys())
@@ -72,7 +75,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
 
 def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
-    """Return the sides of an A/B run, None if no option describes one."""
+    """Return the base and the candidate of an A/B run, or None if no A/B option is given."""
     if not any(option.name in given for option in AB_OPTIONS):
         return None
     return Sides(
@@ -97,7 +100,10 @@ def _path(text: str | None) -> Path | None:
 
 
 def _found(given: dict[str, Any], option: str, find: Callable[[str], Any]) -> Any:
-    """Return what `find` finds for an option's value; None if it is not given. Raises Refused."""
+    """Return the path that an option names, or None if the option is not given.
+
+    Raises Refused if `find` does not accept the path.
+    """
     if option not in given:
         return None
     try:
@@ -107,7 +113,10 @@ def _found(given: dict[str, Any], option: str, find: Callable[[str], Any]) -> An
 
 
 def _unique(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Any]:
-    """Return the pairs of a repeated option as a dict. Raises Refused if a name is set twice."""
+    """Convert the NAME=VALUE pairs of a repeated option to a dict.
+
+    Raises Refused if a name is set twice.
+    """
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

@@ -1,4 +1,4 @@
-"""The two sides of an A/B run: the base and the candidate."""
+"""The base and the candidate of an A/B run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from ddpperf.workers.interpreter import Side
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """The base and the candidate.
+    """How the base and the candidate of an A/B run are started, and how they differ.
 
-    spec_fields: of the candidate's trainings. delay_seconds: added to the candidate's steps.
-    torchvision: whether both sides have it. base_torch: the base's version, "" if not checked.
+    spec_fields: training fields that only the candidate changes.
+    delay_seconds: an artificial delay of the candidate's steps.
+    torchvision: whether base and candidate both have torchvision.
+    base_torch: the base's version of torch; empty if it was not checked.
     """
 
     base: Side
@@ -31,9 +33,9 @@ class Sides:
     base_torch: str = ""
 
     def are_equal(self, here: Path) -> bool:
-        """Return whether both sides run the same code in the same way.
+        """Return whether base and candidate run the same code in the same way.
 
-        here: the tree of a side without a root.
+        here: the source tree of a side without a root.
         """
         base, candidate = (
             (Path(side.python).parent.resolve(), Path(side.python).resolve(), (side.root or here).resolve())
@@ -45,13 +47,16 @@ class Sides:
 
     @property
     def here(self) -> str:
-        """The name of the side that runs in this environment; the base's if neither does."""
+        """The name of the side, base or candidate, that runs in this Python environment.
+
+        If neither does, the name is that of the base.
+        """
         return CANDIDATE if is_elsewhere(self.base) and not is_elsewhere(self.candidate) else BASE
 
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
-        """Return what the candidate measures where the base measures `spec`; None if the same.
+        """Return the candidate's measurement spec, or None if it equals the base's spec.
 
-        own: whether `spec` is the test's own and not a reference.
+        own: whether `spec` is the test's own spec, not a reference.
         """
         other = changed(spec, self.spec_fields)
         if own and self.delay_seconds:
@@ -60,12 +65,14 @@ class Sides:
 
 
 def is_elsewhere(side: Side) -> bool:
-    """Return whether a side runs in another environment than this process."""
+    """Return whether a side of an A/B run has another interpreter, code or environment than
+    ddpperf.
+    """
     return side != Side(name=side.name)
 
 
 def options_of_side(side: Side) -> str:
-    """Return the options that describe a side, as they are typed."""
+    """Return the command-line options that describe the base or the candidate."""
     python, root = (
         ("--baseline-python", "--baseline-root") if side.name == BASE else ("--against", "--against-root")
     )

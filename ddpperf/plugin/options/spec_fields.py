@@ -1,4 +1,4 @@
-"""Fields of --spec and --against-spec: which trainings have them, and what they change."""
+"""Effects of the training fields that --spec and --against-spec set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def fitting(given: Mapping[str, Value], strategy: str, execution: str) -> dict[str, Value]:
-    """Return the given fields that a training of this strategy and execution has."""
+    """Return the given training fields without those that a strategy or execution mode lacks."""
     left_out = DDP_OPTIONS.keys() - options_of(strategy) | {"strategy"}
     left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
     left_out |= set() if execution in COMPILED_EXECUTIONS else {"inductor"}
@@ -30,9 +30,10 @@ def fitting(given: Mapping[str, Value], strategy: str, execution: str) -> dict[s
 
 
 def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
-    """Return `spec` with the given fields that it has; "execution" may be one of them.
+    """Return a copy of a training spec with the given fields.
 
-    Raises ValueError if there is no such training.
+    Fields that the training does not have are left out. "execution" may be one of the fields.
+    Raises ValueError if such a training is impossible.
     """
     if not (given and isinstance(spec, TrainingSpec)):
         return spec
@@ -48,7 +49,10 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
 
 
 def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
-    """Return why a candidate with the given fields cannot measure `spec`; "" if it can."""
+    """Return why the candidate cannot measure a training with changed fields.
+
+    Returns an empty string if the candidate can.
+    """
     try:
         candidate = changed(spec, given)
         reason = machine.mapping_reason(candidate)

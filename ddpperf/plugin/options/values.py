@@ -1,6 +1,7 @@
-"""Parsers of option values for argparse: each one parses a text, or refuses it with one sentence.
+"""Parsers of the values of command-line options.
 
-pytest-xdist sends values to its workers, so they are plain: numbers, texts, and tuples of them.
+Each parser returns a value, or raises an error with one sentence for the user. pytest-xdist sends
+the values to its workers, so each value is a number, a text or a tuple.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ Value = str | int | bool
 
 
 class Wrong(ValueError):
-    """A value that is refused, with a clause that says what is wrong with it."""
+    """The error of a wrong option value, with a clause that says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Parser:
     """A parser of one option's value.
 
-    metavar: the value in the help. takes: which values are accepted. example: one of them.
+    metavar: the value's name in the help.
+    takes: the accepted values, in words.
+    example: an accepted value.
     parse: returns the value; raises ValueError, or Wrong with a clause.
     """
 
@@ -48,14 +51,14 @@ class Parser:
     parse: Callable[[str], Any] = str
 
     def __call__(self, text: str) -> Any:
-        """Return the value; raise argparse.ArgumentTypeError with one sentence."""
+        """Parse an option's text, or raise argparse.ArgumentTypeError with one sentence."""
         try:
             return self.parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(self.refusal(text, error)) from error
 
     def refusal(self, text: str, error: ValueError) -> str:
-        """Return the sentence that refuses a text."""
+        """Return a sentence for the user that says why the text of an option is not accepted."""
         wrong = f", which {error}" if isinstance(error, Wrong) else ""
         return f"takes {self.takes}, got {text[:QUOTED_LETTERS]!r}{wrong}; pass for example {self.example}"
 
@@ -67,7 +70,7 @@ def require(condition: bool) -> None:
 
 
 def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
-    """Return a parser of a whole number."""
+    """Return a parser that accepts whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
         text = text.strip()
@@ -79,7 +82,7 @@ def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
 
 
 def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.0) -> Parser:
-    """Return a parser of a number above 0, which is multiplied by `scale`."""
+    """Return a parser that accepts numbers above 0, and multiplies them by `scale`."""
 
     def parse(text: str) -> float:
         require(0 < float(text) <= most)
@@ -89,7 +92,7 @@ def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.
 
 
 def choice(*names: str) -> Parser:
-    """Return a parser of one of several names."""
+    """Return a parser that accepts only the given names."""
 
     def parse(text: str) -> str:
         require(text in names)
@@ -99,7 +102,7 @@ def choice(*names: str) -> Parser:
 
 
 def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
-    """Return a parser of different values, joined by commas, into a tuple."""
+    """Return a parser that converts different values, joined by commas, to a tuple."""
 
     def parse(text: str) -> tuple[Any, ...]:
         values = [of(word.strip()) for word in text.split(",")]
@@ -111,7 +114,7 @@ def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = 
 
 
 def assignment(known: dict[str, Parser]) -> Parser:
-    """Return a parser of FIELD=VALUE into the field's name and its value."""
+    """Return a parser that converts FIELD=VALUE to a pair of name and value."""
 
     def parse(text: str) -> tuple[str, Value]:
         name, equals, value = text.partition("=")
@@ -126,9 +129,9 @@ def assignment(known: dict[str, Parser]) -> Parser:
 
 
 def find_interpreter(text: str) -> str:
-    """Return an interpreter's absolute path; raise Wrong if it is none.
+    """Return the absolute path of a Python interpreter; raise Wrong if there is none.
 
-    A link stays a link: a virtual environment lies beside it.
+    Symbolic links are kept, because a virtual environment is found beside its link.
     """
     path = text if os.sep in text else shutil.which(text) or ""
     for wrong, clause in (
@@ -144,7 +147,7 @@ def find_interpreter(text: str) -> str:
 
 
 def find_folder(text: str) -> Path:
-    """Return a folder's path without links; raise Wrong if it is none."""
+    """Return the path of a folder without symbolic links; raise Wrong if there is no folder."""
     if not os.path.isdir(text):
         raise Wrong("is not a folder")
     return Path(text).resolve()
