@@ -1,1 +1,1 @@
-"""Arithmetic on seconds and bytes: scaling, bandwidth, cost models, statistics."""
+"""Arithmetic on times and sizes: scaling, bandwidth, cost models, statistics."""

@@ -1,4 +1,7 @@
-"""The time of a library's all-reduce over the buffer size: the minimum of several lines."""
+"""A model of a library's all-reduce time over the buffer size, with one line per protocol.
+
+The library chooses the fastest protocol, so that the time is the minimum of the lines.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,36 @@ import numpy as np
 
 from ddpperf.analysis.logarithmic_fit import Estimate, LogFit, fit_logarithms, standard_deviation
 
-MOST_LINES = 3  # the protocols of a library
-FEWEST_SIZES = 4  # cross-validation leaves out sizes between others
-DIGITS = 3  # errors that are equal to this many digits are equally good
+MOST_LINES = 3  # the number of protocols of a library
+FEWEST_SIZES = 4  # cross-validation leaves out each size but the first and last
+DIGITS = 3  # prediction errors that agree to this many digits count as equal
 
 Points = Sequence[tuple[int, float]]  # sizes with their seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """The minimum of lines, seconds = start + nbytes * slope, one for each protocol."""
+    """The minimum of several lines, seconds = start + nbytes * slope.
+
+    Each line stands for one protocol of a communication library.
+    """
 
     lines: tuple[tuple[float, float], ...]
 
     @property
     def byte_seconds(self) -> float:
-        """Seconds for one more byte of a large buffer: the smallest slope."""
+        """Seconds to all-reduce one more byte of a large buffer, the smallest slope."""
         return min(slope for _, slope in self.lines)
 
     def seconds(self, nbytes: float) -> float:
-        """Return the seconds of a buffer."""
+        """Return the modelled seconds to all-reduce a buffer of `nbytes` bytes."""
         return min(start + nbytes * slope for start, slope in self.lines)
 
 
 def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
-    """Fit this many lines, each to neighbouring sizes, by least squares of logarithms.
+    """Fit this many lines to measured all-reduce times by least squares of logarithms.
 
-    Raises ValueError for fewer than two sizes per line.
+    Each line is fitted to neighbouring sizes. Raises ValueError for fewer than two sizes per line.
     """
     return _envelope(_best_fits(sorted(zip(sizes, seconds, strict=True)), lines))
 
@@ -59,7 +65,7 @@ def _envelope(fits: Iterable[LogFit]) -> Envelope:
 
 
 def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
-    """Yield all ways to cut the points into this many runs of two or more."""
+    """Yield all ways to cut the points into `parts` consecutive groups of two or more."""
     if parts == 1:
         yield [points]
         return
@@ -75,12 +81,12 @@ def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The envelope with the number of lines that predicts held-out sizes best.
+    """The envelope whose number of lines predicts left-out buffer sizes best.
 
-    latency: the smallest start of a line. byte_seconds: the smallest slope. Their intervals use the
-    residuals of all lines. held_out_error: the median of |predicted / measured - 1| over sizes that
-    neither the fit nor the choice used. Nested cross-validation is needed because the error that
-    chose a model is too optimistic for new sizes (Varma and Simon 2006).
+    `latency` is the smallest start of a line. `byte_seconds` is the smallest slope. Their intervals
+    use the residuals of all lines. `held_out_error` is the median of |predicted / measured - 1|
+    over sizes that neither the fit nor the choice used. This needs nested cross-validation, because
+    the error that chose a model is too optimistic for new sizes (Varma and Simon 2006).
     """
 
     envelope: Envelope
@@ -90,10 +96,10 @@ class Chosen:
 
 
 def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
-    """Choose the number of lines by cross-validation over all sizes but the first and last.
+    """Fit lines to all-reduce times; choose the number of lines by cross-validation.
 
-    Nothing is known of protocols beyond the measured sizes. Raises ValueError for fewer than four
-    sizes.
+    Each size but the first and the last is left out once. The lines say nothing about sizes beyond
+    the measured ones. Raises ValueError for fewer than four sizes.
     """
     require_sizes(len(set(sizes)))
     points = sorted(zip(sizes, seconds, strict=True))
@@ -111,7 +117,7 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
 
 
 def _best_lines(points: Points, most: int) -> int:
-    """Return the smallest number of lines that is as good as any."""
+    """Return the smallest number of lines that predicts left-out sizes as well as any other."""
     errors = {lines: _held_out_error(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
@@ -129,6 +135,6 @@ def _held_out_error(points: Points, fit: Callable[[Points], Callable[[int], floa
 
 
 def require_sizes(number: int) -> None:
-    """Raise ValueError for fewer than `FEWEST_SIZES`."""
+    """Raise ValueError if fewer than `FEWEST_SIZES` buffer sizes were measured."""
     if number < FEWEST_SIZES:
         raise ValueError(f"choosing a model needs four sizes or more, got {number}; measure more")

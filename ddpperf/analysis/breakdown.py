@@ -1,4 +1,4 @@
-"""The parts of a step, its use of the hardware, and the cost of an epoch on more devices."""
+"""The parts of a training step, its use of the hardware, and the cost of an epoch on N devices."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PEAK_FLOPS_PER_SECOND: dict[str, Mapping[str, float]] = {
 
 
 def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by its name in the driver; None if unknown."""
+    """Return the peak FLOP/s of a GPU, by its name in the driver; None for an unknown GPU."""
     return PEAK_FLOPS_PER_SECOND.get(gpu or "", {}).get(precision)
 
 
 def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> float:
     """Return the model FLOPs utilization, flops / (step_seconds * peak_flops_per_second).
 
-    The fraction of the device's peak that a step's forward and backward pass need (Chowdhery et
-    al., PaLM, 2022, appendix B).
+    This is the fraction of the device's peak that a step's forward and backward pass need
+    (Chowdhery et al., PaLM, 2022, appendix B).
     """
     return flops / (step_seconds * peak_flops_per_second)
 
 
 def parts_without_waiting(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the seconds of each part on the rank that waits least for the others' gradients.
+    """Return the seconds of each step part on the rank that waits least for other ranks' gradients.
 
-    parts[name][rank]. Steps of synchronized ranks take equally long on all of them.
+    The input is `parts[name][rank]`. Steps of synchronized ranks take equally long on all of them.
     """
     return {part: seconds[least_waiting_rank(parts)] for part, seconds in parts.items()}
 
@@ -54,19 +54,19 @@ def least_waiting_rank(parts: Mapping[str, Sequence[float]]) -> int:
 
 
 def straggler_spread(alone: Sequence[float]) -> float:
-    """Return by what fraction the slowest rank's step is longer than the fastest one's.
+    """Return the fraction by which the slowest rank's step is longer than the fastest rank's.
 
-    alone[rank]: seconds of steps in which no rank waits for another.
+    `alone[rank]` is the seconds of steps in which no rank waits for another.
     """
     return max(alone) / min(alone) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """The cost of an epoch on N devices.
+    """The cost of an epoch on N devices, against the epoch on one device.
 
-    device_seconds: N * T(N). saved_seconds: T(1) - T(N). extra_device_seconds: N * T(N) - T(1),
-    what the saved seconds cost.
+    `device_seconds` is N * T(N), and `saved_seconds` is T(1) - T(N). `extra_device_seconds` is N *
+    T(N) - T(1), the price of the saved seconds.
     """
 
     device_seconds: float
@@ -75,5 +75,8 @@ class EpochCost:
 
 
 def epoch_cost(T1: float, TN: float, N: int) -> EpochCost:
-    """Return the cost from the seconds of an epoch of the same images on one device and on N."""
+    """Return the cost of an epoch on N devices from its seconds on one device and on N.
+
+    Both epochs have the same images.
+    """
     return EpochCost(device_seconds=N * TN, saved_seconds=T1 - TN, extra_device_seconds=N * TN - T1)

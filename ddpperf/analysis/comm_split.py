@@ -1,8 +1,8 @@
-"""The exposed communication of a step, by independent methods. Seconds are per step and rank.
+"""The exposed communication of a step, in seconds per step and rank, by three methods.
 
 (a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time
-in which something is sent and nothing computes. (c) The step's messages alone, which show how long
-sending takes but not how much of it is exposed.
+in which a rank communicates and does not compute. (c) The step's messages alone: how long sending
+takes, but not how much of it is exposed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_PROFILING = 0.1  # a profiler that makes a step longer by more than this fraction traces another step
+MOST_PROFILING = 0.1  # a trace is unreliable if the profiler lengthens the step by more
 AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The result of method (a).
+    """Exposed communication as the difference between steps with and without communication.
 
-    exposed: how much longer communication makes the step, on the rank that waits most.
-    bucket_copies: the part of it in which DDP fills and divides its buckets, which sends nothing.
-    skew: how much later than the first the last rank is ready if none waits. late_rank: that last
-    rank.
+    `exposed` is the seconds that communication adds to the step, on the rank that waits most.
+    `bucket_copies` is the part of `exposed` in which DDP fills and divides its buckets and sends
+    nothing. `skew` is the seconds between the first and the last rank being ready, if none waits.
+    `late_rank` is the last rank.
 
-    Under no_sync ranks skip more than messages: the buckets, waiting for each other, and the
+    Under no_sync ranks skip more than messages: the bucket copies, waiting for each other, and the
     broadcasts of buffers. Communication also slows the computation beside it, because both use the
     same memory and processors.
     """
@@ -35,7 +35,10 @@ class Difference:
 
 
 def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[float]) -> Difference:
-    """Apply method (a) to the seconds[rank] of DDP, of no_sync, and of DDP that sends nothing."""
+    """Compute exposed communication from step times with and without communication.
+
+    The inputs are seconds[rank] of DDP, of DDP under no_sync, and of DDP that sends nothing.
+    """
     _require_ranks(ddp, no_sync, local)
     return Difference(
         exposed=max(together - alone for together, alone in zip(ddp, no_sync, strict=True)),
@@ -47,12 +50,13 @@ def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[f
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """The result of method (b).
+    """Exposed communication as found in a trace of each rank.
 
-    rank: the rank that waits most. total, exposed: its communication, and the part beside which
-    nothing computes. overlap_fraction: the part of total that is not exposed. least_total: the
-    communication of the rank that waits least, which is what sending takes. skew: how much longer
-    the others communicate than late_rank, which comes last and waits for nobody.
+    `rank` is the rank that waits most. `total` is the communication of this rank, and `exposed` the
+    part of it beside which nothing computes. `overlap_fraction` is the part of `total` that is not
+    exposed. `least_total` is the communication of the rank that waits least, which is the time that
+    sending takes. `skew` is the difference between the longest and the shortest communication of a
+    rank. `late_rank` has the shortest communication, because it comes last and waits for nobody.
     """
 
     rank: int
@@ -65,7 +69,7 @@ class Traced:
 
 
 def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
-    """Apply method (b) to the communication on each rank; None if a rank had none."""
+    """Return the exposed communication from each rank's traced seconds; None if a rank had none."""
     _require_ranks(total, exposed)
     if not all(total):
         return None
@@ -93,9 +97,9 @@ def _require_ranks(*by_rank: Sequence[float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """How much more exposed communication (a) finds than (b), as a fraction of the step.
+    """The difference between exposed communication by difference and by trace, over the step.
 
-    reason: an explanation if the two do not agree.
+    `reason` explains the difference if it is large.
     """
 
     fraction: float
@@ -103,7 +107,10 @@ class Disagreement:
 
 
 def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float) -> Disagreement:
-    """Compare both methods, given the seconds of a step without and with the profiler."""
+    """Compare exposed communication by difference with that by trace.
+
+    The last two arguments are the seconds of a step without and with the profiler.
+    """
     fraction = (a.exposed - b.exposed) / step_seconds
     if abs(fraction) <= AGREEMENT:
         return Disagreement(fraction=fraction)
@@ -120,7 +127,7 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Return a sentence about the rank that the others wait for; empty for short waits."""
+    """Return a sentence about the rank that other ranks wait for; empty for short waits."""
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
     by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""

@@ -1,4 +1,4 @@
-"""Cost models of all-reduce algorithms: N ranks, S bytes per rank.
+"""Cost models of all-reduce algorithms on N ranks, with S bytes per rank.
 
 A cost is latency * a + volume * S / B + reduced * S * g. a is the seconds of an empty message, B a
 link's bytes per second in one direction, g the seconds to add one byte. The three counts are those
@@ -24,7 +24,11 @@ from ddpperf.specs.collective import ring_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of an algorithm: successive messages, buffers that a link carries, buffers added."""
+    """The work of an all-reduce algorithm on its busiest rank.
+
+    `latency` counts successive messages. `volume` is the bytes over a link, and `reduced` the bytes
+    added, both in units of a rank's buffer.
+    """
 
     latency: float
     volume: float
@@ -32,9 +36,10 @@ class Counts:
 
 
 def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
-    """Return an algorithm's counts for `nbytes` bytes per rank; a ring sends many in pieces.
+    """Return the messages, sent bytes and added bytes of an all-reduce algorithm on N ranks.
 
-    Raises ValueError for fewer than two ranks, or an algorithm without a model.
+    A ring sends a large buffer of `nbytes` bytes in pieces. Raises ValueError for fewer than two
+    ranks, or an algorithm without a model.
     """
     if N < 2:
         raise ValueError(f"a cost model needs two ranks or more, got {N}")
@@ -62,7 +67,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A measured all-reduce of `nbytes` bytes per rank."""
+    """A measured all-reduce of `nbytes` bytes per rank on N ranks."""
 
     algorithm: str
     N: int
@@ -72,9 +77,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """A fitted cost model: seconds of an empty message, to send a byte, and to add a byte.
+    """A fitted cost model: the seconds of an empty message, to send a byte, and to add a byte.
 
-    reduce_seconds: None if the model counts the addition as a part of sending.
+    `reduce_seconds` is None if the model counts addition as a part of sending.
     """
 
     latency: Estimate
@@ -83,11 +88,11 @@ class LinkModel:
 
     @property
     def bandwidth(self) -> Estimate:
-        """Bytes per second; infinite where sending is too fast to be seen."""
+        """The link's bytes per second; infinite if the fit gives sending no time."""
         return self.byte_seconds.inverse()
 
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
-        """Return the predicted seconds of an all-reduce."""
+        """Return the predicted seconds of an all-reduce by an algorithm on N ranks."""
         cost = counts(algorithm, N, nbytes)
         reduce = self.reduce_seconds.value if self.reduce_seconds is not None else 0.0
         byte_seconds = cost.volume * self.byte_seconds.value + cost.reduced * reduce
@@ -95,14 +100,14 @@ class LinkModel:
 
 
 class Undetermined(ValueError):
-    """The measured calls fit any split between two of a model's values equally well."""
+    """Raised when measured times cannot separate two of a cost model's values."""
 
 
 def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
-    """Fit the cost model to all cases, by least squares of logarithms, without negative values.
+    """Fit the cost model to measured all-reduces by least squares of logarithms.
 
-    reduction: whether adding has a value of its own. Raises ValueError for cases of one size, and
-    Undetermined for others that do not determine all values.
+    No value is negative. `reduction` says whether addition has its own value. Raises ValueError for
+    cases of one size, and Undetermined if the cases do not determine all values.
     """
     if len({case.nbytes for case in cases}) < 2:
         raise ValueError("a fit needs two sizes or more, got one; measure another")
@@ -126,10 +131,10 @@ def _row(case: Case, *, reduction: bool) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenLinks:
-    """The cost model, with or without a value for adding, that predicts held-out sizes best.
+    """The cost model, with or without a cost of addition, that predicts left-out sizes best.
 
-    held_out_error: the median of |predicted / measured - 1| over sizes that neither the fit nor the
-    choice used.
+    `held_out_error` is the median of |predicted / measured - 1| over sizes that neither the fit nor
+    the choice used.
     """
 
     model: LinkModel
@@ -137,9 +142,10 @@ class ChosenLinks:
 
 
 def choose_links(cases: Sequence[Case]) -> ChosenLinks:
-    """Choose the model by cross-validation over all sizes but the smallest and the largest.
+    """Fit the cost model with or without a cost of addition, chosen by cross-validation.
 
-    Raises ValueError for fewer than four sizes, and Undetermined.
+    Each size but the smallest and the largest is left out once. Raises ValueError for fewer than
+    four sizes, and Undetermined.
     """
     require_sizes(len({case.nbytes for case in cases}))
     return ChosenLinks(model=_best_links(cases), held_out_error=_held_out_error(cases, _best_links))
@@ -171,8 +177,8 @@ def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkM
 class ReportFormula:
     """A formula of course reports, for N ranks, S bytes per rank and B bytes per second.
 
-    describes: what its value is, and what it is not. is_time: whether the value is in seconds, else
-    bytes.
+    `describes` says what the value is and what it is not. `is_time` says whether the value is in
+    seconds instead of bytes.
     """
 
     name: str
@@ -182,7 +188,7 @@ class ReportFormula:
     is_time: bool = False
 
     def seconds(self, N: int, S: float, B: float) -> float:
-        """Return the value as seconds: bytes are divided by one link's bandwidth."""
+        """Return the formula's value as seconds; bytes are divided by one link's bandwidth B."""
         return self.value(N, S, B) / (1 if self.is_time else B)
 
 

@@ -1,15 +1,15 @@
-"""The fraction of an epoch that waits for its images."""
+"""The fraction of an epoch that training waits for its images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import takewhile
 
-LEAST_FRACTION = 0.05  # from this fraction on, loading limits an epoch
+LEAST_FRACTION = 0.05  # loading below this fraction of an epoch is negligible
 
 
 def loading_fraction(with_loading: float, without: float) -> float:
-    """Return 1 - without / with_loading, from the seconds of two epochs.
+    """Return the fraction of an epoch spent waiting for images, 1 - without / with_loading.
 
     The result is below 0 where noise exceeds the cost of loading.
     """
@@ -22,9 +22,10 @@ def loading_fraction(with_loading: float, without: float) -> float:
 
 
 def enough_workers(fractions: Mapping[int, float]) -> int | None:
-    """Return the fewest workers from which on loading takes less than `LEAST_FRACTION`.
+    """Return the smallest number of loader workers that makes loading negligible.
 
-    fractions: by number of workers. Returns None if no number is enough.
+    With this number and all greater ones, loading takes less than `LEAST_FRACTION` of an epoch. The
+    keys of `fractions` are numbers of workers. Returns None if no number is enough.
     """
     descending = sorted(fractions, reverse=True)
     enough = list(takewhile(lambda workers: fractions[workers] < LEAST_FRACTION, descending))

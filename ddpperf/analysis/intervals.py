@@ -1,4 +1,4 @@
-"""Unions and overlaps of time intervals, and the parts of a step that they give. Any unit."""
+"""Unions and overlaps of time intervals in any unit, and the step parts that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Interval = tuple[float, float]
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union as disjoint intervals in order, without empty ones."""
+    """Return the union of intervals as disjoint intervals in order, without empty ones."""
     union: list[Interval] = []
     for begin, end in sorted(each for each in intervals if each[1] > each[0]):
         if union and begin <= union[-1][1]:
@@ -20,22 +20,22 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the length of the union."""
+    """Return the total length of the union of intervals."""
     return sum(end - begin for begin, end in merged(intervals))
 
 
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """Return the length of the intersection of both unions."""
+    """Return the length of time that is covered by both groups of intervals."""
     one, other = merged(first), merged(second)
     return length(one) + length(other) - length([*one, *other])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The parts of a rank's time; intervals of one kind are merged first.
+    """The durations of a rank's communication, computation, copies and idle time.
 
-    exposed: communication beside which nothing computes. all_reduces: a part of communication.
-    idle: time in which nothing communicates, computes or copies.
+    Intervals of one kind are merged first. `all_reduces` is a part of `communication`. `exposed` is
+    communication beside which nothing computes. `idle` is time without any of the three.
     """
 
     whole: float
@@ -54,7 +54,7 @@ def split(
     copies: Iterable[Interval],
     all_reduces: Iterable[Interval] = (),
 ) -> Split:
-    """Split the interval `whole` into its parts; intervals count as far as they lie within it."""
+    """Return the durations of communication, computation, copies and idle time within `whole`."""
     begin, end = whole
     sending, computing, copying, reducing = (
         [(max(start, begin), min(stop, end)) for start, stop in kind]

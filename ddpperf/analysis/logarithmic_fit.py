@@ -1,4 +1,4 @@
-"""Least-squares fits of times that are sums of parts; the residuals are logarithms."""
+"""Least-squares fits of times that are sums of parts, with residuals of logarithms."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
-NEGLIGIBLE = 1e-6  # a part that is a smaller fraction of every call is fitted to take no time
+NEGLIGIBLE = 1e-6  # a part below this fraction of every measured time counts as 0
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value with its 95% interval."""
+    """An estimated value with its 95% interval."""
 
     value: float
     low: float
     high: float
 
     def inverse(self, numerator: float = 1.0) -> Estimate:
-        """Return the numerator over this estimate; infinite where the estimate is 0."""
+        """Return `numerator` over this estimate; infinite where the estimate is 0."""
         low, value, high = (
             numerator / bound if bound else math.inf for bound in (self.high, self.value, self.low)
         )
@@ -32,10 +32,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFit:
-    """A fitted sum of parts.
+    """The result of fitting measured times as sums of parts.
 
-    values[part]: the seconds of one unit of each part. residuals[call]: the log of predicted over
-    measured seconds. jacobian[call, part]: the derivatives of the residuals.
+    `values[part]` is the seconds of one unit of each part. `residuals[call]` is the log of
+    predicted over measured seconds. `jacobian[call, part]` holds the derivatives of the residuals.
     """
 
     values: Array
@@ -43,10 +43,10 @@ class LogFit:
     jacobian: Array
 
     def estimates(self, deviation: float, degrees_of_freedom: int) -> list[Estimate]:
-        """Return the values with intervals by Student's t.
+        """Return the fitted values with 95% intervals by Student's t.
 
-        deviation: the standard deviation of the residuals, infinite if it has no degrees of
-        freedom.
+        `deviation` is the standard deviation of the residuals. It is infinite if no degrees of
+        freedom are left.
         """
         from scipy.stats import t  # imported here because it takes 0.5 s
 
@@ -91,7 +91,10 @@ def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) 
 
 
 def standard_deviation(residuals: Array, parameters: int) -> tuple[float, int]:
-    """Return the standard deviation, infinite without degrees of freedom, and these."""
+    """Return the standard deviation of a fit's residuals, and its degrees of freedom.
+
+    The deviation is infinite without degrees of freedom.
+    """
     degrees_of_freedom = len(residuals) - parameters
     if degrees_of_freedom <= 0:
         return math.inf, degrees_of_freedom

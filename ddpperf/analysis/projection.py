@@ -1,11 +1,12 @@
-"""The excess of a step, t(N) - t(1), projected to more devices than were measured.
+"""The projection of t(N) - t(1), a step's extra time, to more devices than were measured.
 
-excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N. Exposed is the
-part of sending that computation does not hide. sending(N) adds up the all-reduces of the step's
-buckets, by the fitted lines of the backend on N devices. Its exposed fraction is that on the
-measured numbers of devices, or, where sending takes long, all that does not fit behind the backward
-pass: max(fraction * sending(N), sending(N) - hideable). The fraction is above 1 where sending slows
-computation down, too; of a network between nodes at most all is exposed.
+The extra time is excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N.
+exposed(N) is the part of sending that computation does not hide. sending(N) is the sum of the
+all-reduces of the step's buckets, by the lines fitted to the backend's times on N devices. The
+exposed fraction is that on the measured numbers of devices. Where sending takes long, all is
+exposed that does not fit behind the backward pass: max(fraction * sending(N), sending(N) -
+hideable). The fraction is above 1 where sending slows computation down, too. Of the time between
+nodes, at most all is exposed.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ DOUBLING_ERROR = 0.15
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
-    """Return the seconds of one all-reduce on N devices of a node.
+    """Return the seconds of one all-reduce on N devices of a node, from measured envelopes.
 
-    For a number that was not measured, the nearest number's lines are scaled. Their slopes grow as
-    a ring's bytes do. Their starts grow for each doubling by as much as between the smallest and
-    the largest measured number; with only one measured number they stay.
+    For a number that was not measured, the lines of the nearest number are scaled. Their slopes
+    grow as a ring's bytes do. Their starts grow for each doubling by as much as between the
+    smallest and the largest measured number. With only one measured number the starts stay.
     """
     if N in measured:
         return measured[N].seconds(nbytes)
@@ -51,7 +52,7 @@ def _nearest(numbers: Iterable[int], N: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network between nodes: seconds of an empty message, bytes per second per device."""
+    """The network between nodes: seconds of an empty message, and bytes per second per device."""
 
     latency: float
     bandwidth: float
@@ -64,31 +65,33 @@ class Network:
             )
 
     def all_reduce_seconds(self, nbytes: float, nodes: int, devices: int) -> float:
-        """Return the seconds of a ring over nodes, in which each device sums its part."""
+        """Return the seconds of a ring all-reduce between nodes.
+
+        Each device of a node sums its own part of the buffer.
+        """
         ring = counts("ring", nodes)
         return ring.latency * self.latency + ring.volume * nbytes / devices / self.bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """The seconds of a step's all-reduces within nodes and between them."""
+    """The seconds of a step's all-reduces within nodes and between nodes."""
 
     within: float
     between: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """The sum of both."""
         return self.within + self.between
 
 
 def sending_seconds(
     measured: Mapping[int, Envelope], buckets: Sequence[float], N: int, *, node: int, network: Network | None
 ) -> Sending:
-    """Return the seconds of all buckets' all-reduces on N devices, in nodes of `node` devices.
+    """Return the seconds to all-reduce all gradient buckets of a step on N devices.
 
-    Raises ValueError for no bytes, for more devices than a node without a network, or for part of a
-    node.
+    A node has `node` devices. Raises ValueError for no bytes, for more devices than a node without
+    a network, or for part of a node.
     """
     if not sum(buckets) > 0:
         raise ValueError(
@@ -110,11 +113,11 @@ def sending_seconds(
 
 
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Return the relative standard error of the sending time within nodes.
+    """Return the relative standard error of a step's all-reduce time within nodes.
 
-    It combines the error of the nearest measured number's lines with `DOUBLING_ERROR` for each
-    doubling from there to N, or to a whole node. The user's figures for a network count as exact.
-    measured: errors by number of devices.
+    The input `measured` holds errors by number of devices. The result combines the error for the
+    nearest measured number with `DOUBLING_ERROR` for each doubling from there to N, or to a whole
+    node. The user's figures for a network count as exact.
     """
     within = min(N, node)
     nearest = _nearest(measured, within)
@@ -123,10 +126,10 @@ def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """How many seconds longer a step takes than on one device.
+    """The extra seconds of a step on N devices compared with one device.
 
-    error: the standard error of the longer step. one_device_error: the standard error of t(1),
-    which all excesses of a process set share.
+    `error` is the standard error of the step on N devices. `one_device_error` is that of t(1),
+    which is the same t(1) for every N of a process set.
     """
 
     seconds: float
@@ -136,9 +139,10 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """Projected seconds with a 95% interval, from the errors of measuring and sending.
+    """Projected extra seconds of a step, with a 95% interval.
 
-    plain: the guess that the excess stays that of the largest measured number of devices.
+    The interval covers the errors of the measured times and of the all-reduce model. `plain` is a
+    simple guess: the extra time on the largest measured number of devices.
     """
 
     seconds: float
@@ -156,11 +160,11 @@ def project(
     hideable: float,
     error: float,
 ) -> Projection:
-    """Project the excess to N devices from that on other numbers of devices.
+    """Project a step's extra time to N devices, from the extra time on other numbers of devices.
 
-    hideable: seconds of the backward pass, behind which sending may hide. error: the relative
-    standard error of sending(N) within nodes. Raises ValueError without any excess, and
-    Undetermined where sending is fitted to take no time.
+    `hideable` is the seconds of the backward pass, behind which sending may hide. `error` is the
+    relative standard error of sending(N) within nodes. Raises ValueError without any measured extra
+    time, and Undetermined where sending is fitted to take no time.
     """
     if not excess:
         raise ValueError("a projection needs the excess on some devices, got none")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
-    """Return N * t(1) / t(N), for a constant batch per rank (Gustafson 1988)."""
+    """Return the weak-scaling speedup N * t(1) / t(N) for a constant batch per rank.
+
+    Gustafson (1988).
+    """
     _require_positive(t1, tN, N)
     return N * t1 / tN
 
 
 def strong_speedup(t1: float, tN: float, N: int) -> float:
-    """Return t(1) / t(N), for a constant global batch (Amdahl 1967)."""
+    """Return the strong-scaling speedup t(1) / t(N) for a constant global batch.
+
+    Amdahl (1967).
+    """
     _require_positive(t1, tN, N)
     return t1 / tN
 
 
 def efficiency(speedup: float, N: int) -> float:
-    """Return speedup / N: the fraction of N devices' capacity that is used."""
+    """Return the parallel efficiency, speedup / N."""
     _require_positive(speedup, speedup, N)
     return speedup / N
 

@@ -1,9 +1,9 @@
-"""Amdahl's and Gustafson's laws: the serial fraction fitted to measured speedups.
+"""The serial fraction of Amdahl's and Gustafson's laws, fitted to measured speedups.
 
 Rearranged, both laws are linear in the serial fraction s, so that a fit is a regression through the
 origin. Its interval is Student's t, over the world sizes of one process set or over the fractions
-of several sets. The speedups of one set share one t(1) and are not independent. A negative fraction
-means that more devices do more than their part.
+of several process sets. The speedups of one process set share one t(1) and are not independent. A
+negative fraction means that the speedup exceeds N.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ CONFIDENCE = 0.95
 
 
 def amdahl_speedup(serial_fraction: float, N: int) -> float:
-    """Return 1 / (s + (1 - s) / N); s is the part of t(1) that N devices do not divide (1967)."""
+    """Return the speedup on N devices by Amdahl's law (1967), 1 / (s + (1 - s) / N).
+
+    s is the fraction of t(1) that N devices do not divide.
+    """
     return 1 / (serial_fraction + (1 - serial_fraction) / N)
 
 
 def gustafson_speedup(serial_fraction: float, N: int) -> float:
-    """Return N - s (N - 1); s is the part of t(N) in which N devices do the work of one (1988)."""
+    """Return the speedup on N devices by Gustafson's law (1988), N - s (N - 1).
+
+    s is the fraction of t(N) in which N devices do the work of one.
+    """
     return N - serial_fraction * (N - 1)
 
 
@@ -38,20 +44,24 @@ class SerialFraction:
 
 
 def fit_amdahl(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialFraction:
-    """Fit 1 - S/N = s S (1 - 1/N), whose residuals are relative errors of the speedups.
+    """Fit the serial fraction of Amdahl's law to speedups, 1 - S/N = s S (1 - 1/N).
 
-    Raises ValueError for speedups that are not positive, or without any beyond one device.
+    The residuals are relative errors of the speedups. Raises ValueError for speedups that are not
+    positive, or without any speedup beyond one device.
     """
     return _fit(world_sizes, speedups, lambda N, S: S * (1 - 1 / N))
 
 
 def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> SerialFraction:
-    """Fit 1 - S/N = s (1 - 1/N), whose residuals are errors of efficiencies; raises ValueError."""
+    """Fit the serial fraction of Gustafson's law to speedups, 1 - S/N = s (1 - 1/N).
+
+    The residuals are errors of efficiencies. Raises ValueError as `fit_amdahl` does.
+    """
     return _fit(world_sizes, speedups, lambda N, S: 1 - 1 / N)
 
 
 def over_sets(fractions: Sequence[float]) -> SerialFraction:
-    """Return the mean of two or more process sets' fractions, which are independent."""
+    """Return the mean serial fraction of two or more process sets, which are independent."""
     low, high = mean_interval(fractions, CONFIDENCE)
     return SerialFraction(fraction=mean(fractions), low=low, high=high)
 

@@ -1,4 +1,4 @@
-"""Robust summaries of durations: spread, drift, and intervals of means."""
+"""Statistics of measured durations: spread, drift, and confidence intervals of means."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Sequence
 from statistics import mean, median, quantiles, stdev
 
-FEWEST_ROUNDS = 4  # for a spread
-DRIFT_P = 0.001  # two-sided: of 60 steady tests, at most one run in 17 reports a drift
-LEAST_DRIFT = 0.02  # moves the median by 1%, as undisturbed runs of GPU-bound steps differ
+FEWEST_ROUNDS = 4  # fewer rounds have no meaningful spread
+DRIFT_P = 0.001  # two-sided; at most one run in 17 of 60 steady tests reports a drift
+LEAST_DRIFT = 0.02  # it moves the median by 1%, which is how much undisturbed runs differ
 
 
 def relative_iqr(values: Sequence[float]) -> float:
@@ -31,7 +31,7 @@ def median_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return the interval of the mean of two values or more, by Student's t."""
+    """Return the confidence interval of the mean of two or more values, by Student's t."""
     from scipy.stats import t  # imported here because it takes 0.5 s
 
     half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
@@ -39,7 +39,10 @@ def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, fl
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return Welch's interval of a difference of means (1947); NaN without any variance."""
+    """Return Welch's confidence interval (1947) for the difference of two means.
+
+    The bounds are NaN if neither group has any variance.
+    """
     from scipy.stats import ttest_ind
 
     with warnings.catch_warnings():
@@ -49,12 +52,13 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: f
 
 
 def drift(seconds: Sequence[float]) -> float | None:
-    """Return the drift from the first to the last round over the median; None without one.
+    """Return the change of a duration over all rounds as a fraction of its median.
 
-    A drift is positive if rounds got slower. It exists if Kendall's tau of rounds and seconds has p
-    < `DRIFT_P` and the change is at least `LEAST_DRIFT`. The change is the Theil-Sen slope times
-    the rounds minus one. Both assume only that the noise is independent from round to round. Fewer
-    than 7 rounds never drift: of 7 all must be in order, of 10 all pairs but 5.
+    A positive change means that rounds got slower. Returns None for no drift. A drift needs p <
+    `DRIFT_P` for Kendall's tau of rounds and seconds, and a change of at least `LEAST_DRIFT`. The
+    change is the Theil-Sen slope times the number of rounds minus one. Both methods assume only
+    that the noise is independent from round to round. Fewer than 7 rounds never drift. 7 rounds
+    drift only if they are all in order, 10 rounds only if at most 5 pairs are not.
     """
     if 2 / math.factorial(min(len(seconds), 20)) >= DRIFT_P:  # the p of rounds that are all in order
         return None
@@ -68,10 +72,10 @@ def drift(seconds: Sequence[float]) -> float | None:
 
 
 def spread_over_ranks(seconds: Sequence[Sequence[float]]) -> float | None:
-    """Return the slowest minus the fastest rank over the median rank; None for one rank.
+    """Return the step time of the slowest rank minus the fastest, over the median rank's.
 
-    seconds[round][rank], at least one round. A rank's time is its median over rounds, so that one
-    stalled round does not make a rank slow.
+    The input is seconds[round][rank], with at least one round. A rank's time is its median over
+    rounds, so that one stalled round does not make a rank slow. Returns None for one rank.
     """
     ranks = [median(rounds) for rounds in zip(*seconds, strict=True)]
     return (max(ranks) - min(ranks)) / median(ranks) if len(ranks) > 1 else None

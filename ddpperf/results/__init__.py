@@ -1,1 +1,1 @@
-"""What was measured, and the files in which it is kept."""
+"""Measurements, metrics and outcomes of tests, and the files that store them."""

@@ -1,6 +1,6 @@
-"""The one list of all metrics: each one's unit, which way is better, and how it is printed.
+"""The list of all metrics, with the unit, the better direction and the print format of each.
 
-A new metric needs an entry here and the experiment that computes it, nothing else.
+A new metric needs an entry here and the experiment that computes it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ class Better(StrEnum):
 
 
 class Gate(StrEnum):
-    """When a worse metric fails an A/B run."""
+    """The condition under which a worse metric fails an A/B run."""
 
     ALWAYS = "always"
-    UNLESS_LAUNCH_BOUND = "unless launch bound"  # a step that waits for the CPU has times that say little
+    UNLESS_LAUNCH_BOUND = "unless launch bound"  # the time of a step that waits for the CPU varies too much
     LAUNCH_BOUND = "launch bound"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What is known of a metric besides its values.
+    """The definition of a metric: its name, unit, better direction and print format.
 
-    name, heading: may hold placeholders, such as speedup_of_{N}; {N} stands for a number, any other
-    for a word. unit: in SI ("s", "B/s"), "1" for a ratio or a count. better: None if neither
-    direction is. exact: decided by code alone, so that any difference is a change. gate: None if a
-    change of it never fails a run. threshold: whether perf/thresholds.toml may bound it, from below
-    if higher is better, from above if lower is.
+    `name` and `heading` may hold placeholders, such as speedup_of_{N}. {N} stands for a number, any
+    other placeholder for a word. `unit` is in SI ("s", "B/s"), or "1" for a ratio or a count.
+    `better` is None if neither direction is better. `exact` marks a metric that depends on the code
+    alone, so that any difference is a change. `gate` is None if a change never fails a run.
+    `threshold` says whether perf/thresholds.toml may bound the metric, from below if higher is
+    better, else from above.
     """
 
     name: str
@@ -56,19 +57,19 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """A regular expression of the names that this metric stands for."""
+        """A regular expression of the metric names that this definition covers."""
         words = {"N": "[0-9]+"}
         return re.sub(
             r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{words.get(found[1], '[A-Za-z0-9_]+')})", self.name
         )
 
     def text(self, value: float) -> str:
-        """Return the heading and the value as they are printed."""
+        """Return the metric's heading and the formatted value, such as "speedup 1.95x"."""
         return f"{self.heading} {self.format(value)}"
 
 
 def find(name: str) -> Metric:
-    """Return the metric of this name; raises KeyError for an unknown name."""
+    """Return the definition of a metric by its name; raise KeyError for an unknown name."""
     if name in _METRICS:
         return _METRICS[name]
     for family in _METRICS.values():
@@ -78,14 +79,14 @@ def find(name: str) -> Metric:
 
 
 def register(metric: Metric) -> None:
-    """Add a metric of somebody's own suite; raises ValueError if its name is taken."""
+    """Add a metric of another test suite; raise ValueError if its name is taken."""
     if metric.name in _METRICS:
         raise ValueError(f"a metric {metric.name} is registered already; choose another name")
     _METRICS[metric.name] = metric
 
 
 def registered() -> tuple[Metric, ...]:
-    """Return all metrics, a family of names as one."""
+    """Return all metric definitions; names that differ in a placeholder share one definition."""
     return tuple(_METRICS.values())
 
 
@@ -121,7 +122,7 @@ def _exact_bytes(name: str, heading: str) -> Metric:
 
 
 def _interval(metric: Metric) -> Iterator[Metric]:
-    """Yield an estimate and the ends of its 95% interval."""
+    """Yield a metric and the two metrics for the bounds of its 95% interval."""
     yield metric
     for end, words in (("low", "at least"), ("high", "at most")):
         yield replace(
@@ -134,7 +135,10 @@ def _interval(metric: Metric) -> Iterator[Metric]:
 
 
 def _messages() -> Iterator[Metric]:
-    """Yield bytes and messages of each kind that ranks send, in a step and before the first one."""
+    """Yield metrics for the bytes and counts of messages that ranks send, by kind.
+
+    They cover a step, and the time before the first step.
+    """
     for kind in ("gradients", "buffers", "parameters", "metrics", "control"):
         yield _exact_bytes(f"{kind}_bytes", kind)
     yield _bytes("other_bytes", "other messages")

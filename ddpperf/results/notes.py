@@ -1,4 +1,4 @@
-"""Remarks about a test's figures, stored with the test."""
+"""Warnings and explanations about a test's measurements, stored with the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class NoteKind(enum.StrEnum):
-    """Whether a note questions the figures (warning) or explains them (info)."""
+    """Whether a note on a measurement questions the result (warning) or explains it (info)."""
 
     WARNING = "warning"
     INFO = "info"
@@ -15,21 +15,20 @@ class NoteKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Note:
-    """One remark about a test's figures."""
+    """A warning or an explanation about a test's measurements."""
 
     kind: NoteKind
     text: str
 
     def to_json(self) -> dict[str, str]:
-        """Return the note as a JSON object."""
         return {"kind": str(self.kind), "text": self.text}
 
 
 def warning(text: str) -> Note:
-    """Return a note that questions the figures."""
+    """Return a note that questions the result of a measurement."""
     return Note(NoteKind.WARNING, text)
 
 
 def info(text: str) -> Note:
-    """Return a note that explains the figures."""
+    """Return a note that explains the result of a measurement."""
     return Note(NoteKind.INFO, text)

@@ -1,4 +1,4 @@
-"""How a test ended, and what a whole run concluded."""
+"""The outcome of each test, and the verdict on a whole test run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Status(enum.StrEnum):
-    """The conclusion of a run."""
+    """The status of a whole test run: PASS, FAIL or NO VERDICT."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -15,7 +15,7 @@ class Status(enum.StrEnum):
 
 
 class OutcomeKind(enum.StrEnum):
-    """How a test ended."""
+    """The ways in which a test can end."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -33,7 +33,7 @@ class OutcomeKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one test ended, with the first line of the reason."""
+    """The way in which one test ended, with the first line of the reason."""
 
     kind: OutcomeKind
     reason: str = ""
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A run's status with its reasons, one line each."""
+    """The status of a whole test run (PASS, FAIL or NO VERDICT), with one line for each reason."""
 
     status: Status
     reasons: tuple[str, ...]

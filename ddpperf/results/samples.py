@@ -1,4 +1,4 @@
-"""Raw measurements, in seconds of the ranks' clocks, and the statistics derived from them."""
+"""Raw measured times of all ranks, in seconds, and the statistics derived from them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
 MOST_ITERATIONS = 10**9
-BASE, CANDIDATE = "A", "B"  # the sides of a run
+BASE, CANDIDATE = "A", "B"  # the stored names of base and candidate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The rounds of one process set.
+    """The measured rounds of one process set, which is a group of rank processes started together.
 
-    seconds[round][rank]: the time of all `iterations` steps of a round. counters[name][rank]: other
-    figures of a rank, such as `peak_memory_bytes`. kernels: a digest of the kernels of a step on
-    all ranks, empty if unknown.
+    `seconds[round][rank]` is the time of all steps of a round. `counters[name][rank]` holds other
+    numbers of a rank, such as `peak_memory_bytes`. `kernels` is a digest of the GPU kernels of a
+    step on all ranks, empty if unknown.
     """
 
     set: str
@@ -57,10 +57,11 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The samples of one spec over one or more process sets; each round has `iterations` steps.
+    """The measured samples of one measurement spec, over one or more process sets.
 
-    candidate_spec: the spec of the candidate's sets, if it differs from the base's. It has the same
-    type and world size, so that all figures mean the same.
+    Each round has `iterations` steps. `candidate_spec` is the spec that the candidate's process
+    sets measured, if it differs from the base's. Both specs have the same type and world size, so
+    that all metrics have the same meaning.
     """
 
     spec: Spec
@@ -83,43 +84,44 @@ class Measured:
             raise ValueError("a measurement must have at least one set's sample")
 
     def spec_of(self, side: str) -> Spec:
-        """Return the spec that this side measured."""
+        """Return the measurement spec of the base or the candidate."""
         return self.candidate_spec if side == CANDIDATE and self.candidate_spec is not None else self.spec
 
     def of(self, side: str) -> Measured:
-        """Return the measurement of one side; raises ValueError if that side was not measured."""
+        """Return the samples of the base or the candidate alone; raise ValueError without any."""
         samples = tuple(sample for sample in self.samples if sample.side == side)
         return Measured(spec=self.spec_of(side), iterations=self.iterations, samples=samples)
 
     def of_set(self, name: str) -> Sample:
-        """Return the sample of one process set; raises KeyError if there is none."""
+        """Return the sample of a process set by name; raise KeyError for an unknown name."""
         return {sample.set: sample for sample in self.samples}[name]
 
     def step_seconds(self, sample: Sample) -> list[float]:
         """Return the seconds of a step in each round, on the slowest of `world_size` ranks.
 
-        If the ranks worked in turn, only the first rank's rounds count: the others' were not
+        If the ranks worked in turn, only the first rank's rounds count, because the others were not
         simultaneous.
         """
         return [max(seconds[: self.spec.world_size]) / self.iterations for seconds in sample.seconds]
 
     def all_step_seconds(self) -> list[float]:
-        """Return the seconds of a step in each round of all sets."""
+        """Return the seconds of a step in each round of all process sets, in one list."""
         return [seconds for sample in self.samples for seconds in self.step_seconds(sample)]
 
     def median_step_seconds(self) -> dict[str, float]:
-        """Return by set the median over its rounds."""
+        """Return the median step time over rounds of each process set, in seconds."""
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
 
     def rank_step_seconds(self, sample: Sample) -> list[float]:
-        """Return each of the first `world_size` ranks' median seconds of a step."""
+        """Return the median step time over rounds of each of the first `world_size` ranks."""
         return self._rank_medians(sample, self.spec.world_size)
 
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
-        """Return by set the slowest of the first `devices` ranks, which worked in turn.
+        """Return the step time of the slowest of the first `devices` ranks, for each process set.
 
-        The maximum of the ranks' medians is taken. The median of each round's maximum would grow
-        with the number of devices, because these rounds were not simultaneous.
+        The ranks worked in turn. The result is the maximum of the ranks' medians. The median of
+        each round's maximum would grow with the number of devices, because these rounds were not
+        simultaneous.
         """
         return {sample.set: max(self._rank_medians(sample, devices)) for sample in self.samples}
 
@@ -129,15 +131,19 @@ class Measured:
         ]
 
     def counter(self, name: str) -> dict[str, float]:
-        """Return by set the maximum over the first `world_size` ranks; empty if not counted."""
+        """Return the maximum of a counter over the first `world_size` ranks, for each process set.
+
+        Process sets without this counter are left out.
+        """
         ranks = slice(self.spec.world_size)
         counted = (sample for sample in self.samples if name in sample.counters)
         return {sample.set: max(sample.counters[name][ranks]) for sample in counted}
 
     def launch_bound(self) -> dict[str, float]:
-        """Return by set a step's time over its device time, which leaves out waiting for the CPU.
+        """Return the ratio of a step's time to its GPU time, for each process set.
 
-        Empty if device times were not counted.
+        The GPU time leaves out waiting for the CPU, so a ratio well above 1 means that kernel
+        launches limit the step. Process sets without GPU times are left out.
         """
         bound = {}
         for name, device_seconds in self.counter("device_seconds").items():
@@ -150,9 +156,10 @@ class Measured:
         return bound
 
     def different_kernels(self) -> dict[str, list[str]]:
-        """Return the sets by kernel digest, of a side whose sets ran different kernels.
+        """Return the process sets that ran different GPU kernels, by digest of the kernels.
 
-        Base and candidate may differ by design. Sets with unknown kernels are left out.
+        Sets of the base are compared with each other, and sets of the candidate. Base and candidate
+        may differ by design. Process sets with unknown kernels are left out.
         """
         different: dict[str, list[str]] = {}
         for side in (BASE, CANDIDATE):
@@ -163,7 +170,10 @@ class Measured:
         return different
 
     def counted_seconds(self) -> float:
-        """Return the duration of all rounds: ranks that worked in turn took one after the other."""
+        """Return the total duration of all measured rounds, in seconds.
+
+        The times of ranks that worked in turn are added up.
+        """
         return sum(
             self.spec.calls * max(seconds[place] for place in turn if place < len(seconds))
             for sample in self.samples
@@ -172,7 +182,6 @@ class Measured:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measurement as a JSON object."""
         candidate = (
             {} if self.candidate_spec is None else {"candidate_spec": specs.to_json(self.candidate_spec)}
         )
@@ -185,7 +194,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Measured:
-        """Read a measurement that `to_json` wrote; raises ValueError for anything else."""
+        """Read a measurement that `to_json` wrote; raise ValueError for anything else."""
         try:
             candidate = fields.get("candidate_spec")
             return cls(

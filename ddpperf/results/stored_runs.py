@@ -1,4 +1,4 @@
-"""Where runs and baselines are stored: found, read, checked, and written whole or not at all."""
+"""The files of stored runs and baselines: finding, reading, checking and writing them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from ddpperf.specs import Spec
 
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
-FIRST_RUNS = 5  # how many of the oldest baselines a history holds
-MOST_READ = 20  # files of a history: 20 of 0.85 MB take 0.4 s
+FIRST_RUNS = 5  # a history holds this many of the oldest baselines
+MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
 
 class NoBaseline(Exception):
-    """A run to compare with is missing; one sentence says why, and what to do."""
+    """Raised when no stored run can be compared with; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A stored run: its measurements by test id, and its copy of memory, if it has one.
+    """A stored run to compare with: its measurements by test id.
 
-    when: its beginning in ISO 8601. commit: its project's commit. Both are empty if unknown.
+    `copied` is the run's memory copy, if the run measured one. `when` is the run's start in ISO
+    8601, and `commit` is the project's commit. Both are empty if unknown.
     """
 
     path: Path
@@ -44,9 +45,9 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run of the history: a promoted baseline, or a run that was compared and passed.
+    """A stored run of known good code: a promoted baseline, or a run that passed a comparison.
 
-    measured: by test id, with the copy of memory under the id `COPY`.
+    `measured` maps test ids to measurements, with the memory copy under the id `COPY`.
     """
 
     measured: Mapping[str, Measured]
@@ -55,14 +56,14 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The folders of runs and baselines for one hardware key, below the project's root."""
+    """The folders of stored runs and of baselines for one hardware key, below the project's root."""
 
     root: Path
     hardware_key: str
 
     @property
     def runs(self) -> Path:
-        """The folder of all runs, ignored by git."""
+        """The folder of all stored runs, ignored by git."""
         return self.root / ".ddpperf" / "runs" / self.hardware_key
 
     @property
@@ -71,19 +72,19 @@ class Storage:
         return self.root / "perf" / "baselines" / self.hardware_key
 
     def save_run(self, document: dict[str, Any], commit: str) -> Path:
-        """Write a run under the next number; raises OSError if it cannot be written."""
+        """Write a run into the folder of runs under the next number; raise OSError on failure."""
         return _write_numbered(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
 
     def promote(self, document: dict[str, Any], name: str) -> Path:
-        """Write a baseline under the next number; raises OSError if it cannot be written."""
+        """Write a run into the folder of baselines under the next number; raise OSError on failure."""
         return _write_numbered(self.baselines, name, document)
 
     def find(self, wanted: str | Literal[True]) -> Path:
-        """Return the file that `--benchmark-compare[=wanted]` means; raises NoBaseline without one.
+        """Return the path of the stored run that `--benchmark-compare[=wanted]` names.
 
-        wanted: True for the newest baseline, or the newest run whose tests all passed if there is
-        none. Else a path, a file's number, the NAME that it was saved under, or the beginning of
-        its file name. Baselines go before runs.
+        True means the newest baseline, or without baselines the newest run whose tests all passed.
+        Text is a path, a file's number, the NAME that the run was saved under, or the beginning of
+        the file name. Baselines go before runs. Raises NoBaseline if no file fits.
         """
         if wanted is True:
             newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
@@ -99,7 +100,7 @@ class Storage:
             if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
                 return named[-1]
         advice = "name one of these"
-        if os.path.exists(wanted):  # pytest gave a test path to the option before it
+        if os.path.exists(wanted):  # pytest took a test path as the value of the option
             advice = "the option takes the word after it, so put it last"
         raise NoBaseline(
             f"--benchmark-compare={wanted} is neither a file nor the number or name of one in "
@@ -107,15 +108,15 @@ class Storage:
         )
 
     def load(self, path: Path) -> Baseline:
-        """Read a stored run; raises NoBaseline if it is damaged or of other hardware."""
+        """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
         return self._baseline(_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
-        """Return the readable runs of this hardware, oldest first, and the compared run among them.
+        """Return the stored runs of this hardware and the compared run, oldest first.
 
-        At most `MOST_READ` files are read: the first five baselines and the newest ones, then the
-        newest runs that were compared and passed. Other runs may have slower code. A run that was
-        promoted counts once.
+        At most `MOST_READ` files are read: the first five baselines, the newest baselines, and then
+        the newest runs that were compared and passed. Other runs may have slower code. Unreadable
+        files are left out. A run that was promoted counts once.
         """
         promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
@@ -180,7 +181,7 @@ class Storage:
 
 
 def _document(path: Path) -> Any:
-    """Return the JSON of a stored run; raises NoBaseline if it is damaged or has a NaN."""
+    """Return the JSON of a stored run; raise NoBaseline if it is damaged or has a NaN."""
     try:
         return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
@@ -194,7 +195,7 @@ def _refuse_constant(constant: str) -> float:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the files NNNN_*.json of a folder, the newest last."""
+    """Return the files of a folder that are named NNNN_*.json, the newest last."""
     with contextlib.suppress(OSError):
         numbered = [path for path in folder.iterdir() if _number(path)]
         return sorted(numbered, key=lambda path: (_number(path), path.name))
@@ -213,11 +214,11 @@ def _is_called(path: Path, wanted: str) -> bool:
 
 
 def is_baseline(document: dict[str, Any]) -> bool:
-    """Return whether a run may be a baseline.
+    """Return whether a run may be promoted to a baseline.
 
-    Every test that was not skipped must have passed and been measured, without a delay and with one
-    side. A comparison must not have failed, its controls must have held, and its suspects must have
-    been cleared.
+    Every test that was not skipped must have passed and been measured. No step may have been
+    deliberately slowed, and the run must not be an A/B run. A comparison must not have failed, its
+    control measurements must have passed, and its suspected regressions must have been cleared.
     """
     header, benchmarks = document["ddpperf"], document["benchmarks"]
     kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
@@ -230,7 +231,7 @@ def is_baseline(document: dict[str, Any]) -> bool:
         and not any(
             benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for benchmark in benchmarks
         )
-        and "against" not in header  # sides that were measured in turn warmed each other's caches less
+        and "against" not in header  # base and candidate evict each other's caches
         and header["verdict"]["status"] != Status.FAIL
         and not header.get("unfit")
     )
@@ -258,14 +259,17 @@ def _newest_passed(folder: Path) -> Path | None:
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
-    """Write JSON or text whole or not at all, over an existing file; raises OSError."""
+    """Write JSON or text to a file completely or not at all; raise OSError on failure.
+
+    An existing file is replaced.
+    """
     with _temporary_file(path.parent, document) as temporary:
         os.replace(temporary, path)
     return path
 
 
 def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
-    """Write JSON whole or not at all under the next number, never over a file."""
+    """Write a JSON file under the next number, completely or not at all, and never replace a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with _temporary_file(folder, document) as temporary:
         number = max(map(_number, folder.iterdir()), default=0)
@@ -279,7 +283,7 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
-    """Yield a temporary file with the document on the disk; raises ValueError for a NaN in JSON."""
+    """Yield a temporary file that holds the document; raise ValueError for a NaN in JSON."""
     text = document
     if not isinstance(text, str):
         text = json.dumps(text, indent=1, allow_nan=False, default=_plain)
@@ -296,7 +300,7 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Pa
 
 
 def _plain(value: object) -> object:
-    """Return what JSON stores of a path, a spec, or any other parameter of a test."""
+    """Return a JSON value for a path, a measurement spec, or another test parameter."""
     if isinstance(value, Spec):
         return specs.to_json(value)
     return str(value) if isinstance(value, Path) else repr(value)

@@ -1,10 +1,10 @@
-"""Numbers as text, each in the unit that suits its size."""
+"""Formatting of numbers as text, each in the unit that suits its size."""
 
 from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """Return seconds with four significant digits: 1.234 s, 132.1 ms, 45.60 us."""
+    """Format seconds with four significant digits: 1.234 s, 132.1 ms, 45.60 us."""
     scales = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     unit, scale = next((found for found in scales if abs(value) >= found[1]), scales[-1])
     scaled = value / scale
@@ -12,47 +12,47 @@ def seconds(value: float) -> str:
 
 
 def nbytes(value: float) -> str:
-    """Return bytes by powers of ten, as nccl-tests counts them: 46.76 MB, 38.56 KB, 4 B."""
+    """Format bytes by powers of ten, as nccl-tests counts them: 46.76 MB, 38.56 KB, 4 B."""
     scales = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
     unit, scale = next((found for found in scales if abs(value) >= found[1]), ("B", 1.0))
     return f"{value / scale:.4g} {unit}"
 
 
 def bandwidth(value: float) -> str:
-    """Return bytes per second: 354.1 GB/s."""
+    """Format bytes per second: 354.1 GB/s."""
     return f"{nbytes(value)}/s"
 
 
 def percent(value: float) -> str:
-    """Return a fraction as a percentage: 95.0%."""
+    """Format a fraction as a percentage: 95.0%."""
     return f"{value:.1%}"
 
 
 def change(value: float) -> str:
-    """Return a difference of fractions with its sign: +1.2%."""
+    """Format a difference of fractions with its sign: +1.2%."""
     return f"{value:+.1%}"
 
 
 def factor(value: float) -> str:
-    """Return a ratio: 1.95x."""
+    """Format a ratio: 1.95x."""
     return f"{value:.2f}x"
 
 
 def whole(value: float) -> str:
-    """Return a number without digits after the point: 12,346."""
+    """Format a number without digits after the point: 12,346."""
     return f"{value:,.0f}"
 
 
 def decimal(value: float) -> str:
-    """Return a number with three digits after the point: 2.303."""
+    """Format a number with three digits after the point: 2.303."""
     return f"{value:.3f}"
 
 
 def rate(value: float) -> str:
-    """Return images per second: 12,346 images/s."""
+    """Format images per second: 12,346 images/s."""
     return f"{value:,.0f} images/s"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 set, 2 sets."""
+    """Return a number with its noun in the singular or plural: 1 test, 2 tests."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

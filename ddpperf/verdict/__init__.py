@@ -1,1 +1,1 @@
-"""Was it slower, and how sure are we: from measurements to PASS, FAIL or NO VERDICT."""
+"""The verdict on performance measurements: PASS, FAIL or NO VERDICT, with the reasons."""

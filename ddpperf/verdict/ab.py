@@ -1,4 +1,7 @@
-"""The decision of an A/B run: a row for each metric of each test, and the answer of all rows."""
+"""The verdict of an A/B run, which measures a base and a candidate version of the code in turn.
+
+`Decision` makes a row for each metric of each test. `ab_answer` sums up all rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from ddpperf.verdict.two_stage_test import (
     sets_needed,
 )
 
-LEAST_SPREAD = 0.0005  # between sets: the standard error of the median of ten quiet rounds
+LEAST_SPREAD = 0.0005  # log ratio between process sets; the standard error of ten quiet rounds' median
 MOST_UNDECIDED = 0.05  # the largest fraction of undecided tests in a PASS
 CONTROLS: tuple[tuple[Control, tuple[Finding, ...], str], ...] = (
     ("negative", (Finding.UNCHANGED, Finding.UNDECIDED), "a copy of memory"),
@@ -37,13 +40,15 @@ CONTROLS: tuple[tuple[Control, tuple[Finding, ...], str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was found for one metric of one test.
+    """The finding for one metric of one test in an A/B run.
 
-    base, candidate: geometric means over sets. ratio: candidate over base, with its 95% interval.
-    detectable: the least change for the worse that is found with 95% probability, as a fraction.
-    tolerance: the largest change that counts as unchanged, as a fraction. sets: how many sets per
-    side would detect a change of the tolerance, and decide this row; None if more than `MOST_SETS`.
-    primary: whether this metric represents its test. confirmed: whether fresh sets decided.
+    `base` and `candidate` are geometric means over process sets. `ratio` is candidate over base,
+    and `low` and `high` are its 95% interval. `detectable` is the smallest worsening that is found
+    with 95% probability, as a fraction. `tolerance` is the largest change that counts as unchanged,
+    as a fraction. `sets` is the number of process sets of each of base and candidate that would
+    decide this row, or None if that is more than `MOST_SETS`. `gated` says whether a worse value
+    fails the run. `primary` says whether this metric represents its test. `confirmed` says whether
+    the finding is from a second measurement on new process sets.
     """
 
     test: str
@@ -64,18 +69,21 @@ class Row:
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing was found, or a change of the tolerance could have gone unseen."""
+        """Whether a change as large as the tolerance may have been missed."""
         return self.finding is Finding.UNDECIDED or (
             self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
         )
 
 
 class Decision:
-    """The rows of an A/B run: screened when it is made, decided by `confirm`.
+    """The rows of an A/B run, judged in two stages.
 
-    missing: by test, why one of its gated metrics cannot be judged. suspects_only: the tests are
-    the suspects of a comparison with a stored run. They had no screening on process sets, so that
-    the confirmation alone must keep the suite's level.
+    The constructor screens the first measurement. `confirm` decides the suspected regressions by a
+    second measurement on new process sets.
+
+    `missing` says for each test why one of its gated metrics cannot be judged. `suspects_only` is
+    for tests that a comparison with a stored run selected. These had no screening on process sets,
+    so the second measurement alone must limit the false alarms of the whole suite.
     """
 
     def __init__(
@@ -87,11 +95,10 @@ class Decision:
         self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
         complete = [entry for entry in estimates if not entry.missing]
         self._tests = max(1, sum(entry.gated and not entry.definition.exact for entry in complete))
-        # With H / screen_alpha in place of H, the level of the confirmation becomes suite_alpha /
-        # H.
+        # Without screening, H / screen_alpha for H sets the level of confirm() to suite_alpha / H.
         self.gated = self._tests if self.screened else math.ceil(self._tests / settings.default.screen_alpha)
         self._class_noise: dict[tuple[str, str], tuple[float, float]] = {}  # by test and metric
-        self._slower: dict[str, bool] = {}  # by test, whether its time is longer, by however little
+        self._slower: dict[str, bool] = {}  # by test: whether its time is longer, by any amount
         self.rows: list[Row] = []
         for metric in dict.fromkeys(entry.metric for entry in complete):
             group = [entry for entry in complete if entry.metric == metric]
@@ -99,18 +106,21 @@ class Decision:
         self._excuse_speedups()
 
     def suspects(self) -> list[str]:
-        """Return the tests to measure again on fresh sets."""
+        """Return the tests that look slower and must be measured again on new process sets."""
         suspects = (row.test for row in self.rows if row.gated and row.finding is Finding.SUSPECT)
         return list(dict.fromkeys(suspects))
 
     def confirm(self, again: Iterable[MetricEstimates]) -> None:
-        """Decide the suspects by estimates from fresh sets; one without any becomes missing."""
+        """Decide the suspected regressions by their second measurement, on new process sets.
+
+        A suspected regression without a second measurement becomes missing.
+        """
         fresh = {(entry.test, entry.metric): entry for entry in again if not entry.missing}
         for place, row in enumerate(self.rows):
             if not (row.gated and row.finding is Finding.SUSPECT):
                 continue
             if estimates := fresh.get((row.test, row.metric)):
-                # A suspect stays gated, even if the fresh sets put it into another noise class.
+                # The metric stays gated, even if the new process sets put it into another noise class.
                 estimates = replace(estimates, gated=True, primary=row.primary)
                 (self.rows[place],) = self._judge([estimates], confirmed=True)
             else:
@@ -123,16 +133,17 @@ class Decision:
         self._excuse_speedups()
 
     def _excuse_speedups(self) -> None:
-        """Take back a worse speedup unless the step got slower: one device may be faster.
+        """Change a worse speedup to undecided unless the step got slower too.
 
-        Slower means by any amount, at the suite's level over all gated metrics.
+        The speedup t(1)/t(N) also falls if one device gets faster. "Slower" means by any amount,
+        significant at the level of the suite over all gated metrics.
         """
         for place, row in enumerate(self.rows):
             if row.metric == "speedup" and row.finding is Finding.WORSE and not self._slower.get(row.test):
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
-        """Return a row for each of these estimates, which share one metric and number of sets."""
+        """Return a row for each of these estimates, all of one metric and one number of sets."""
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
@@ -175,7 +186,10 @@ class Decision:
         ]
 
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
-        """Return the moderated noise; the confirmation uses the screening's class noise."""
+        """Return the noise of each test, shrunk towards the noise of its class.
+
+        The second measurement reuses the class noise that the screening found.
+        """
         keys = [(entry.test, entry.metric) for entry in group]
         if not all(key in self._class_noise for key in keys):
             by_class = _noise_by_class(group, logs)
@@ -189,10 +203,10 @@ class Decision:
 def _noise_by_class(
     group: Sequence[MetricEstimates], logs: LogEstimates
 ) -> dict[Hashable, tuple[float, float]]:
-    """Return each noise class's variance and degrees of freedom.
+    """Return the variance and the degrees of freedom of each noise class.
 
-    A measurement that several tests share counts once. A control counts only in a class without
-    tests.
+    A measurement that several tests share counts once. A control measurement counts only in a class
+    without tests.
     """
     with_tests = {entry.noise_class for entry in group if entry.control is None}
     unique = {
@@ -210,9 +224,9 @@ def _noise_by_class(
 
 
 def _exact_row(estimates: MetricEstimates) -> Row:
-    """Return the row of a metric without noise: worse if the candidate's maximum is larger."""
+    """Return the row of a metric without noise: any increase of its maximum is worse."""
     base, candidate = max(estimates.base), max(estimates.candidate)
-    ratio = candidate / base if base else max(1.0, candidate)  # with a base of 0 bytes, over one byte
+    ratio = candidate / base if base else max(1.0, candidate)  # if the base has 0 bytes, divide by one byte
     finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED
     return Row(
         test=estimates.test,
@@ -231,7 +245,7 @@ def _exact_row(estimates: MetricEstimates) -> Row:
     )
 
 
-# --- what all rows mean
+# --- the result of all rows
 
 
 def ab_answer(
@@ -242,11 +256,11 @@ def ab_answer(
     unmeasured: Sequence[str] = (),
     sets_option: str = "--replicates",
 ) -> Answer:
-    """Return the result of an A/B run.
+    """Return the result of an A/B run from its rows and its missing measurements.
 
-    missing: by test, why it cannot be judged. problems: why the whole run cannot be. unmeasured:
-    the tests that the candidate cannot measure. sets_option: the option that sets the number of
-    sets per side.
+    `missing` says for each test why it cannot be judged. `problems` says why the whole run cannot
+    be judged. `unmeasured` lists the tests that the candidate cannot measure. `sets_option` names
+    the option that sets the number of process sets.
     """
     worse: dict[str, list[str]] = {}
     for row in rows:
@@ -276,9 +290,9 @@ def ab_answer(
 
 
 def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspects: Collection[str]) -> Answer:
-    """Return the result of a comparison with a stored run whose suspects were then measured A/B.
+    """Return the result of a comparison with a stored run and the A/B run that followed.
 
-    The A/B measurement alone decides about the suspects.
+    The A/B run alone decides about the suspected regressions.
     """
     count = "1 suspect was" if len(suspects) == 1 else f"{len(suspects)} suspects were"
     return Answer(
@@ -313,7 +327,7 @@ def _missing_controls(rows: Sequence[Row]) -> list[str]:
 
 
 def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option: str) -> list[str]:
-    """Return why too many tests are undecided; nothing if at most `MOST_UNDECIDED` of them are."""
+    """Return why too many tests are undecided, or nothing if at most 5% of the tests are undecided."""
     undecided = [row for row in primaries if row.undecided]
     total = len(primaries) + len(unmeasured)
     if primaries and len(undecided) + len(unmeasured) <= MOST_UNDECIDED * total:

@@ -1,4 +1,4 @@
-"""The estimates of an A/B run: one value per process set, for each metric of a test."""
+"""One estimate per process set for each metric of a test in an A/B run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Control = Literal["negative", "positive"]
 
 @dataclass(frozen=True, kw_only=True)
 class MetricEstimates:
-    """One metric of one test: an estimate from each process set of the base and of the candidate.
+    """The estimates of one metric of one test, one from each process set of base and candidate.
 
-    noise_class: shared by metrics that vary alike. gated: whether a worse value fails the run.
-    primary: whether this metric represents its test. control: for a control of the decision, which
-    must be found unchanged (negative) or slower (positive).
+    Metrics with the same `noise_class` vary alike. `gated` says whether a worse value fails the
+    run. `primary` says whether this metric represents its test. `control` marks a control
+    measurement: a negative control must be found unchanged, a positive control slower.
     """
 
     test: str
@@ -40,17 +40,16 @@ class MetricEstimates:
 
     @property
     def definition(self) -> Metric:
-        """The metric's entry in the registry."""
         return registry.find(self.metric)
 
     @property
     def sign(self) -> int:
-        """1 if a greater value is worse, else -1."""
+        """1 if a greater value of this metric is worse, else -1."""
         return -1 if self.definition.better is Better.HIGHER else 1
 
     @property
     def missing(self) -> str:
-        """Why this metric cannot be judged; empty if it can."""
+        """The reason why this metric cannot be judged, or an empty string if it can be judged."""
         if len(self.base) != len(self.candidate) or len(self.base) < 2:
             return (
                 f"has {self.metric} of {len(self.base)} and {len(self.candidate)} sets; "
@@ -64,10 +63,10 @@ class MetricEstimates:
 def estimates_of(
     test: str, measured: Measured, metrics: Mapping[str, Mapping[str, Any]], device: str
 ) -> list[MetricEstimates]:
-    """Return the estimates of each metric that can get worse; empty unless both sides were
-    measured.
+    """Return the estimates of each metric that can get worse in an A/B run.
 
-    metrics: by name, as a stored run holds them.
+    The list is empty unless both base and candidate were measured. `metrics` maps each metric's
+    name to its stored JSON.
     """
     sets = {
         side: [sample.set for sample in measured.samples if sample.side == side] for side in (BASE, CANDIDATE)
@@ -106,5 +105,5 @@ def _launches_bind(call: AllReduceSpec) -> bool:
 
 
 def _tail(seconds: Sequence[float]) -> float:
-    """Return the ninth decile of a set's rounds; it shows occasional stalls, a median does not."""
+    """Return the ninth decile of the round times, which shows stalls that the median hides."""
     return quantiles(seconds, n=10, method="inclusive")[TAIL_DECILE - 1] if len(seconds) > 1 else seconds[0]

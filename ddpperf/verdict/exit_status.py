@@ -1,6 +1,6 @@
-"""The verdict of a run: PASS, FAIL or NO VERDICT, with the reasons and the exit status.
+"""The verdict of a test run (PASS, FAIL or NO VERDICT), with its reasons and its exit status.
 
-What was not measured, or not compared, is never a PASS.
+A missing measurement or comparison never gives a PASS.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ _USAGE_ERROR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of a comparison, with a stored run or between base and candidate.
+    """The result of a comparison with a stored run, or between base and candidate.
 
-    worse: how each test that got worse did. untrusted: the failed controls, after which nothing
-    else can be trusted. undecided: what could not be compared. unfit: why no later run should be
-    compared with this one. summary: what a PASS means. All are sentences, or the ends of sentences.
+    `worse` says for each test that got worse by how much. `untrusted` lists the failed control
+    measurements, after which no finding can be trusted. `undecided` lists what could not be
+    compared. `unfit` lists why no later run should be compared with this run. `summary` says what a
+    PASS means. All texts are sentences, or sentences without the test's name in front.
     """
 
     worse: Mapping[str, str] = field(default_factory=dict)
@@ -44,9 +45,9 @@ def decide(
 ) -> Verdict:
     """Return the verdict on all tests of a run.
 
-    The order of precedence: a failed test, a failed control, a test that got worse, anything
-    missing. measured: ids of the tests that stored a sample. answer: None if nothing was compared.
-    problems: other reasons why this run cannot answer.
+    The first of these that occurs decides: a failed test, a failed control measurement, a test that
+    got worse, a missing result. `measured` holds the ids of the tests that stored a sample.
+    `answer` is None if nothing was compared. `problems` lists other reasons for no verdict.
     """
     failed = _sentences(outcomes, OutcomeKind.FAILED, "failed")
     worse = answer.regressions if answer is not None else []
@@ -89,9 +90,10 @@ def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -
 
 
 def exit_status(status: Status, *, saved: bool) -> int:
-    """Return the exit status of a run: its verdict's, or a usage error if a file is unwritten.
+    """Return the exit status of a test run from its verdict.
 
-    A FAIL stays a FAIL, so that a full disk hides no regression.
+    If a result file was not written, it is that of a usage error. A FAIL keeps its own exit status,
+    so that a full disk hides no regression.
     """
     if not saved and status is not Status.FAIL:
         return _USAGE_ERROR

@@ -1,8 +1,8 @@
-"""How far runs of the same code differ, by a test's stored runs: its limits and its slow drift.
+"""The variation of step times between stored runs of the same code, and slow drifts over many runs.
 
-All values are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and
-greater is worse. The unit of replication is the run: its rounds and process sets share a machine
-and a day.
+From the variation follows the limit for each test's change between two runs. All values are natural
+logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater is worse. One
+run is one observation, because its rounds and process sets share a machine and a day.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from statistics import mean, median, variance
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
 
-PRIOR_DEGREES_OF_FREEDOM = 10  # the weight of the usual spread beside a test's own
+PRIOR_DEGREES_OF_FREEDOM = 10  # the weight of the usual spread, against a test's own spread
 SCREEN_ALPHA = 0.01  # one-sided, for each test
-DRIFT_RUNS = FIRST_RUNS  # as many at the beginning as at the end
+DRIFT_RUNS = FIRST_RUNS  # the number of runs compared at the beginning, and at the end
 DRIFT_MARGIN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A standard deviation between runs, with its degrees of freedom."""
+    """A standard deviation of log step times between runs, with its degrees of freedom."""
 
     deviation: float
     degrees_of_freedom: float
@@ -33,19 +33,23 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The differences between two runs above which the later one is a suspect, or slower."""
+    """The two limits for the difference of the log step times of two runs.
+
+    Above `suspect` the test may be slower and needs a second measurement. Above `slower` it counts
+    as slower.
+    """
 
     suspect: float
     slower: float
 
 
 def step_log(measured: Measured) -> float:
-    """Return the log of a run's median step seconds."""
+    """Return the natural log of a run's median step seconds."""
     return log(median(measured.all_step_seconds()))
 
 
 def series(history: Sequence[PastRun], test: str, like: Measured) -> list[float]:
-    """Return the logs of the runs that measured the test with the same spec, in their order."""
+    """Return a test's log step times in all runs with the same spec, oldest first."""
     return [step_log(run.measured[test]) for run in _comparable(history, test, like)]
 
 
@@ -54,18 +58,18 @@ def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[P
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
-    """Return the spread between runs, shrunk towards the usual one (Smyth 2004).
+    """Return a test's spread between runs, shrunk towards the usual spread (Smyth 2004).
 
-    tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. logs[run], oldest
-    first. usual: the standard deviation of similar tests. s^2 is half the mean square of successive
-    differences (von Neumann 1941). For k runs its own variance gives it f = 2 (k-1)^2 / (3k-4)
-    degrees of freedom.
+    tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. `logs[run]` are log
+    step times, oldest first. `usual` is the standard deviation of similar tests. s^2 is half the
+    mean square of successive differences (von Neumann 1941). For k runs, s^2 has f = 2 (k-1)^2 /
+    (3k-4) degrees of freedom.
 
     The variance about the mean, with f = k - 1, would take each accepted change of the code for
-    noise. Simulated with runs that differ by 0.5%, a usual 1%, and a gain of 10% that the last 5 of
-    10 runs have: when the gain is lost again, the variance about the mean makes 0% of the tests
-    suspects, this one 100%. Where runs differ by 2%, this one fails 4% of unchanged suites, the
-    variance about the mean 1.4%.
+    noise. Both were simulated with runs that differ by 0.5%, a usual spread of 1%, and a gain of
+    10% that the last 5 of 10 runs have. When this gain is lost again, s^2 finds 100% of the tests,
+    and the variance about the mean finds none. The price is more false alarms. Where runs differ by
+    2%, s^2 fails 4% of unchanged suites and the variance about the mean fails 1.4%.
     """
     runs = len(logs)
     if runs < 2:
@@ -81,12 +85,13 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
 
 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
-    """Return the bounds of a difference between two runs, margin + t tau sqrt(2).
+    """Return the limits for the difference of two runs, margin + t tau sqrt(2).
 
-    If nothing changed by more than the margin, a test is a suspect with probability `SCREEN_ALPHA`.
-    Any of `compared` tests is slower with a probability of at most `suite_alpha`, by the union
-    bound, if runs differ as is usual. If they differ by twice that, 12% of suites of 60 tests fail
-    by chance without a history, 5% with 5 runs, 3% with 20.
+    If nothing changed by more than the margin, a test exceeds `suspect` with probability
+    `SCREEN_ALPHA`. The probability that any of `compared` tests exceeds `slower` is at most
+    `suite_alpha`, by the union bound. This holds if runs differ as much as is usual. If runs differ
+    twice as much, the fraction of unchanged suites of 60 tests that fail is 12% without a history,
+    5% with 5 runs and 3% with 20 runs.
     """
     alphas = SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared)
     suspect, slower = (
@@ -99,9 +104,10 @@ def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) 
 def first_and_last(
     history: Sequence[PastRun], test: str, now: Measured
 ) -> tuple[list[float], list[float]] | None:
-    """Return the logs of a test's first five baselines, and of its last five runs with this one.
+    """Return the log step times of a test's first five baselines and of its last five runs.
 
-    None if there are fewer than five baselines, or fewer than five runs after them.
+    The last runs include the present run. Returns None if there are fewer than five baselines, or
+    fewer than five runs after the baselines.
     """
     runs = _comparable(history, test, now)
     promoted = [number for number, run in enumerate(runs) if run.promoted][:DRIFT_RUNS]
@@ -112,11 +118,12 @@ def first_and_last(
 
 
 def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
-    """Return by how much the last runs are slower than the first; 0 if not significant.
+    """Return the log ratio of the last runs' step times to the first; 0 if not significant.
 
-    Significant is a difference beyond `DRIFT_MARGIN` and chance, one-sided at alpha. Its standard
-    error is tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the two
-    groups. Comparing one night with the next cannot see a slow-down of 0.1% per night; this does.
+    A significant difference exceeds `DRIFT_MARGIN` by a one-sided t test at level `alpha`. Its
+    standard error is tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the
+    two groups. This finds a slow-down of 0.1% per night, which a comparison of one night with the
+    next cannot see.
     """
     own_variance = (variance(first) + variance(last)) / 2
     within = _moderated(own_variance, len(first) + len(last) - 2, usual)

@@ -1,7 +1,8 @@
-"""The values that decide comparisons, for each class of hardware and each metric.
+"""The numbers that decide comparisons, such as margins and error probabilities.
 
-They come from [decision] in perf/thresholds.toml, with built-in defaults. A misspelt name, a value
-out of range and values that contradict each other are refused.
+Each hardware class and each metric may have its own numbers. These come from [decision] in
+perf/thresholds.toml, with built-in defaults. A misspelt name, a value out of range, or values that
+contradict each other raise ValueError.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ _METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's 
 _SET_KEYS = ("screen_sets", "confirm_sets")
 _SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
 _SPREAD_KEYS = ("quiet_iqr", "run_spread", "noisy_run_spread")
-_METRIC_KEYS = ("margin", "tolerance")  # all metrics share one measurement, and one suite's levels
+_METRIC_KEYS = ("margin", "tolerance")  # the other values hold for all metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings:
-    """The values of one class of hardware.
+    """The numbers that decide comparisons on one class of hardware.
 
-    metrics: by name, the metrics with their own values. run_spread, noisy_run_spread: the usual
-    standard deviation of the log of a time between runs of the same code, for tests whose rounds
-    have an interquartile range below `quiet_iqr` of their median, and for all others.
+    `metrics` holds the metrics with numbers of their own. `run_spread` is the usual standard
+    deviation of the log of a step time between runs of the same code, for tests whose rounds have
+    an interquartile range below `quiet_iqr` of their median. `noisy_run_spread` is the same for all
+    other tests.
     """
 
     default: Settings
@@ -71,11 +73,14 @@ class DecisionSettings:
             )
 
     def of(self, metric: str) -> Settings:
-        """Return the metric's own values, else the default ones."""
+        """Return the settings for a metric: its own settings if there are any, else the defaults."""
         return self.metrics.get(metric, self.default)
 
     def with_sets(self, screen_sets: int) -> DecisionSettings:
-        """Return the settings with this number of sets per side, or more in the confirmation."""
+        """Return a copy of the settings with another number of process sets for the screening.
+
+        The second measurement takes at least as many process sets.
+        """
 
         def changed(settings: Settings) -> Settings:
             confirm_sets = max(screen_sets, settings.confirm_sets)
@@ -89,10 +94,11 @@ Changed = TypeVar("Changed", Settings, DecisionSettings)
 
 
 def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
-    """Return the settings for gpu and cpu: the document's values, else the built-in ones.
+    """Return the decision settings for gpu and cpu from the [decision] tables of a TOML document.
 
-    A metric's own values, built-in ones too, go before those of its class. name: the document's
-    file name. Raises ValueError with one sentence for the first wrong value.
+    Built-in values fill the gaps. The values of a metric, even built-in ones, override the values
+    of its hardware class. `name` is the document's file name. Raises ValueError with one sentence
+    for the first wrong value.
     """
     classes = _table(document, "decision", "class", tuple(_DEFAULTS), name)
     return {hardware: _class_settings(classes, hardware, name) for hardware in _DEFAULTS}
@@ -120,7 +126,7 @@ def _class_settings(classes: Mapping[str, Any], hardware: str, name: str) -> Dec
 def _table(
     parent: Mapping[str, Any], header: str, what: str, known: Sequence[str], name: str
 ) -> Mapping[str, Any]:
-    """Return the table with this header, empty if absent; raises ValueError for unknown keys."""
+    """Return the TOML table with this header, empty if absent; raise ValueError for unknown keys."""
     table = parent.get(header.rpartition(".")[2], {})
     if not isinstance(table, dict):
         raise ValueError(f"{name} has {header} = {table!r}; write a table, which begins with [{header}]")
@@ -131,7 +137,7 @@ def _table(
 
 
 def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Changed:
-    """Return the settings with these values; raises ValueError for wrong or contradicting ones."""
+    """Return the settings with these values; raise ValueError for wrong or contradicting values."""
     for key, value in values.items():
         number = type(value) in (int, float)
         if key in _SET_KEYS:
@@ -155,6 +161,6 @@ def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Change
 
 
 def advice(word: str, known: Sequence[str]) -> str:
-    """Return what to write instead of an unknown word: the nearest known one, or all of them."""
+    """Return advice for a misspelt word: the nearest known word, or all known words."""
     nearest = get_close_matches(word, known, n=1)
     return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""The comparison with a stored run: a change for each test, or the reason why there is none."""
+"""The comparison of a run with a stored run, test by test."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
 
-# A step is launch bound if its time over its device time is above this: the GPU waits for the CPU.
-# Its time then moves from run to run. Its CPU seconds are compared instead, unless it is captured.
+# A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
+# the CPU. The step's time then varies from run to run, so CPU seconds are compared instead. A step
+# that is captured in a CUDA graph needs no launches, so its time is compared.
 LAUNCH_BOUND = 1.05
-CPU_LIMIT = 1.25  # the largest ratio of a step's CPU seconds that is not slower
-LARGEST_LOG = 700.0  # of a ratio that a float can hold
+CPU_LIMIT = 1.25  # a ratio of a step's CPU seconds above this is slower
+LARGEST_LOG = 700.0  # exp() of a greater number overflows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The seconds of a step in the stored run and now. A ratio above `limit` is slower.
+    """The time of a test's step in the stored run and in this run, with the limit for their ratio.
 
-    quantity: the step's median time, or its CPU seconds. suspect_limit: a ratio between it and
-    `limit` is too large for chance in one test, but not in a suite of many; None if `limit` alone
-    decides.
+    A ratio above `limit` is slower. `quantity` says whether the step's median time or its CPU
+    seconds are compared. A ratio between `suspect_limit` and `limit` is too large for chance in one
+    test, but not in a suite of many tests. `suspect_limit` is None if `limit` alone decides.
     """
 
     then_seconds: float
@@ -39,27 +40,27 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """The seconds now over those then: above 1 is slower."""
+        """The step's seconds in this run over those in the stored run; above 1 is slower."""
         return self.now_seconds / self.then_seconds
 
     @property
     def slower(self) -> bool:
-        """Whether the ratio is above the limit."""
         return self.ratio > self.limit
 
     @property
     def suspect(self) -> bool:
-        """Whether the ratio is above the limit for suspects only."""
+        """Whether the test looks slower, but not by enough to be sure in a suite of many tests."""
         return self.suspect_limit is not None and self.suspect_limit < self.ratio <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """The controls of a comparison with a stored run.
+    """The control measurements of a comparison with a stored run.
 
-    negative: a copy of memory, which must take as long as it did then. positive: a step of this run
-    as it is and deliberately slowed beyond its limit, which must be called slower. missing: why a
-    control is missing, one sentence each.
+    The negative control is a memory copy, which must take as long as in the stored run. The
+    positive control is a step of this run, once as it is and once deliberately slowed beyond its
+    limit; the comparison must find it slower. `missing` has one sentence for each control
+    measurement that is missing.
     """
 
     negative: Change | None = None
@@ -67,7 +68,7 @@ class Controls:
     missing: Sequence[str] = ()
 
     def failed(self) -> list[str]:
-        """Return one sentence for each control that failed."""
+        """Return one sentence for each control measurement that failed."""
         failed = []
         if (copy := self.negative) is not None and (copy.slower or 1 / copy.ratio > copy.limit):
             failed.append(
@@ -82,19 +83,19 @@ class Controls:
         return failed
 
     def measured(self) -> Mapping[str, Change]:
-        """Return the controls that were measured, by what they measure."""
+        """Return the control measurements that exist, by a description of what they measure."""
         named = {"a copy of memory": self.negative, "a slowed step": self.positive}
         return {what: change for what, change in named.items() if change is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of a run with a stored one.
+    """The result of comparing a run with a stored run, by test id.
 
-    baseline: the stored run's name. changes: by test id. missing: by test id, why it could not be
-    compared. drifts: by test id, the log of how much slower the last five runs are than the first
-    five baselines, 0 if chance explains it; only tests with enough runs. controls: None if there
-    were none.
+    `baseline` is the stored run's name. `missing` says why a test could not be compared. `drifts`
+    holds the log ratio of a test's last five runs to its first five baselines, or 0 if chance
+    explains the difference. Tests with too few runs have no drift. `controls` is None if no control
+    was measured.
     """
 
     baseline: str
@@ -105,24 +106,24 @@ class Comparison:
 
     @property
     def slower(self) -> dict[str, Change]:
-        """The tests that are slower than their limits."""
+        """The changes of the tests that are slower than their limits."""
         return {test: change for test, change in self.changes.items() if change.slower}
 
     @property
     def suspects(self) -> dict[str, Change]:
-        """The tests that only an A/B run against the baseline's code can decide."""
+        """The changes of the tests that look slower and need an A/B run to decide."""
         return {test: change for test, change in self.changes.items() if change.suspect}
 
     def median_shift(self) -> float | None:
-        """Return the median log ratio of compared times; positive is slower, None without any."""
+        """Return the median log ratio of step times; positive is slower, None without any."""
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
     def answer(self) -> Answer:
-        """Return what the comparison means for the run.
+        """Return what the comparison with a stored run means for the verdict.
 
-        A run that is slower, or whose controls failed, is unfit as a baseline. One with new tests
-        is not.
+        A run that is slower, or whose control measurements failed, is unfit as a baseline. A run
+        with new tests is fit.
         """
         controls = self.controls or Controls()
         answer = Answer(
@@ -162,19 +163,20 @@ def compare(
     settings: DecisionSettings,
     history: Sequence[PastRun] = (),
 ) -> Comparison:
-    """Compare two runs test by test: tests with equal ids and equal specs are comparable.
+    """Compare the step times of two runs, test by test.
 
-    Times are compared, or CPU seconds where launches bound both runs. expected: the ids of the
-    tests that this run had to compare. baseline: the stored run's name. limit: the ratio of times
-    above which a step is slower; None for each test's own limit, from how far its runs in
-    `history`, oldest first, differ.
+    Tests with equal ids and equal specs are comparable. CPU seconds replace step times where
+    launches bound both runs. `expected` holds the ids of the tests that this run had to compare.
+    `baseline` is the stored run's name. `limit` is the ratio of step times above which a test is
+    slower. If it is None, each test has its own limit, from how much its runs in `history` (oldest
+    first) differ.
 
-    The stored run alone is the reference, although the mean of the history is more precise: a mean
-    holds the times of other code as soon as a change was accepted. Simulated with 20 runs that
-    differ by 0.5%: of tests that got 5% slower the mean finds 98%, the stored run 43% and 99%
-    suspects. But after an accepted loss of 10%, which the last 5 runs have, the mean calls 87% of
-    unchanged tests slower and the stored run none. After an accepted gain of 10%, of the tests that
-    lose it again the mean makes none a suspect and the stored run all.
+    The stored run alone is the reference measurement. The mean of the history would be more
+    precise, but it contains the times of other code as soon as a change was accepted. Both were
+    simulated with 20 runs that differ by 0.5%. Of tests that got 5% slower, the mean finds 98%; the
+    stored run finds 43% and suspects 99%. After an accepted loss of 10%, which the last 5 runs
+    have, the mean calls 87% of unchanged tests slower and the stored run none. After an accepted
+    gain of 10% that is lost again, the mean suspects no test and the stored run all of them.
     """
     present = sorted(test for test in expected if test in now or test in then)
     reasons = {test: _missing_reason(now.get(test), then.get(test), baseline) for test in present}
@@ -208,9 +210,10 @@ def negative_control(
     history: Sequence[PastRun] = (),
     compared: int,
 ) -> Controls:
-    """Compare the copies of memory of both runs, as one more test beside `compared` others.
+    """Compare the times of a memory copy in this run and in a stored run.
 
-    limit: the tests' common limit, if there is one; the copy's limit is at least that.
+    The limit counts the copy as one more test beside `compared` others. `limit` is the common limit
+    of the tests, if there is one; the limit of the copy is not below it.
     """
     if (why := _missing_reason(now, then, baseline)) or now is None or then is None:
         return Controls(missing=[f"the negative control, {COPY}, {why}"])
@@ -219,7 +222,7 @@ def negative_control(
 
 
 def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) -> str:
-    """Return why a test cannot be compared; empty if it can."""
+    """Return why a test cannot be compared with its stored run, or an empty string if it can."""
     if then is None:
         return f"is not in {baseline}"
     if now is None:
@@ -261,7 +264,6 @@ def _time_change(
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    """Return the usual standard deviation between runs, which is smaller for quiet rounds."""
     quiet = all(_is_quiet(run.all_step_seconds(), settings.quiet_iqr) for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread
 
@@ -271,19 +273,22 @@ def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
 
 
 def is_launch_bound(measured: Measured) -> bool:
-    """Return whether the GPU waited for launches in the median set; False without device times."""
+    """Return whether the GPU waited for kernel launches in the median process set.
+
+    Returns False without device times.
+    """
     by_set = measured.launch_bound()
     return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
 
 
 def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:
-    """Return whether launches bound both runs, and nothing is captured."""
+    """Return whether launches bound both runs and no CUDA graph replaces the launches."""
     return (
         is_launch_bound(then) and not then.spec.captured and (is_launch_bound(now) or not now.launch_bound())
     )
 
 
 def _cpu_seconds(measured: Measured) -> float:
-    """Return the CPU seconds of a step in the median set, on the busiest rank; 0 if unknown."""
+    """Return the CPU seconds of a step on the busiest rank in the median process set; 0 if unknown."""
     by_set = measured.counter("cpu_seconds")
     return max(0.0, median(by_set.values())) if by_set else 0.0

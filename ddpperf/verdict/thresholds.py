@@ -1,7 +1,7 @@
-"""The thresholds of perf/thresholds.toml: bounds of a test's metrics on a hardware.
+"""Lower and upper bounds for the metrics of tests, from perf/thresholds.toml.
 
-An entry that could never fail is refused: a misspelt name, a field that no spec has, a value that
-no spec can hold.
+Reading the file raises ValueError for an entry that could never fail: a misspelt name, a field that
+no measurement spec has, or a value that no measurement spec can hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddpperf.specs import Spec
 from ddpperf.verdict.settings import DecisionSettings, advice, read_decision
 
 NAME = "perf/thresholds.toml"
-NEVER_NAMED = ("delay_seconds", "fault")  # a slowed step must violate the thresholds of the step itself
+NEVER_NAMED = ("delay_seconds", "fault")  # a deliberately slowed step must violate the step's thresholds
 
 Value = str | int | float | bool
 _ABSENT = object()
@@ -32,11 +32,11 @@ _ABSENT = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """One entry of the file.
+    """One entry of perf/thresholds.toml, which bounds metrics of one test function on one hardware.
 
-    test: the name of the test's function. where: fields of the spec, each equal in value and type;
-    empty for every spec. minimum, maximum: by metric, in the metric's unit. number: the entry's
-    place in the file, from 1.
+    `where` holds the required values of measurement spec fields, compared with their types; an
+    empty `where` fits every spec. `minimum` and `maximum` map metric names to bounds in the
+    metric's unit. `number` is the entry's place in the file, from 1.
     """
 
     hardware: str
@@ -47,13 +47,16 @@ class Threshold:
     number: int
 
     def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
-        """Return whether this holds for a spec that the function `test` measured, slowed or not."""
+        """Return whether this threshold bounds a measurement by test function, hardware and spec."""
         if (hardware, test) != (self.hardware, self.test):
             return False
         return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each violated bound; a missing or infinite value violates it."""
+        """Return one sentence for each bound that these metrics violate.
+
+        A missing or infinite value violates its bound.
+        """
         sentences = []
         for name, bound in {**self.minimum, **self.maximum}.items():
             value = metrics.get(name)
@@ -74,7 +77,7 @@ class Threshold:
 
 
 class HardwareThresholds:
-    """The thresholds for one hardware key; counts those that were applied to a test."""
+    """The thresholds for one hardware key, with a count of those that applied to a test."""
 
     def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
         self._thresholds = [threshold for threshold in thresholds if threshold.hardware == hardware_key]
@@ -92,7 +95,7 @@ class HardwareThresholds:
         return [sentence for threshold in applying for sentence in threshold.violations(values)]
 
     def counts(self) -> dict[str, int]:
-        """Return how many thresholds there are for this hardware, and how many were applied."""
+        """Return the number of thresholds for this hardware, and how many applied to a test."""
         return {"applied": len(self._applied), "known": len(self._thresholds)}
 
 
@@ -100,10 +103,10 @@ class HardwareThresholds:
 
 
 def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
-    """Return the thresholds and settings of perf/thresholds.toml below `root`.
+    """Read the thresholds and the decision settings from perf/thresholds.toml below `root`.
 
-    Without the file there are no thresholds, and default settings. Raises Refused for a broken
-    file.
+    Without the file there are no thresholds, and the settings are the defaults. Raises Refused for
+    a file with a mistake.
     """
     try:
         text = (root / NAME).read_text()
@@ -121,7 +124,7 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
 
 
 def read_document(text: str, *, name: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; raises ValueError. name: the file's name."""
+    """Parse TOML text; raise ValueError with the file's `name` if it is not valid TOML."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -129,12 +132,12 @@ def read_document(text: str, *, name: str) -> dict[str, Any]:
 
 
 def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
-    """Return the thresholds of a TOML text; raises ValueError for the first wrong entry."""
+    """Parse the thresholds in TOML text; raise ValueError for the first wrong entry."""
     return thresholds_in(read_document(text, name=name), name=name)
 
 
 def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold, ...]:
-    """Return the thresholds of a document; `settings.read_decision` reads its key decision."""
+    """Return the thresholds in a parsed TOML document; raise ValueError for the first wrong entry."""
     for key in document:
         if key not in ("threshold", "decision"):
             raise ValueError(
@@ -195,7 +198,7 @@ def _threshold(entry: dict[str, Any], number: int, place: str) -> Threshold:
 
 
 def _require_possible(where: Any, place: str) -> None:
-    """Raise ValueError unless some spec can have all the fields of `where` with these values."""
+    """Raise ValueError unless some measurement spec can have all these field values."""
     if not isinstance(where, dict):
         raise ValueError(
             f"{place} has where = {where!r}; write a table, such as where = {{ world_size = 4 }}"
@@ -242,7 +245,7 @@ def _field_types(kind: type[Spec]) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a field annotated with `hint` can hold a value from TOML."""
+    """Return whether a field with this type annotation can hold this value from TOML."""
     if get_origin(hint) is Literal:
         return any(_same(value, choice) for choice in get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
@@ -251,7 +254,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _describe(hint: Any) -> str:
-    """Return the values that `_fits` accepts, in words."""
+    """Return the values that a field with this type annotation can hold, in words."""
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
@@ -262,5 +265,5 @@ def _describe(hint: Any) -> str:
 
 
 def _same(one: object, other: object) -> bool:
-    """Return whether two values are equal in type too: True is not 1."""
+    """Return whether two values are equal and have the same type, so that 1 is not True."""
     return type(one) is type(other) and one == other

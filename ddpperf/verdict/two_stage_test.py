@@ -1,13 +1,13 @@
-"""The statistics of an A/B run: screening on a few process sets, confirmation on fresh ones.
+"""The statistical tests of an A/B run: screening on few process sets, then a second measurement.
 
-The unit of replication is the process set. All values are natural logs of one set's estimate, with
-the sign chosen so that greater is worse: log seconds, minus log bandwidth. A difference of 0.01 is
-1% worse.
+One process set is one observation. All values are natural logs of the estimate from one process
+set: log seconds, or minus log bandwidth, so that greater is worse. A difference of 0.01 is 1%.
 
-Screening tests each metric at `screen_alpha`. A suspect is measured again on fresh sets, and only
-these decide, at `suite_alpha` / (H `screen_alpha`) for H gated metrics. A metric whose true change
-is below the margin is called worse only if both tests say so by chance. By the union bound over H
-that happens in at most `suite_alpha` of all suites, whatever else truly changed.
+Screening tests each metric at level `screen_alpha`. A suspected regression is measured again on new
+process sets. Only this second measurement decides, at level `suite_alpha` / (H `screen_alpha`) for
+H gated metrics. A metric whose true change is below the margin is called worse only if both tests
+say so by chance. By the union bound over H metrics this happens in at most `suite_alpha` of all
+suites, whatever else truly changed.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-PRIOR_DEGREES_OF_FREEDOM = 8  # the weight of a noise class's variance beside a metric's own
+PRIOR_DEGREES_OF_FREEDOM = 8  # the weight of a noise class's variance, against a metric's own
 POWER = 0.95  # the probability with which a detectable change is found
-OUTLIER_P = 0.01  # a metric far noisier than its class, by this test, uses its own variance alone
+OUTLIER_P = 0.01  # the level of the test for metrics far noisier than their class
 UNCHANGED_P = 0.025  # the level of each of the two one-sided tests for "unchanged"
-MOST_SETS = 64  # per side, the most that can be measured in one run
+MOST_SETS = 64  # the most process sets of each of base and candidate in one run
 
 
 class Finding(enum.StrEnum):
-    """What a test of one metric found."""
+    """The result of testing one metric for a change between base and candidate."""
 
     WORSE = "worse"
     UNCHANGED = "unchanged"
     BETTER = "better"
     UNDECIDED = "undecided"
-    SUSPECT = "suspect"  # worse in the screening, not yet confirmed
+    SUSPECT = "suspect"  # worse in the screening, to be measured again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The values that decide about one metric.
+    """The numbers that decide whether a metric changed between base and candidate.
 
-    margin: changes below this log ratio do not matter. tolerance: a change within this log ratio
-    counts as unchanged. screen_sets, confirm_sets: process sets per side.
+    Changes below the log ratio `margin` do not matter. A change within the log ratio `tolerance`
+    counts as unchanged. `screen_sets` and `confirm_sets` are the process sets of each of base and
+    candidate in the screening and in the second measurement. `screen_alpha` is the error
+    probability of the screening for each metric, and `suite_alpha` that of the whole suite.
     """
 
     margin: float
@@ -67,7 +69,7 @@ class Settings:
             )
 
     def confirm_alpha(self, gated: int) -> float:
-        """Return the level of the confirmation in a suite with `gated` metrics."""
+        """Return the level of the second measurement's test in a suite with `gated` metrics."""
         return min(self.screen_alpha, self.suite_alpha / (gated * self.screen_alpha))
 
 
@@ -77,7 +79,7 @@ CPU = Settings(margin=0.01, tolerance=0.15, screen_alpha=0.05, screen_sets=3, co
 
 @dataclass(frozen=True)
 class LogEstimates:
-    """Logs of estimates, base[metric, set] and candidate[metric, set]; greater is worse."""
+    """Logs of the estimates `base[metric, set]` and `candidate[metric, set]`; greater is worse."""
 
     base: Array
     candidate: Array
@@ -93,7 +95,7 @@ class LogEstimates:
 
     @property
     def sets(self) -> int:
-        """Process sets per side."""
+        """The number of process sets of the base, which equals that of the candidate."""
         return int(self.base.shape[1])
 
     @property
@@ -104,30 +106,30 @@ class LogEstimates:
 
     @property
     def variance(self) -> Array:
-        """The variance between sets for each metric, pooled over both sides."""
+        """The variance between process sets for each metric, pooled over base and candidate."""
         pooled: Array = (self.base.var(axis=1, ddof=1) + self.candidate.var(axis=1, ddof=1)) / 2
         return pooled
 
     @property
     def degrees_of_freedom(self) -> int:
-        """The degrees of freedom of `variance`."""
+        """The degrees of freedom of the pooled variance between process sets."""
         return 2 * (self.sets - 1)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The variance between sets for each metric, with its degrees of freedom."""
+    """The variance between process sets for each metric, with its degrees of freedom."""
 
     variance: Array
     degrees_of_freedom: Array
 
     def standard_error(self, sets: int) -> Array:
-        """Return the standard error of an effect from `sets` sets per side."""
+        """Return the standard error of a log ratio from `sets` process sets per version."""
         error: Array = np.sqrt(self.variance * 2 / sets)
         return error
 
     def quantile(self, alpha: float) -> Array:
-        """Return the value that Student's t exceeds with probability alpha."""
+        """Return the value that Student's t exceeds with probability `alpha`, for each metric."""
         from scipy.stats import t  # imported here because it takes 0.5 s
 
         quantile: Array = t.isf(alpha, self.degrees_of_freedom)
@@ -135,11 +137,11 @@ class Noise:
 
 
 def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: float) -> Noise:
-    """Return the noise that is usual in each metric's noise class.
+    """Return for each metric the usual noise of its noise class.
 
-    Its variance is the class's median variance, divided by the median of chi-square over its mean,
-    and at least `floor`. It weighs as many degrees of freedom as the other members have, at most
-    `PRIOR_DEGREES_OF_FREEDOM`.
+    The variance is the median variance in the class, divided by the median of chi-square over its
+    mean, and at least `floor`. Its degrees of freedom are those of the other members together, at
+    most `PRIOR_DEGREES_OF_FREEDOM`.
     """
     from scipy.stats import chi2
 
@@ -154,10 +156,10 @@ def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: flo
 
 
 def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Noise:
-    """Return each metric's own variance shrunk towards the prior one (Smyth 2004).
+    """Return each metric's own variance shrunk towards a prior variance (Smyth 2004).
 
-    A metric far noisier than its class, by a chi-square test at `OUTLIER_P`, uses its own variance
-    alone, with fewer degrees of freedom. floor: the least variance.
+    A metric far noisier than its class, by a chi-square test at level `OUTLIER_P`, keeps its own
+    variance, with fewer degrees of freedom. No variance is below `floor`.
     """
     from scipy.stats import chi2
 
@@ -179,14 +181,17 @@ def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int
 
 
 def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
-    """Return each suspect's finding from fresh sets, in a suite with `gated` metrics."""
+    """Return the finding for each suspected regression from its second measurement.
+
+    `gated` is the number of metrics of the suite whose worsening fails the run.
+    """
     error = noise.standard_error(estimates.sets)
     worse = estimates.effect - noise.quantile(settings.confirm_alpha(gated)) * error > settings.margin
     return _first_true((worse, Finding.WORSE), (_unchanged(estimates, noise, settings), Finding.UNCHANGED))
 
 
 def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:
-    """Return the findings for negative controls, by a two-sided test at `suite_alpha`."""
+    """Return the findings for negative controls, from a two-sided t test at level `suite_alpha`."""
     beyond = noise.quantile(settings.suite_alpha / 2) * noise.standard_error(estimates.sets) + settings.margin
     worse, better = estimates.effect > beyond, estimates.effect < -beyond
     unchanged = _unchanged(estimates, noise, settings)
@@ -194,14 +199,14 @@ def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: S
 
 
 def _unchanged(estimates: LogEstimates, noise: Noise, settings: Settings) -> Mask:
-    """Return where two one-sided tests put the effect within the tolerance."""
+    """Return for each metric whether two one-sided tests put its change within the tolerance."""
     half_width = noise.quantile(UNCHANGED_P) * noise.standard_error(estimates.sets)
     within: Mask = np.abs(estimates.effect) + half_width < settings.tolerance
     return within
 
 
 def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
-    """Return the first finding that holds for each metric, else undecided."""
+    """Return for each metric the first finding whose mask is true, or undecided if no mask is true."""
     masks, names = zip(*findings, strict=True)
     return list(map(Finding, np.select(masks, names, default=Finding.UNDECIDED)))
 
@@ -209,9 +214,10 @@ def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
 def minimum_detectable_effect(
     noise: Noise, settings: Settings, gated: int, *, screened: bool = True
 ) -> Array:
-    """Return the least log ratio that both tests call worse with a probability of about `POWER`.
+    """Return for each metric the smallest log ratio that is called worse with probability `POWER`.
 
-    screened: False if there was no screening and the confirmation alone decides.
+    The probability is approximate, and counts both stages. `screened` is False if there was no
+    screening, so that the second measurement alone decides.
     """
     screening, confirmation = _standard_errors_needed(noise, settings, gated)
     effect: Array = confirmation * noise.standard_error(settings.confirm_sets)
@@ -221,7 +227,10 @@ def minimum_detectable_effect(
 
 
 def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
-    """Return how many sets per side, at least 2, detect a change of the tolerance."""
+    """Return how many process sets are needed to detect a change as large as the tolerance.
+
+    The number, at least 2, is that of each of base and candidate.
+    """
     screening, confirmation = _standard_errors_needed(noise, settings, gated)
     needed = np.maximum(screening, confirmation) if screened else confirmation
     sets: Array = np.ceil(2 * noise.variance * (needed / (settings.tolerance - settings.margin)) ** 2)
@@ -229,7 +238,7 @@ def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool 
 
 
 def _standard_errors_needed(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
-    """Return how many standard errors above the margin a detectable effect lies, for both tests."""
+    """Return how many standard errors a detectable change exceeds the margin by, in both stages."""
     from scipy.stats import norm
 
     power = norm.ppf(POWER)
