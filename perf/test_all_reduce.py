@@ -1,4 +1,4 @@
-"""All-reduce: how fast is it, which algorithm is the fastest, and does a cost model predict it?"""
+"""All-reduce: which algorithm is the fastest, and does a cost model predict the measured times?"""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast"
 
 
 def groups(options: Options) -> list[int]:
-    """Return the group sizes, the largest first.
+    """Return the world sizes above 1 of --world-sizes, in descending order.
 
-    After a smaller group mapped its memory, a larger one would need a fresh process set.
+    After a smaller group of ranks mapped its memory, a larger group would need a new process set.
     """
     return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
 
 
 def calls(options: Options) -> Iterator[Case]:
-    """Yield every size and algorithm, in place, and the largest calls out of place."""
+    """Yield measurement specs of all-reduces for every world size, buffer size and algorithm.
+
+    All of them are in place. Some large all-reduces are measured out of place, too.
+    """
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             yield AllReduceSpec(world_size=N, nbytes=nbytes)
@@ -61,7 +64,10 @@ def calls(options: Options) -> Iterator[Case]:
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
-    """Yield calls on a large buffer; on GPUs by every algorithm, and the smallest captured ones."""
+    """Yield measurement specs of out-of-place all-reduces on a large buffer.
+
+    On GPUs every algorithm is measured, and the smallest buffer, too, in a CUDA graph.
+    """
     nbytes = largest_of_all(options.links)
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
@@ -71,7 +77,7 @@ def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
 
 
 def largest(options: Options) -> Iterator[Case]:
-    """Yield the backend's largest call of each group size."""
+    """Yield the measurement spec of the largest NCCL or gloo all-reduce for each world size."""
     sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
@@ -81,7 +87,7 @@ def largest(options: Options) -> Iterator[Case]:
 
 
 def contests(options: Options) -> Iterator[AllReduceSpec]:
-    """Yield the backend's calls of sizes that other algorithms measure too."""
+    """Yield measurement specs of NCCL's or gloo's all-reduce, to compare it with other algorithms."""
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
@@ -89,7 +95,10 @@ def contests(options: Options) -> Iterator[AllReduceSpec]:
 
 
 def algorithms(options: Options) -> Iterator[Case]:
-    """Yield each algorithm's call on the largest buffer that all algorithms have."""
+    """Yield a measurement spec for each of this project's own all-reduce algorithms.
+
+    The buffer has the largest size at which all of them are measured.
+    """
     sizes = own_sizes(options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
@@ -99,7 +108,10 @@ def algorithms(options: Options) -> Iterator[Case]:
 
 
 def collectives(options: Options) -> Iterator[Case]:
-    """Yield the other collectives, with sizes rounded down to whole elements on each rank."""
+    """Yield measurement specs of reduce_scatter, all_gather, broadcast and all_to_all.
+
+    Buffer sizes are rounded down so that each rank has the same number of elements.
+    """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
         for kind in KINDS:
@@ -118,7 +130,7 @@ def collectives(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=calls, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
-    """How fast is an all-reduce?"""
+    """How long does an all-reduce take, and which bandwidth does it reach?"""
     call = measure(spec)
     seconds = call.median_step_seconds()
     measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
@@ -130,7 +142,7 @@ def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
 
 @pytest.mark.specs(cases=collectives)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
-    """How fast are the collectives that FSDP and ZeRO use?"""
+    """How long do reduce_scatter, all_gather, broadcast and all_to_all take?"""
     call = measure(spec)
     seconds = call.median_step_seconds()
     measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
@@ -142,14 +154,21 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
 
 
 def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
-    """Store the bus bandwidth, and what fraction of the link it is where the link is known."""
+    """Store the bus bandwidth of a collective call.
+
+    If the link bandwidth is known, store its used fraction, too. busbw: the bandwidth of each
+    process set, in bytes per second.
+    """
     measure.metric("busbw_bytes_per_second", busbw)
     if link := measure.machine.link_bytes_per_second:
         measure.metric("link_utilization", {name: value / link for name, value in busbw.items()})
 
 
 def framework_time(measure: Measure, call: Measured) -> None:
-    """Store a call's time besides the library's kernel, on the rank whose kernel waits least."""
+    """Store the part of a collective call's time that is not spent in NCCL's kernel.
+
+    The kernel's time is the shortest of all ranks, because the other ranks' kernels wait for it.
+    """
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }
@@ -160,7 +179,7 @@ def framework_time(measure: Measure, call: Measured) -> None:
 
 @pytest.mark.specs(cases=contests)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
-    """Which algorithm is the fastest on a buffer of this size?"""
+    """Which all-reduce algorithm is the fastest for one buffer size?"""
     N = spec.world_size
     rivals = [call for call in (captured if spec.captured else own)(N, spec.nbytes) if call != spec]
     possible = [call for call in rivals if not measure.machine.mapping_reason(call)]
@@ -187,7 +206,10 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
 
 @pytest.mark.specs(cases=largest)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
-    """Which latency and bandwidth do the backend's calls have, and do they predict a size left out?"""
+    """Which latency and bandwidth does NCCL's or gloo's all-reduce have?
+
+    The model is checked by predicting the time of each buffer size from the other buffer sizes.
+    """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     references = {
         size: measure.reference(format_bytes(size), dataclasses.replace(spec, nbytes=size))
@@ -210,7 +232,7 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
 
 @pytest.mark.specs(cases=algorithms)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
-    """Do one latency and one bandwidth predict the calls of all algorithms?"""
+    """Do one latency and one link bandwidth predict the times of all all-reduce algorithms?"""
     measured = {
         call: measure.reference(call.id, call).median_step_seconds()
         for nbytes in own_sizes(measure.machine.links)
@@ -237,7 +259,11 @@ def model_metrics(
     measured: Mapping[AllReduceSpec, Mapping[str, float]],
     fitted: Mapping[str, ChosenLinks],
 ) -> None:
-    """Store the fitted parameters, and what the model and course reports' formulas predict."""
+    """Store the parameters of a fitted cost model, and predicted over measured all-reduce times.
+
+    The formulas of two course reports are compared with the measured times, too. measured: the
+    seconds of each spec and process set. fitted: the model of each process set.
+    """
     estimate_metric(measure, "latency_seconds", {name: fit.model.latency for name, fit in fitted.items()})
     links = {name: fit.model.bandwidth for name, fit in fitted.items()}
     bounded = link_metric(measure, links)

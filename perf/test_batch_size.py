@@ -1,4 +1,4 @@
-"""Batch size: how fast is an epoch with each, does loading images limit it, and which batch fits?"""
+"""Batch size: how long is an epoch with each batch size, and which batch size is the largest?"""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the sweep over loader workers
 
 
 def epochs(options: Options) -> Iterator[Case]:
-    """Yield epochs without loading, from images on the device, and through a DataLoader.
+    """Yield epochs to measure for each batch size and each of three ways to get the images.
 
-    On the CPU both share one memory, so only the smallest batch takes images from the device.
+    An epoch repeats one fixed batch, reads images that are already on the device, or uses a
+    DataLoader. On a CPU only the smallest batch size reads images from the device.
     """
     for batch_size in options.batch_sweep:
         epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
@@ -38,7 +39,10 @@ def epochs(options: Options) -> Iterator[Case]:
 
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
-    """Yield the epoch with the most loader workers; the test measures fewer workers as references."""
+    """Yield the epoch to measure with the most DataLoader workers.
+
+    The test measures epochs with fewer workers as reference measurements.
+    """
     if not is_custom_model(options.model):
         batch_size = min(
             GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(options.batch_sweep)
@@ -62,7 +66,7 @@ def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
 
 @pytest.mark.specs(cases=epochs)
 def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
-    """How long is an epoch after the first, and does loading the images limit it?"""
+    """How long does an epoch after the first one take, and does loading the images limit it?"""
     epoch = measure(spec)
     training_metrics(measure, epoch)
     if spec.input != "fixed":
@@ -74,7 +78,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
 
 @pytest.mark.specs(cases=one_epoch_with_most_workers)
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
-    """From how many workers on does loading take less than 5% of an epoch?"""
+    """How many DataLoader workers are needed so that loading takes less than 5% of an epoch?"""
     epochs = {spec.loader_workers: measure(spec)}
     without = measure.reference("without_loading", without_loading(spec))
     for workers in WORKERS[: WORKERS.index(spec.loader_workers)]:
@@ -90,7 +94,7 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
 
 
 def fixed_batches(options: Options) -> Iterator[Case]:
-    """Yield a small batch, with which the search begins."""
+    """Yield the training spec with which the search for the largest batch size begins."""
     if options.sides is not None:
         yield skipped(
             size_id(options.device, 1, SMALLEST),
@@ -110,7 +114,11 @@ def fixed_batches(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=fixed_batches)
 def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
-    """Which batch is the largest that fits? Found by factors of four, then to within a sixteenth."""
+    """What is the largest batch size that fits into the memory of one GPU?
+
+    The search multiplies the batch size by four until it does not fit, and then bisects to within a
+    sixteenth.
+    """
     fitting: dict[int, Measured] = {}
     reasons: list[str] = []
 
@@ -140,6 +148,6 @@ def without_loading(spec: EpochSpec) -> EpochSpec:
 
 
 def loading_fractions(loaded: Measured, without: Measured) -> dict[str, float]:
-    """Return by set the fraction of an epoch that loading takes."""
+    """Return the fraction of the epoch time that loading images takes, for each process set."""
     alone = without.median_step_seconds()
     return {name: loading_fraction(t, alone[name]) for name, t in loaded.median_step_seconds().items()}

@@ -1,4 +1,4 @@
-"""Communication: how much of a step is spent on sending gradients, and how fast are they sent?"""
+"""Communication: how much longer is a DDP step because the ranks exchange gradients?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_second
 
 
 def splits(options: Options) -> Iterator[Case]:
-    """Yield DDP's steps of each world size and batch size, in the first execution and eagerly."""
+    """Yield DDP training specs for each world size and batch size.
+
+    Each is measured in the first execution mode of --executions and in eager mode.
+    """
     if max(options.world_sizes) == 1:
         yield skipped(size_id(options.device, 1), "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
@@ -32,10 +35,10 @@ def splits(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=splits)
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
-    """How long is the exposed communication of a step?
+    """How long does a DDP step only wait for communication, while no computation runs?
 
-    Found by a difference, by a trace and by the messages alone. Beside them stands t(N) - t(1),
-    which is often taken for it.
+    Three methods measure the communication: a step without communication, a profiler trace, and a
+    replay of the messages alone. Beside them stands t(N) - t(1), the extra step time on N devices.
     """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
@@ -80,12 +83,15 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def by_rank(measured: Measured) -> dict[str, list[float]]:
-    """Return by set the seconds of a step on each rank."""
+    """Return the step time, in seconds, on each rank of each process set."""
     return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
 
 
 def traced_by_set(trace: Measured) -> dict[str, Traced]:
-    """Return by set what the ranks' traces show; empty if any set has no trace of communication."""
+    """Return the communication time found in the profiler traces of each process set.
+
+    Returns an empty dict if the traces of any process set show no communication.
+    """
     found = {
         sample.set: traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
         for sample in trace.samples
@@ -102,7 +108,11 @@ def compared(
     differences: Mapping[str, Difference],
     traces: Mapping[str, Traced],
 ) -> None:
-    """Store the difference of the two methods as a fraction of the step, and explain a large one."""
+    """Store how much two measurements of the exposed communication differ, over the step time.
+
+    One measurement is by difference of step times, the other one by profiler trace. A note on the
+    measurement explains a large difference. tN: the seconds of a step in each process set.
+    """
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
     measure.metric("method_disagreement", {name: split.fraction for name, split in apart.items()})
@@ -112,9 +122,11 @@ def compared(
 
 
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:
-    """Store the gradients' bus bandwidth in training and its fraction of the link.
+    """Store the bus bandwidth at which gradients are sent during training.
 
-    Once over the all-reduces' time on the rank that waits least, once over exposed communication.
+    One bandwidth divides by the time of the all-reduces on the rank that waits least. The other one
+    divides by the exposed communication time. If the link bandwidth is known, store its used
+    fractions, too.
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
     sending = {

@@ -1,4 +1,4 @@
-"""Execution: how much faster is a step on one device when compiled, captured in a graph, or both?"""
+"""Execution: how much faster is a training step when it is compiled or captured in a CUDA graph?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from perf.common.training_metrics import speedup_over, training_metrics
 
 
 def executions(options: Options) -> Iterator[Case]:
-    """Yield each batch size and execution; of compiled ones only the smallest and largest batch."""
+    """Yield single-device training specs for each batch size and execution mode.
+
+    Compiled steps are measured at the smallest and the largest batch size only.
+    """
     extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for batch_size in options.batch_sizes:
         for execution in dict.fromkeys(("eager", *options.executions)):
@@ -27,7 +30,7 @@ def executions(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=executions)
 def test_execution(measure: Measure, spec: TrainingSpec) -> None:
-    """How much faster is the step than the eager one?"""
+    """How much faster is a compiled or captured training step than the same step in eager mode?"""
     step = measure(spec)
     if spec.execution != "eager":
         speedup_over(measure, "eager", step, spec.eager())

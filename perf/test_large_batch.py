@@ -1,4 +1,4 @@
-"""Large batches: do they still learn, what helps them, and do more devices give the same result?"""
+"""Large batches: which accuracy does training with a large batch reach, and what improves it?"""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 def recipes(options: Options) -> Iterator[Case]:
-    """Yield each recipe; a recipe that equals an earlier one is skipped."""
+    """Yield a training spec for each recipe in perf/recipes.toml.
+
+    A recipe whose spec equals that of an earlier recipe is skipped.
+    """
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
         return
     seen: dict[RunSpec, str] = {}
     for recipe in read_recipes(options.device):
         case = if_valid(recipe.name, partial(recipe.spec, options))
-        if isinstance(case, RunSpec) and case in seen:  # the tuned rate may equal another recipe's
+        if isinstance(case, RunSpec) and case in seen:  # two recipes may have the same tuned learning rate
             yield skipped(recipe.name, f"it is the same training as {seen[case]!r}")
         else:
             yield case
@@ -42,7 +45,7 @@ def recipes(options: Options) -> Iterator[Case]:
 
 
 def largest_tuned(device: str) -> Recipe:
-    """Return the recipe of the largest constant batch that has its own grid of rates."""
+    """Return the training recipe with a tuned learning rate and the largest constant batch size."""
     candidates = [
         recipe for recipe in read_recipes(device) if recipe.rates and not recipe.fields["grow_from"]
     ]
@@ -50,7 +53,7 @@ def largest_tuned(device: str) -> Recipe:
 
 
 def on_all_devices(options: Options) -> Iterator[Case]:
-    """Yield the largest tuned batch on all devices."""
+    """Yield the training spec of the largest tuned batch size on all devices."""
     if max(options.world_sizes) == 1:
         yield skipped(
             size_id(options.device, 1), "comparing devices needs two or more; pass --world-sizes 1,2"
@@ -61,7 +64,10 @@ def on_all_devices(options: Options) -> Iterator[Case]:
 
 
 def long_runs(options: Options) -> Iterator[Case]:
-    """Yield the long training on one device and on all, in the fastest execution."""
+    """Yield the specs of a 50-epoch training on one device and on all devices.
+
+    The steps use the fastest execution mode of --executions.
+    """
     if options.device == "cpu":
         yield skipped("long", "50 epochs take hours on a CPU; run them on GPUs")
     if options.device == "cpu" or is_custom_model(options.model):
@@ -79,7 +85,7 @@ def long_runs(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=recipes)
 def test_large_batch(measure: Measure, spec: RunSpec) -> None:
-    """Which loss and accuracy does the recipe reach, on average over seeds?"""
+    """Which loss and accuracy does a training recipe reach, on average over random seeds?"""
     device = measure.machine.device
     runs = by_seed(measure, spec)
     baseline, *_ = read_recipes(device)
@@ -113,7 +119,10 @@ def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
 
 
 def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measured]:
-    """Measure the spec with each seed of the device's table."""
+    """Run the same training once for each random seed, and return the measurements.
+
+    kind: the key of perf/recipes.toml that has the number of seeds.
+    """
     first = measure(spec)
     seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device, kind))
     return [
@@ -123,7 +132,7 @@ def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measur
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
-    """Store loss, accuracy and throughput, as means over the seeds."""
+    """Store the loss, accuracy and throughput of a training, averaged over its random seeds."""
     sets = [sample.set for sample in runs[0].samples]
     for name in FIGURES:
         measure.metric(name, {of_set: mean(last(runs, of_set, name)) for of_set in sets})
@@ -145,7 +154,11 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
 
 
 def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
-    """Store the difference of mean accuracies with Welch's interval; return whether 0 lies in it."""
+    """Store the difference of two mean test accuracies with its Welch interval.
+
+    Returns whether the interval contains zero. With one seed there is no interval, and the result
+    is True.
+    """
     sets = [sample.set for sample in runs[0].samples]
     measure.metric(name, {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
     if len(runs) < 2:
@@ -163,28 +176,29 @@ def compare(measure: Measure, name: str, runs: list[Measured], others: list[Meas
 
 
 def last(runs: list[Measured], of_set: str, name: str = "test_accuracy") -> list[float]:
-    """Return the figure of each run after its last epoch."""
+    """Return a figure, such as the test accuracy, after the last epoch of each training."""
     return [figures(run, run.of_set(of_set), name)[-1] for run in runs]
 
 
 def figures(run: Measured, sample: Sample, name: str) -> list[float]:
-    """Return the figure after each epoch, as the mean over ranks."""
+    """Return a figure, such as the test accuracy, after each epoch: the mean over all ranks."""
     assert isinstance(run.spec, RunSpec)
     ranks = run.spec.world_size
     return [mean(sample.counters[f"{name}_{epoch}"][:ranks]) for epoch in range(1, run.spec.epochs + 1)]
 
 
 def slowest(run: Measured, sample: Sample) -> list[float]:
-    """Return the seconds of each epoch's training on the slowest rank."""
+    """Return the seconds that each epoch of a training took on its slowest rank."""
     assert isinstance(run.spec, RunSpec)
     return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
 
 
 @pytest.mark.specs(cases=on_all_devices)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
-    """Do all devices reach the accuracy of one device with the same global batch?
+    """Do several devices reach the accuracy of one device with the same global batch size?
 
-    Also: the accuracy without set_epoch, and with the rate that one device's batch would have.
+    Two mistakes are measured, too: training without set_epoch, and a learning rate that fits the
+    batch size of one rank.
     """
     runs = by_seed(measure, spec)
     learned(measure, runs)
@@ -203,5 +217,5 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
 
 @pytest.mark.specs(cases=long_runs)
 def test_long_run(measure: Measure, spec: RunSpec) -> None:
-    """Which accuracy does the long training reach?"""
+    """Which test accuracy does a training of 50 epochs reach?"""
     learned(measure, by_seed(measure, spec, "long_seeds"))

@@ -1,4 +1,4 @@
-"""Messages: how many bytes do ranks send in a step and before the first one, and what for?"""
+"""Messages: how many bytes does a rank send in a training step, and what for?"""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ STARTS = ("initial state", "control", "other")
 
 
 def strategies(options: Options) -> Iterator[Case]:
-    """Yield each strategy on all devices, or the one of --spec.
+    """Yield a training step whose messages are counted, for each parallel strategy on all devices.
 
-    Eagerly and with the smallest batch, because messages depend on neither.
+    If --spec is given, yield its strategy only. Steps are eager and have the smallest batch size,
+    because messages depend on neither.
     """
     world_size = max(options.world_sizes)
     if world_size == 1:
@@ -54,7 +55,7 @@ def counted(options: Options, **fields: Any) -> TrainingSpec:
 
 @pytest.mark.specs(cases=strategies)
 def test_messages(measure: Measure, spec: MessagesSpec) -> None:
-    """How many messages and bytes of each kind are sent, and are gradients sent exactly once?"""
+    """How many messages does a training step send, and does it send each gradient exactly once?"""
     ledger = measure(spec)
     for prefix, kinds in (("", KINDS), ("start ", STARTS)):
         for kind in kinds:
@@ -80,7 +81,11 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
 
 
 def described(counters: Mapping[str, tuple[float, ...]]) -> str:
-    """Say what rank 0 sends in a step, by kind and collective, with each gradient message's size."""
+    """Return a sentence about the messages that rank 0 sends in a training step.
+
+    The sentence has the bytes of each kind of message and collective, and the size of each gradient
+    bucket.
+    """
     parts = []
     for counter, (nbytes, *_) in counters.items():
         if match := re.fullmatch(r"(\w+) by (\w+): bytes", counter):

@@ -1,4 +1,4 @@
-"""Projection: how much longer does a step take on more devices than this machine has?"""
+"""Projection: how much longer would a training step take on more devices than this machine has?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NORMAL = 1.4826  # the standard deviation of normal errors over the median of th
 
 
 def steps(options: Options) -> Iterator[Case]:
-    """Yield the step on all devices, if there is a smaller group of two or more to project from."""
+    """Yield DDP training specs on all devices, for each batch size.
+
+    They are skipped unless --world-sizes has a smaller world size above 1 to project from.
+    """
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) < 2:
         if options.links.project_to:
@@ -41,9 +44,10 @@ def steps(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=steps)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
-    """Do fewer devices predict t(N) - t(1) on all devices, and what is it for --project-to?
+    """Can the extra step time t(N) - t(1) on all devices be predicted from fewer devices?
 
-    Beside the prediction stands the guess that the excess t(N) - t(1) stays the same.
+    The prediction is compared with the guess that more devices leave the extra step time unchanged.
+    --project-to asks for predictions for world sizes that were not measured.
     """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)
@@ -74,7 +78,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         projected = partial(
             projection,
             measure,
-            bucket_copies=excess(local, one_device, name),  # all that N devices lose without sending
+            bucket_copies=excess(local, one_device, name),  # the extra step time without communication
             lines={N: by_set[name] for N, by_set in lines.items()},
             buckets=buckets,
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
@@ -95,7 +99,10 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
-    """Return by set the model of the backend's all-reduce, captured if the training is."""
+    """Return a cost model of NCCL's or gloo's all-reduce on N ranks, for each process set.
+
+    The all-reduces run in a CUDA graph if the training step does.
+    """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     call: CallExecution = "graph" if spec.captured else "eager"
     specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]
@@ -107,7 +114,10 @@ def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Cho
 
 
 def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
-    """Return how much longer the slowest rank's step is in one set, with both standard errors."""
+    """Return one process set's extra step time compared with one device, and its standard error.
+
+    Both step times are those of the slowest rank.
+    """
     slowest = []
     for step in (longer, one_device):
         ranks = [median_and_error(rounds) for rounds in zip(*step.of_set(name).seconds, strict=True)]
@@ -126,7 +136,12 @@ def projection(
     buckets: list[float],
     hideable: float,
 ) -> Projection:
-    """Project one set's excess on N devices from the excess and the all-reduces on fewer devices."""
+    """Predict the extra step time on N devices, compared with one device, for one process set.
+
+    measured: the extra step time of each smaller world size. lines: the all-reduce cost model of
+    each smaller world size. buckets: the bytes of each gradient bucket. hideable: the seconds of
+    computation that can hide communication.
+    """
     links = measure.machine.links
     envelopes = {other: lines[other].envelope for other in measured}
     missed = {other: NORMAL * lines[other].held_out_error for other in measured}
@@ -147,7 +162,11 @@ def projection_metrics(
     by_set: Mapping[str, Mapping[int, Projection]],
     t1: Mapping[str, float],
 ) -> None:
-    """Store the measured excess on the largest world size, and the projections that every set has."""
+    """Store the measured and the predicted extra step time compared with one device.
+
+    The measured value is that of the largest world size. A prediction is stored if every process
+    set has it. t1: the single-device step time of each process set, in seconds.
+    """
     measure.metric("excess_seconds", {name: excesses[largest].seconds for name, excesses in measured.items()})
     for N in sorted(set.intersection(*map(set, by_set.values()))):
         projections = {name: found[N] for name, found in by_set.items()}

@@ -1,4 +1,4 @@
-"""Sampler: does every rank get its own images, is none left out, and is the next epoch shuffled?"""
+"""Sampler: does DistributedSampler give each rank its own images, shuffled in each epoch?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ddpperf.specs import SamplerSpec
 
 
 def images(options: Options, world_size: int) -> int:
-    """Return an odd number, so that there is a rest, large enough that no orders agree by chance."""
+    """Return an odd number of images that does not divide over an even number of ranks.
+
+    It is at least 64 per rank, so that two shuffled orders do not agree by chance.
+    """
     return max(options.epoch_images, 64 * world_size) | 1
 
 
@@ -31,7 +34,10 @@ def without_set_epoch(options: Options) -> Iterator[SamplerSpec]:
 
 @pytest.mark.specs(cases=with_set_epoch)
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
-    """Is every image in one shard, except for the rest that does not divide over the ranks?"""
+    """Is each image of an epoch given to exactly one rank?
+
+    The images that do not divide over the ranks are dropped or repeated.
+    """
     missing, repeated, same = sampled(measure, spec)
     rest = spec.epoch_images % spec.world_size
     assert missing == (rest if spec.drop_last else 0)
@@ -43,13 +49,17 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
 
 @pytest.mark.specs(cases=without_set_epoch)
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
-    """Does every epoch have the same order if set_epoch is left out?"""
+    """Does every epoch have the same order of images if set_epoch is not called?"""
     _, _, same = sampled(measure, spec)
     assert same == 1
 
 
 def sampled(measure: Measure, spec: SamplerSpec) -> tuple[float, float, float]:
-    """Return missing images, repeated images, and the fraction of places equal in the next epoch."""
+    """Measure a DistributedSampler; store and return counts of missing and repeated images.
+
+    The third result is the fraction of a rank's images that have the same place in the next epoch.
+    Each result is the maximum over process sets.
+    """
     shards = measure(spec)
     counted = [shards.counter(name) for name in ("missing_images", "repeated_images", "repeated_places")]
     for name, by_set in zip(("missing_images", "repeated_images", "repeated_places"), counted, strict=True):

@@ -1,4 +1,7 @@
-"""Scaling: how much faster do N devices train than one, with a constant batch per rank or in all?"""
+"""Scaling: how much faster do N devices train than one device?
+
+In weak scaling the batch size per rank is constant. In strong scaling the global batch size is.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ HEAVY = "torchvision:vit_b_16"  # much to send, little to compute: 86 million pa
 
 
 def weak_scaling(options: Options) -> Iterator[Case]:
-    """Yield every world size, batch size and execution; of compiled ones only the largest batch.
+    """Yield training specs for each world size, batch size per rank and execution mode.
 
-    The largest world size comes first: after a smaller group mapped its memory, a larger one would
-    need a fresh process set.
+    Compiled steps have the largest batch size only. The largest world size comes first, because a
+    larger group of ranks would need a new process set after a smaller group mapped its memory.
     """
     for world_size in reversed(options.world_sizes):
         for batch_size in options.batch_sizes:
@@ -53,7 +56,10 @@ def weak_scaling(options: Options) -> Iterator[Case]:
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
-    """Yield every global batch size that divides over the world size, the largest world size first."""
+    """Yield training specs for each world size and each global batch size.
+
+    A global batch size that does not divide over the ranks is skipped.
+    """
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
             identity = f"{size_id(options.device, world_size)}-global_b{global_batch_size}"
@@ -69,7 +75,10 @@ def strong_scaling(options: Options) -> Iterator[Case]:
 
 
 def weak_laws(options: Options) -> Iterator[Case]:
-    """Yield the step on all devices, if there are two world sizes above one to fit a law to."""
+    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank.
+
+    The fit needs two world sizes above 1; otherwise nothing is yielded.
+    """
     most = max(options.world_sizes)
     if sum(world_size > 1 for world_size in options.world_sizes) > 1:
         for batch_size in options.batch_sizes:
@@ -78,7 +87,10 @@ def weak_laws(options: Options) -> Iterator[Case]:
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
-    """Yield the step of each global batch that divides over two world sizes above one, or more."""
+    """Yield training specs to which Amdahl's law is fitted, one for each global batch size.
+
+    A global batch size is left out unless it divides over two world sizes above 1.
+    """
     for images in options.global_batch_sizes:
         sizes = [
             world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
@@ -91,7 +103,10 @@ def strong_laws(options: Options) -> Iterator[Case]:
 
 
 def epochs(options: Options) -> Iterator[Case]:
-    """Yield epochs of the largest batch in the fastest execution, the largest world size first."""
+    """Yield the epochs to measure for each world size, in descending order of world size.
+
+    They have the largest batch size per rank and the fastest execution mode of --executions.
+    """
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
             fields = training(options, world_size, max(options.batch_sizes), options.fastest_execution) | {
@@ -103,13 +118,17 @@ def epochs(options: Options) -> Iterator[Case]:
 
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the same captured training by this project's DDP, unless --spec sets the strategy."""
+    """Yield the fields of a training spec with DDP replaced by own_ddp, this project's minimal DDP.
+
+    Nothing is yielded on one device, if the step is not captured in a CUDA graph, or if --spec is
+    given.
+    """
     if fields["world_size"] > 1 and fields["execution"] in CAPTURED_EXECUTIONS and not options.spec_fields:
         yield fields | DDP_OPTIONS | OWN_DDP
 
 
 def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Case]:
-    """Yield the step by DataParallel, in which one process drives all devices."""
+    """Yield a training spec with torch's DataParallel, in which one process drives all devices."""
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
@@ -117,7 +136,10 @@ def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[
 
 
 def heavy(options: Options, world_size: int) -> Case:
-    """Return the step of a vision transformer, which has many parameters for its computation."""
+    """Return the training spec of a vision transformer, or a skipped test if it cannot be trained.
+
+    The model computes little for its 86 million parameters, so communication takes long.
+    """
     fields = training(options, world_size, 128, options.executions[0])
     case = if_valid(
         f"{size_id(options.device, world_size)}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY})
@@ -131,22 +153,22 @@ def heavy(options: Options, world_size: int) -> Case:
 
 @pytest.mark.specs(cases=weak_scaling, gate=gate.scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
-    """How much faster are N devices if the batch per rank stays the same?"""
+    """How much faster do N devices train than one device if the batch size per rank is constant?"""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
 @pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
-    """How much faster are N devices if the global batch stays the same?"""
+    """How much faster do N devices train than one device if the global batch size is constant?"""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
 
 
 @pytest.mark.specs(cases=epochs)
 def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
-    """How much faster is an epoch on N devices, per image?
+    """How much faster is an epoch on N devices than on one device, per trained image?
 
-    N shards drop more images at their end than one.
+    N ranks drop more images at the end of an epoch than one rank.
     """
     one_device = spec.one_device()
     images = spec.images_per_epoch / one_device.images_per_epoch
@@ -161,7 +183,10 @@ def scaling_metrics(
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
 ) -> None:
-    """Measure a step, and t(1) as a reference; store speedup and efficiency."""
+    """Measure a training step on N devices and on one device, and store speedup and efficiency.
+
+    speedup_of: the function of t(1), t(N) and N that returns the speedup.
+    """
     step = measure(spec)
     if spec.world_size > 1:
         tN = step.median_step_seconds()
@@ -174,14 +199,14 @@ def scaling_metrics(
 
 @pytest.mark.specs(cases=weak_laws)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
-    """Which fraction of a step is serial by Gustafson's law, with a constant batch per device?"""
+    """Which fraction of a step is serial by Gustafson's law, at a constant batch size per rank?"""
     cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
     law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
 
 
 @pytest.mark.specs(cases=strong_laws)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
-    """Which fraction of a step is serial by Amdahl's law, with a constant global batch?"""
+    """Which fraction of a step is serial by Amdahl's law, with a constant global batch size?"""
     images = spec.global_batch_size
     sizes = [N for N in fewer(measure, spec) if images % N == 0]
     cases = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
@@ -198,7 +223,11 @@ def law_metrics(
     fit: Callable[[Sequence[int], Sequence[float]], SerialFraction],
     law: Callable[[float, int], float],
 ) -> None:
-    """Fit the law; store the serial fraction, its interval, and measured and predicted speedups."""
+    """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
+
+    The interval of the fraction and the measured and predicted speedups are stored, too.
+    cases: the training spec of each smaller world size.
+    """
     seconds = {spec.world_size: measure(spec).median_step_seconds()}
     seconds |= {
         N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()

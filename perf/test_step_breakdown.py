@@ -1,4 +1,4 @@
-"""Step breakdown: how long is each part, how busy is the GPU, what do more devices save and cost?"""
+"""Step breakdown: how long is each part of a training step, and how busy is the GPU?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fracti
 
 
 def steps(options: Options) -> Iterator[Case]:
-    """Yield each world size and batch size in the first execution; the smallest batch also eagerly."""
+    """Yield training specs for each world size and batch size in the first execution mode.
+
+    The smallest batch size is measured in eager mode, too.
+    """
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
             executions = (
@@ -41,7 +44,7 @@ def steps(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=steps)
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
-    """How long is each part of the step?"""
+    """How long is each part of a training step, such as the forward pass and the backward pass?"""
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
@@ -75,20 +78,26 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def parts_over_step(parts: Measured, sample: Sample) -> float:
-    """Return the sum of the reported rank's parts over that rank's own step."""
+    """Return the sum of the times of a step's parts, divided by the step time on the same rank.
+
+    The rank is the one that waits least for other ranks.
+    """
     by_part = parts_of(sample, parts.spec.world_size)
     own = parts.rank_step_seconds(sample)[least_waiting_rank(by_part)]
     return sum(parts_without_waiting(by_part).values()) / own
 
 
 def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
-    """Return by part the seconds on each rank that has a part of the work."""
+    """Return the seconds of each part of a training step, such as "forward", on each rank."""
     found = {part: sample.counters.get(f"{part}_seconds", ()) for part in PARTS}
     return {part: seconds[:ranks] for part, seconds in found.items() if seconds}
 
 
 def costs(measure: Measure, step: Measured) -> None:
-    """Store the device-seconds of an epoch, and what they save and cost against one device."""
+    """Store the device-seconds of an epoch on N devices, compared with an epoch on one device.
+
+    The metrics are the device-seconds, the time saved, and the extra device-seconds.
+    """
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)

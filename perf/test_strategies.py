@@ -1,4 +1,4 @@
-"""Strategies: which of DDP's options and hooks, own_ddp, ZeRO and FSDP is faster than plain DDP?"""
+"""Strategies: which DDP option or other parallel strategy is faster than plain DDP?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ GPU_VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def variants(options: Options) -> Iterator[Case]:
-    """Yield each variant on all ranks; eagerly if a graph cannot capture it."""
+    """Yield a training spec on all devices for each DDP option and parallel strategy.
+
+    A step that a CUDA graph cannot capture is eager.
+    """
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size > 1 and options.spec_fields:
@@ -67,7 +70,7 @@ def variants(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=variants, gate=gate.strategies)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
-    """How much faster is the step than plain DDP's?"""
+    """How much faster is a training step than the same step with plain DDP?"""
     step = measure(spec)
     ddp = spec.ddp()
     if spec != ddp:

@@ -1,7 +1,7 @@
-"""Tuning: which learning rate is best for each recipe of recipes.toml?
+"""Tuning: which learning rate is the best for each training recipe in perf/recipes.toml?
 
-pytest collects this file only by its name: pytest perf/tuning.py. tools/update_recipes.py turns the
-run into perf/recipes.json.
+pytest collects this file only if it is named: pytest perf/tuning.py. tools/update_recipes.py writes
+the best learning rates to perf/recipes.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_SEED = 1000  # other seeds than the experiments', because the best of seve
 
 
 def grid(options: Options) -> Iterator[Case]:
-    """Yield every recipe with every rate of its grid."""
+    """Yield a training spec for every training recipe and every learning rate that tuning tries."""
     for kind, execution in (("recipe", options.executions[0]), ("long", options.fastest_execution)):
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
@@ -33,5 +33,8 @@ def grid(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=grid)
 def test_rates(measure: Measure, spec: RunSpec) -> None:
-    """Which accuracy does this rate reach? A rate whose loss becomes NaN fails and is not chosen."""
+    """Which test accuracy does a training recipe reach at one learning rate?
+
+    If the loss becomes NaN, the test fails and the learning rate is not chosen.
+    """
     learned(measure, by_seed(measure, spec, "tuning_seeds"))

@@ -1,4 +1,4 @@
-"""A table of projections, made of two kept runs that together measured what they need."""
+"""Makes the documentation's table of predicted step times on 4 GPUs from two stored test runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BATCHES = (128, 512)
 
 
 def projection_table(runs: str) -> str:
-    """Return a table of a step's excess over t(1) on 4 devices, projected and measured.
+    """Return a Markdown table of the extra step time on 4 devices, predicted and measured.
 
-    runs: "FIRST and SECOND". The first has scaling and all-reduces, the second a step's parts on 2
+    The extra step time is t(N) - t(1). runs: the files of two stored runs, "FIRST and SECOND". The
+    first run measured scaling and all-reduces. The second run measured the parts of a step on 2
     devices.
     """
     first, second = runs.split(" and ")
@@ -59,13 +60,16 @@ def projection_table(runs: str) -> str:
 
 
 def benchmarks(run: str) -> list[dict[str, Any]]:
-    """Return the benchmarks of a run's file."""
+    """Return the stored benchmarks in the JSON file of a test run."""
     found: list[dict[str, Any]] = json.loads((ROOT / run).read_text())["benchmarks"]
     return found
 
 
 def captured_step(run: list[dict[str, Any]], test: str, world_size: int, batch_size: int) -> dict[str, Any]:
-    """Return what a test stored of the captured ResNet-18 step, alone or by DDP."""
+    """Return the stored measurement of a ResNet-18 step in a CUDA graph.
+
+    test: the name of the test function that measured the step.
+    """
     fields = {
         "world_size": world_size,
         "per_rank_batch_size": batch_size,
@@ -84,11 +88,11 @@ def captured_step(run: list[dict[str, Any]], test: str, world_size: int, batch_s
 
 
 def over_one_device(longer: Mapping[str, Any], references: Mapping[str, Any]) -> Excess:
-    """Return a step's excess over one device in its first process set."""
+    """Return a step's extra time compared with one device, in the first process set of the run."""
     step = Measured.from_json(dict(longer))
     return excess(step, Measured.from_json(references["one_device"]), step.samples[0].set)
 
 
 def counters(reference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the counters of a reference's first process set."""
+    """Return the counters that the first process set stored in a reference measurement."""
     return Measured.from_json(dict(reference)).samples[0].counters

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made of stored runs and of other programs' output."""
+"""Functions that make Markdown tables for README.md and docs/ from stored test runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the
 
 
 def block(run: str, *, first: bool = False) -> str:
-    """Return a stored run's summary as a code block. first: only the first test of each file."""
+    """Return the summary of a stored test run as a Markdown code block.
+
+    first: show only the first test of each test file.
+    """
     document = json.loads((ROOT / run).read_text())
     if first:
         by_file = {
@@ -46,9 +49,10 @@ def block(run: str, *, first: bool = False) -> str:
 
 
 def gate_table(run: str) -> str:
-    """Return a table of what each test of an A/B run can detect, and of its information per second.
+    """Return a Markdown table of the smallest slow-down that each test of an A/B run can detect.
 
-    Information is 1 / (detectable squared x seconds), as a fraction of the best test's.
+    The column "information" is 1 / (detectable squared x seconds), divided by its largest value in
+    the table.
     """
     header = json.loads((ROOT / run).read_text())["ddpperf"]
     selecting = [
@@ -83,7 +87,10 @@ def gate_table(run: str) -> str:
 
 
 def recipes_table(run: str) -> str:
-    """Return a table of a run's recipes, the best first, with intervals over seeds."""
+    """Return a Markdown table of the training recipes of a test run, the best accuracy first.
+
+    Intervals are 95% confidence intervals over random seeds.
+    """
     header = (
         "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
     )
@@ -121,17 +128,17 @@ def recipes_table(run: str) -> str:
 
 
 def of_any_gpu(warning: str) -> str:
-    """Return the warning without the GPU's number, so that rows share it."""
+    """Return a warning without the GPU's number, so that several rows can share a footnote."""
     return re.sub(r"GPU \d+ was (.+) during .*", r"a GPU was \1 in some rounds", warning)
 
 
 def footnotes(notes: Sequence[str]) -> list[str]:
-    """Return a line for each warning of a table's marked rows."""
+    """Return a footnote line for each different warning in a table."""
     return [f"{MARK} {note}\n" for note in dict.fromkeys(notes)]
 
 
 def work(spec: RunSpec) -> str:
-    """Describe how a recipe is trained."""
+    """Return a short description of a training recipe, such as its optimizer and learning rate."""
     words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
     words += [f"{spec.warmup_epochs} epoch{'s' * (spec.warmup_epochs > 1)} of warm-up"] * bool(
         spec.warmup_epochs
@@ -144,7 +151,10 @@ def work(spec: RunSpec) -> str:
 
 
 def recipe_name(spec: RunSpec) -> str:
-    """Return the name of the recipe that trains like this, at any rate of its grid."""
+    """Return the name of the recipe in perf/recipes.toml that has this training spec.
+
+    The learning rate may be any value that tuning tries for the recipe.
+    """
     spec = dataclasses.replace(spec, execution="graph", inductor="")
     had = []
     for recipe in (*read_recipes("cuda"), *read_recipes("cuda", "long")):
@@ -160,7 +170,10 @@ def recipe_name(spec: RunSpec) -> str:
 
 
 def over_runs(pattern: str) -> str:
-    """Return a table of captured cases of OVER_RUNS, medians over the runs of a pattern."""
+    """Return a Markdown table of the times of captured training steps over several stored runs.
+
+    pattern: a glob pattern for the files of the runs. The table has the tests named in OVER_RUNS.
+    """
     cases: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(ROOT.glob(pattern), reverse=True):  # in the order of the newest run
         shown = []  # specs; two tests may measure the same one
@@ -197,10 +210,11 @@ def over_runs(pattern: str) -> str:
 
 
 def versus(run: str, folder: str) -> str:
-    """Return a table of a run's all-reduces beside nccl-tests on such a machine, in place.
+    """Return a Markdown table that compares a run's all-reduce times with NVIDIA's nccl-tests.
 
-    FOLDER has the output for N GPUs as N.txt (`all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`),
-    and of calls in a graph (`-G 20`) as N-graph.txt.
+    The file N.txt in the folder has the output of nccl-tests on N GPUs, from
+    `all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`. N-graph.txt has the output with `-G 20`,
+    which measures calls in a CUDA graph. All all-reduces are in place.
     """
     rows = [
         "| size | GPUs | execution | here | nccl-tests | ratio | difference |",
@@ -224,7 +238,10 @@ def versus(run: str, folder: str) -> str:
 
 
 def algorithms_table(run: str) -> str:
-    """Return a table of captured all-reduces: NCCL's time, and others relative to it."""
+    """Return a Markdown table of NCCL's all-reduce times in a CUDA graph, and of other algorithms.
+
+    The other algorithms have the speedup over NCCL.
+    """
     by_call: dict[tuple[int, int], dict[str, float]] = {}
     for spec, seconds in all_reduces(run).items():
         if spec.captured and spec.in_place:
@@ -245,7 +262,7 @@ def algorithms_table(run: str) -> str:
 
 
 def all_reduces(run: str) -> dict[AllReduceSpec, float]:
-    """Return the median seconds of each all-reduce of a run."""
+    """Return the median time, in seconds, of each all-reduce that a stored run measured."""
     times: dict[AllReduceSpec, float] = {}
     for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
         measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
@@ -255,12 +272,15 @@ def all_reduces(run: str) -> dict[AllReduceSpec, float]:
 
 
 def is_plain(spec: AllReduceSpec) -> bool:
-    """Return whether nccl-tests measures this kind of call: the backend, in place."""
+    """Return whether a spec describes an all-reduce in place by NCCL or gloo, as in nccl-tests."""
     return spec.algorithm == "backend" and spec.in_place
 
 
 def batches_table(run: str) -> str:
-    """Return a table of the batches that test_largest_batch tried: time, throughput and memory."""
+    """Return a Markdown table of the step time, throughput and peak memory of each batch size.
+
+    run: the file of a stored run of test_largest_batch.
+    """
     (benchmark,) = json.loads((ROOT / run).read_text())["benchmarks"]
     stored = benchmark["extra_info"]["ddpperf"]
     values = {name: metric["value"] for name, metric in stored["metrics"].items()}
@@ -277,7 +297,10 @@ def batches_table(run: str) -> str:
 
 
 def trials_table(folder: str) -> str:
-    """Return a table of the output of tools/trials.py, one file per machine."""
+    """Return a Markdown table of the results of tools/trials.py.
+
+    folder: a folder with the output of one machine in each text file.
+    """
     rows = ["| machine | slowed down by | found | ratios | equal steps suspected |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / folder).glob("*.txt")):
         text = path.read_text()
@@ -302,7 +325,10 @@ def trials_table(folder: str) -> str:
 
 
 def in_place(output: Path) -> dict[int, list[float]]:
-    """Return by bytes the seconds in place of each run of all_reduce_perf in the file."""
+    """Return the times, in seconds, of in-place all-reduces in the output of nccl-tests.
+
+    The keys are buffer sizes in bytes. Each value has one time for each run of all_reduce_perf.
+    """
     times: dict[int, list[float]] = {}
     for line in output.read_text().splitlines():
         columns = line.split()
@@ -312,7 +338,7 @@ def in_place(output: Path) -> dict[int, list[float]]:
 
 
 def baselines_table(folder: str) -> str:
-    """Return a table of kept runs: file, day, commit, tests and command."""
+    """Return a Markdown table of the stored runs in a folder: day, commit, tests and command."""
     rows = ["| run | day | commit | tests | command |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / folder).glob("*/*.json")):
         document = json.loads(path.read_text())
@@ -320,7 +346,7 @@ def baselines_table(folder: str) -> str:
         command = re.sub(r"--(verdict|benchmark-json|benchmark-save|traces)[ =]\S+", "", command)
         command = re.sub(
             r"-k ([^'\"].*?)(?= --|$)", lambda found: f"-k {shlex.quote(found[1].strip())}", command
-        )  # older runs stored it without quotes
+        )  # older runs stored the value of -k without quotes
         command = " ".join(re.sub(r"imagefolder:\S+", "imagefolder:DIR", command).split())
         switched = "NCCL_NVLS_ENABLE=0 " * (document["ddpperf"]["environment"].get("nvls") == "0")
         command = f"`{switched}python3 -m pytest {command}`"

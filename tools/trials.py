@@ -1,12 +1,13 @@
-"""Measure how often an A/B decision errs, with real process sets.
+"""Measures how often an A/B comparison of two equal versions finds a regression by mistake.
 
     python -m tools.trials [cpu|cuda] [TRIALS] [SLOWER ...]
 
-Each trial screens a few steps of two equal sides on fresh process sets, with margin 0. The fraction
-of suspected steps must be the screening's level. For each SLOWER, such as 0.03, one step after
-another is slowed down by that fraction on the candidate's side. It is found if it is suspected and
-the confirmation calls it worse, with the margin that users get, at the level of a suite of SUITE
-tests.
+Each trial starts new process sets and compares a few training steps of two equal versions, with
+margin 0. The fraction of steps that look slower must be the significance level of the screening.
+For each SLOWER, such as 0.03, one step after another is slowed down by that fraction in the
+candidate. The slow-down counts as found if the screening suspects the step and a second measurement
+on new processes calls it worse. The second measurement uses the margin that users get, and the
+significance level of a suite of SUITE tests.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ CPU_STEPS = [TrainingSpec(world_size=1, per_rank_batch_size=size, strategy="sing
 
 
 def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None) -> MetricEstimates:
-    """Measure a step on both sides and return the estimates of its time."""
+    """Measure a training step of the base and of the candidate; return estimates of their times.
+
+    candidate: the candidate's training spec, or None if it equals the base's.
+    """
     estimates = estimates_of(spec.id, pool.measure(spec, candidate), {}, pool.options.device)
     return next(estimate for estimate in estimates if estimate.metric == "time")
 
 
 def fresh(device: str, sets: int) -> Pool:
-    """Return a pool with this number of process sets per side."""
+    """Return a pool with `sets` new process sets for the base and as many for the candidate."""
     sides = [Side(name=BASE), Side(name=CANDIDATE)]
     return Pool(size=1, device=device, rounds=ROUNDS, deadline_seconds=120, sides=sides, replicates=sets)
 
@@ -63,7 +67,10 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
 def trial(
     device: str, settings: DecisionSettings, slower: Sequence[float]
 ) -> tuple[list[Row], dict[float, list[Row]]]:
-    """Return the rows of equal sides, and by slow-down the row of each slower step."""
+    """Compare training steps of equal versions, and of versions of which one is slowed down.
+
+    Returns the comparisons of equal versions, and the comparisons for each slow-down in `slower`.
+    """
     steps = GPU_STEPS if device == "cuda" else CPU_STEPS
     with fresh(device, settings.default.screen_sets) as pool:
         equal = [times(pool, spec) for spec in steps]

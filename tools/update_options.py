@@ -1,8 +1,9 @@
-"""Make the tables of docs/options.md from the declared options.
+"""Makes the tables of docs/options.md from the declared command-line options.
 
     PYTHONPATH=. python tools/update_options.py
 
-A table for each group of options, and one for the fields of --spec. The rest of the page is written by hand.
+The page has a table for each group of options and a table of the fields of --spec. The other text
+of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ MADE = re.compile(r"(<!-- made by tools/update_options.py -->\n).*?(<!-- end -->
 
 
 def updated(page: str) -> str:
-    """Return the page with its tables made anew."""
+    """Return the text of docs/options.md with tables of today's command-line options."""
     tables = "\n".join(tables_of_options())
     return MADE.sub(lambda made: f"{made[1]}{tables}{made[2]}", page)
 
 
 def tables_of_options() -> Iterator[str]:
-    """Yield each group's heading and table, then those of the fields."""
+    """Yield a heading and a table for each group of options, and then for the fields of --spec."""
     for title, options in GROUPS.items():
         yield f"## {title}\n\n{table('option', options)}"
     yield f"## Fields of `--spec` and `--against-spec`\n\n{table('field', FIELDS)}"
 
 
 def table(first_column: str, options: Iterable[Option]) -> str:
-    """Return a Markdown table with a row for each option."""
+    """Return a Markdown table with a row for each command-line option."""
     lines = [f"| {first_column} | values | default | what it does |", "|---|---|---|---|"]
     for option in options:
         name = (

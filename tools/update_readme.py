@@ -1,9 +1,9 @@
-"""Make the tables of README.md and docs/, and docs/overview.png, from stored runs.
+"""Makes the tables of README.md and docs/, and docs/overview.png, from stored test runs.
 
     python -m tools.update_readme [perf/baselines/KEY/NNNN_NAME.json ...]
 
-tests/unit/test_readme.py checks that the tables are up to date. A run that is named replaces the
-run of the same hardware.
+tests/unit/test_readme.py checks that the tables are up to date. A stored run that is named on the
+command line replaces the run of the same hardware in README.md and docs/.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ TABLES: dict[
 
 
 def updated(readme: str, runs: Mapping[str, str]) -> str:
-    """Return a page with every table made anew. runs: by hardware key, runs that replace the
-    page's.
+    """Return the text of a Markdown page with all generated tables made again.
+
+    runs: for a hardware key, the file of the stored run that replaces the page's run.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -77,7 +78,7 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
 
 
 def folder_of(run: str) -> str:
-    """Return a run's hardware key."""
+    """Return the hardware key of a stored run."""
     return Path(run).parent.name
 
 
@@ -86,7 +87,10 @@ def is_pictured(spec: Spec) -> bool:
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:
-    """Draw speedup over world size, and bus bandwidth over size."""
+    """Plot the weak speedup over the number of devices, and the bus bandwidth over the buffer size.
+
+    document: a stored test run. picture: the file to write.
+    """
     from matplotlib import pyplot as plt
 
     stored = {benchmark["name"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]}

@@ -1,8 +1,10 @@
-"""Make perf/recipes.json, each recipe's best rate, from a run of perf/tuning.py.
+"""Writes the best learning rate of each training recipe to perf/recipes.json.
+
+The learning rates were measured by `pytest perf/tuning.py`. Pass the file of that test run:
 
     python -m tools.update_recipes .ddpperf/runs/<hardware>/NNNN_....json
 
-Recipes that the run does not have keep their values.
+Recipes that the test run did not measure keep their learning rates.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from perf.common.recipes import FOLDER, rate_id, read_recipes, seeds_of, tuned
 
 
 def found(document: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return by recipe the best rate and the accuracy of each rate, 0 for a rate that failed.
+    """Return the best learning rate of each training recipe, and the accuracy of every rate tried.
 
-    Raises ValueError if the run has no recipe of this device, or lacks a rate of one of its
-    recipes.
+    The accuracy of a learning rate that failed is 0. Raises ValueError if the test run measured no
+    recipe of this device type, or not all learning rates of a recipe.
     """
     measured: dict[RunSpec, float] = {}
     for benchmark in document["benchmarks"]:

@@ -1,11 +1,11 @@
-"""Make the lower part of perf/thresholds.toml from the runs in perf/baselines.
+"""Makes the lower part of perf/thresholds.toml from the stored test runs in perf/baselines.
 
     python -m tools.update_thresholds
 
-A threshold is the worst value of a metric over all runs on that hardware, less 5%. A training step
-whose kernels the CPU launches has a limit on its CPU seconds instead: the worst value plus 25%. The
-upper part of the file is written by hand and kept. tests/unit/test_update_thresholds.py checks that
-the file is up to date.
+A threshold is the worst value of a metric over all stored runs on the same hardware, less 5%. An
+eager training step on a GPU has a limit on its CPU seconds instead, which is the worst value plus
+25%. The upper part of the file is written by hand and is kept. tests/unit/test_update_thresholds.py
+checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
 # the margin.
 MOST_CPU_SPREAD = 0.25
 
-Case = tuple[str, Spec]  # the test function's name, and what it measures
+Case = tuple[str, Spec]  # the test function's name, and the spec of the measurement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A committed run.
+    """A stored test run from perf/baselines, with the metrics of its tests.
 
-    machine: the identifiers of its GPUs, or its host's name. metrics: by case, values by name.
+    machine: the identifiers of its GPUs, or its host's name. metrics: for each test function and
+    spec, the value of each metric.
     """
 
     machine: frozenset[str]
@@ -63,9 +64,10 @@ class Run:
 
 
 def made(root: Path) -> str:
-    """Return the thresholds of the runs below `root` as TOML.
+    """Return the generated part of perf/thresholds.toml as text.
 
-    Raises ValueError or NoBaseline for a run that cannot be used.
+    root: the folder of the repository. Raises ValueError or NoBaseline for a stored run that cannot
+    be read.
     """
     parts = [
         f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}.\n"
@@ -96,7 +98,7 @@ def made(root: Path) -> str:
 
 
 def read(path: Path, storage: Storage) -> Run | None:
-    """Read a run; return None if one of its steps was slowed down or disturbed on purpose."""
+    """Read a stored test run, or return None if one of its steps was slowed down on purpose."""
     measured = storage.load(path).measured
     if any(test.spec.delay_seconds or test.spec.fault for test in measured.values()):
         return None
@@ -119,12 +121,15 @@ def read(path: Path, storage: Storage) -> Run | None:
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """Return the relative IQR over rounds; infinite for too few rounds."""
+    """Return the relative interquartile range of a test's rounds; infinite for too few rounds."""
     return relative_iqr(seconds) if len(seconds) >= FEWEST_ROUNDS else math.inf
 
 
 def machine_count(runs: Iterable[Run]) -> int:
-    """Return on how many machines the runs were; runs that share a GPU were on the same one."""
+    """Return the number of machines on which the test runs were made.
+
+    Two runs that share a GPU were made on the same machine.
+    """
     machines: list[frozenset[str]] = []
     for run in runs:
         same = [machine for machine in machines if machine & run.machine]
@@ -133,7 +138,7 @@ def machine_count(runs: Iterable[Run]) -> int:
 
 
 def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
-    """Return the thresholds of one hardware, in the order in which its cases were first measured."""
+    """Return the thresholds that follow from all stored runs on one kind of hardware."""
     cases = list(dict.fromkeys(case for run in runs for case in run.metrics))
     found: list[Threshold] = []
     for test, spec in cases:
@@ -158,11 +163,11 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
 def bounds(
     by_run: Sequence[Mapping[str, float]], *, captured: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return a case's minima and maxima by metric, of which one is empty. by_run: its metrics in
-    each run.
+    """Return the lower limits and the upper limits of a test's metrics, as two dicts.
 
-    A step with launch_bound 1.00 on two machines was bound by launches on a third one, and 7%
-    slower.
+    An eager training step on a GPU has upper limits only, on its CPU seconds. Its speed has no
+    limit, because the CPU's launches may limit it on another machine. All other tests have lower
+    limits only. by_run: the metrics of the test in each stored run.
     """
     if not captured and any("launch_bound" in metrics for metrics in by_run):
         return {}, {
@@ -177,8 +182,9 @@ def bounds(
 def agreed(
     by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float
 ) -> dict[str, list[float]]:
-    """Return the values over runs of each metric that every run has and that spreads by at most
-    `most`.
+    """Return the values of each metric that all stored runs have and that differs little.
+
+    most: the largest allowed difference between two runs, as a fraction of the median.
     """
     values = {name: [metrics[name] for metrics in by_run if name in metrics] for name in names}
     return {
@@ -187,10 +193,10 @@ def agreed(
 
 
 def where(spec: Spec) -> dict[str, Value]:
-    """Return the spec's fields for the key `where`: all that other options could change.
+    """Return the fields of a spec that identify a test in perf/thresholds.toml.
 
-    Left out are DDP's options of other strategies, and values that TOML does not have, such as
-    None.
+    They are written under the key `where`. The options of other parallel strategies are left out,
+    and values that TOML does not have, such as None.
     """
     left_out = {*NEVER_NAMED, *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))), *APART}
     values = {
@@ -202,17 +208,20 @@ def where(spec: Spec) -> dict[str, Value]:
 
 
 def is_quiet(values: Sequence[float], most: float) -> bool:
-    """Return whether a metric's values over runs spread by at most the fraction `most`."""
+    """Return whether a metric is steady over several stored test runs.
+
+    A metric is steady if its largest and smallest value differ by at most `most` x the median.
+    """
     return min(values) > 0 and max(values) - min(values) <= most * median(values)
 
 
 def lowered(worst: float) -> Decimal:
-    """Return the worst value less the margin, rounded down to 3 significant digits."""
+    """Return the lowest value of a metric less 5%, rounded down to 3 significant digits."""
     return _three_digits(Decimal(repr(worst)) * (1 - MARGIN), ROUND_FLOOR)
 
 
 def raised(worst: float) -> Decimal:
-    """Return the worst CPU seconds plus their margin, rounded up to 3 significant digits."""
+    """Return the largest CPU seconds plus 25%, rounded up to 3 significant digits."""
     return _three_digits(Decimal(repr(worst)) * (1 + CPU_MARGIN), ROUND_CEILING)
 
 
@@ -221,7 +230,7 @@ def _three_digits(value: Decimal, rounding: str) -> Decimal:
 
 
 def entry(threshold: Threshold) -> str:
-    """Return a threshold as TOML."""
+    """Return the TOML text of a threshold."""
     case = ", ".join(f"{name} = {_toml(value)}" for name, value in threshold.where.items())
     lines = [
         f"hardware = {_toml(threshold.hardware)}",
@@ -243,9 +252,9 @@ def _toml(value: Any) -> str:
 
 
 def by_hand(file: Path) -> str:
-    """Return the part of `file` that is written by hand.
+    """Return the upper part of perf/thresholds.toml, which is written by hand.
 
-    Raises ValueError for a [decision] in the other part, which would be lost.
+    Raises ValueError for a [decision] in the generated part of the file, which is overwritten.
     """
     text = file.read_text() if file.exists() else ""
     before, *rest = re.split(rf"^(?={re.escape(MADE)})", text, flags=re.MULTILINE)

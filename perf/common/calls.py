@@ -1,4 +1,4 @@
-"""The all-reduce calls that several experiments share: sizes, algorithms, and comparisons."""
+"""Functions that choose all-reduce buffer sizes and algorithms, and compare the algorithms."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RING_SIZE = 2**26  # from this size on only the ring is measured, which is for l
 
 
 def backend_sizes(device: str, links: Links) -> Sequence[int]:
-    """Return the buffer sizes of the backend's own all-reduce, in bytes."""
+    """Return the buffer sizes, in bytes, for the all-reduce of NCCL or gloo."""
     return links.buffer_sizes or (GPU_SIZES if device == "cuda" else SIZES)
 
 
 def own_sizes(links: Links) -> Sequence[int]:
-    """Return the buffer sizes of this project's algorithms, in bytes."""
+    """Return the buffer sizes, in bytes, for this project's own all-reduce algorithms."""
     return links.buffer_sizes or (*OWN_SIZES, RING_SIZE)
 
 
@@ -44,18 +44,24 @@ def too_few(sizes: Sequence[int]) -> str:
 
 
 def largest_of_all(links: Links) -> int:
-    """Return the largest size that all algorithms have, or the ring's largest if there is none."""
+    """Return the largest buffer size, in bytes, at which all own all-reduce algorithms are measured.
+
+    If only the ring algorithm has sizes, return the ring's largest size.
+    """
     sizes = own_sizes(links)
     return max([nbytes for nbytes in sizes if nbytes < RING_SIZE] or sizes)
 
 
 def execution(device: str) -> CallExecution:
-    """Return how calls are compared: in a CUDA graph on GPUs, where launches bind eager ones."""
+    """Return the execution mode for comparing all-reduces: "graph" on GPUs, "eager" on a CPU.
+
+    On GPUs the CPU's launches limit eager all-reduces.
+    """
     return "graph" if device == "cuda" else "eager"
 
 
 def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
-    """Return the calls that a CUDA graph can capture."""
+    """Return a measurement spec for each all-reduce algorithm that can run in a CUDA graph."""
     names: tuple[Algorithm, ...] = CAPTURED_ALGORITHMS
     if nbytes > LOW_LATENCY_BYTES:
         names = tuple(name for name in names if name != "low_latency")
@@ -66,20 +72,26 @@ def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
 
 
 def own(N: int, nbytes: int) -> list[AllReduceSpec]:
-    """Return the calls of this project's algorithms."""
+    """Return a measurement spec for each of this project's own all-reduce algorithms."""
     algorithms: tuple[Algorithm, ...] = OWN_ALGORITHMS if nbytes < RING_SIZE else ("ring",)
     return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
 
 
 def the_fastest(calls: Mapping[str, Measured]) -> str:
-    """Name the fastest of these algorithms, and those that cannot be told from it."""
+    """Return a sentence that names the fastest algorithm and the algorithms that are as fast.
+
+    An algorithm is as fast if its time lies within the error of the fastest algorithm's time.
+    """
     fastest = min(calls, key=lambda name: median(calls[name].median_step_seconds().values()))
     alike = as_fast(calls, fastest)
     return f"{fastest} is the fastest" + (f", {', '.join(alike)} within its error" if alike else "")
 
 
 def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
-    """Return the algorithms whose median is within twice the standard error of the fastest one's."""
+    """Return the algorithms whose median time is, within its error, that of the fastest algorithm.
+
+    A median counts as equal within twice the standard error of the difference of the two medians.
+    """
     times = {name: median_and_error(call.all_step_seconds()) for name, call in calls.items()}
     least, least_error = times.pop(fastest)
     return [name for name, (t, error) in times.items() if t - least <= 2 * math.hypot(error, least_error)]
@@ -87,9 +99,10 @@ def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
 
 @contextlib.contextmanager
 def warn_if_undetermined(measure: Measure, what: str) -> Iterator[None]:
-    """Warn, and go on, if the measured calls do not determine a model's parameters.
+    """Store a warning instead of raising if the measured all-reduces do not determine a cost model.
 
-    Calls of a few similar sizes do not. what: the result that is then missing.
+    A cost model needs all-reduces of several different sizes. what: the result that is missing
+    without the model.
     """
     try:
         yield
@@ -98,9 +111,10 @@ def warn_if_undetermined(measure: Measure, what: str) -> Iterator[None]:
 
 
 def link_metric(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
-    """Store the link's bandwidth and interval; return whether the interval has an upper end.
+    """Store the estimated link bandwidth and its interval; return whether the interval is finite.
 
-    Without an upper end, as where launches take all of the time, only the lower end is stored.
+    If the interval has no upper end, only its lower end is stored. This happens if launching the
+    calls takes all of their time.
     """
     bounded = all(math.isfinite(link.high) for link in by_set.values())
     estimate_metric(measure, "link_bytes_per_second", by_set, ("", "_low", "_high") if bounded else ("_low",))
@@ -110,7 +124,11 @@ def link_metric(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
 def estimate_metric(
     measure: Measure, name: str, by_set: Mapping[str, Estimate], ends: Sequence[str] = ("", "_low", "_high")
 ) -> None:
-    """Store an estimate and the ends of its interval, but no value that is infinite in some set."""
+    """Store an estimate and both ends of its interval as metrics.
+
+    A value that is infinite in any process set is left out. by_set: the estimate of each process
+    set.
+    """
     for end in ends:
         values = {
             set_name: getattr(estimate, end.lstrip("_") or "value") for set_name, estimate in by_set.items()

@@ -1,6 +1,7 @@
-"""Which cases run before every merge, with `-m gate`; docs/gate.md says why.
+"""Functions that select the tests of the gate, a short benchmark that runs before every merge.
 
-Each function belongs to one test and returns whether the gate runs this spec of it.
+`-m gate` runs the gate, and docs/gate.md explains the selection. Each function belongs to one test
+function and returns whether the gate measures a spec of that test function.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ LEAST_BYTES = 2**24  # on GPUs, launches bind an all-reduce of fewer bytes
 
 
 def scaling(options: Options, spec: TrainingSpec) -> bool:
-    """Select one device and all devices, in the first execution."""
+    """Return whether a weak-scaling test belongs to the benchmark that runs before every merge.
+
+    The gate runs it on one device and on all devices, in the first execution mode of --executions.
+    """
     return (
         spec.world_size in (1, max(options.world_sizes))
         and _first_execution(options, spec)
@@ -21,7 +25,11 @@ def scaling(options: Options, spec: TrainingSpec) -> bool:
 
 
 def strong_scaling(options: Options, spec: TrainingSpec) -> bool:
-    """Select all GPUs, in the first execution. On a CPU weak scaling measures the same t(N)."""
+    """Return whether a strong-scaling test belongs to the benchmark that runs before every merge.
+
+    The gate runs it on all GPUs, in the first execution mode of --executions. On a CPU the gate
+    leaves it out, because weak scaling measures the same step there.
+    """
     return (
         options.device == "cuda"
         and spec.world_size == max(options.world_sizes)
@@ -30,19 +38,27 @@ def strong_scaling(options: Options, spec: TrainingSpec) -> bool:
 
 
 def strategies(options: Options, spec: TrainingSpec) -> bool:
-    """Select the first execution; on a CPU without FSDP, whose process sets differ too much."""
+    """Return whether a test of a parallel strategy belongs to the benchmark that runs before merges.
+
+    The gate runs the first execution mode of --executions. On a CPU it leaves out FSDP, whose step
+    time differs too much between process sets.
+    """
     return _first_execution(options, spec) and (options.device == "cuda" or spec.strategy != "fsdp")
 
 
 def reduced_precision(options: Options, spec: TrainingSpec) -> bool:
-    """Select reduced precision on a CPU, where all other cases are fp32."""
+    """Return whether a test of a precision belongs to the benchmark that runs before every merge.
+
+    The gate runs reduced precision on a CPU only, where every other test computes in fp32.
+    """
     return options.device == "cpu" and spec.precision != options.precision
 
 
 def large_all_reduce(options: Options, spec: AllReduceSpec) -> bool:
-    """Select large captured calls on all GPUs, by NCCL and in mapped memory.
+    """Return whether an all-reduce test belongs to the benchmark that runs before every merge.
 
-    On a CPU gloo's calls differ by a fifth between process sets.
+    The gate runs large all-reduces in a CUDA graph on all GPUs, by NCCL and by the two_shot
+    algorithm. On a CPU it runs none, because gloo's times differ by a fifth between process sets.
     """
     largest = spec.world_size == max(options.world_sizes) and spec.nbytes >= LEAST_BYTES
     chosen = spec.algorithm == "backend" or (spec.algorithm == "two_shot" and spec.in_place)

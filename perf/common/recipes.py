@@ -1,4 +1,4 @@
-"""The recipes of test_large_batch: recipes.toml, and the rates that tools/update_recipes.py found."""
+"""Reads the training recipes in perf/recipes.toml and their tuned learning rates."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) i
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A row of recipes.toml.
+    """A training recipe: one entry of perf/recipes.toml, with its learning rate.
 
-    devices: None for all. rates: the grid to tune over. data: the table's values of OF_DATA.
-    fields: the other fields of a RunSpec.
+    devices: the number of devices, or None for all devices. rates: the learning rates that tuning
+    tries. data: the values of the keys in OF_DATA. fields: the other fields of a RunSpec.
     """
 
     name: str
@@ -42,7 +42,10 @@ class Recipe:
     fields: Mapping[str, Any]
 
     def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
-        """Return the spec to train; raises ValueError for an impossible batch."""
+        """Return the training spec of this recipe under the options of a test run.
+
+        Raises ValueError if the batch size does not divide over the devices.
+        """
         world_size = self.devices or max(options.world_sizes)
         if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
             raise ValueError(
@@ -59,7 +62,7 @@ class Recipe:
         return options.run(**images, **self._work(world_size, rate), seed=seed, **fields)
 
     def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
-        """Return this recipe on the images, model and devices of another recipe's spec."""
+        """Return this recipe's training spec with the images, model and devices of another spec."""
         world_size = self.devices or spec.world_size
         alike = spec.one_device() if world_size == 1 else spec
         assert isinstance(alike, RunSpec)
@@ -77,7 +80,11 @@ class Recipe:
 
 
 def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
-    """Read the recipes of a device; raises ValueError for an unknown key. kind: "recipe" or "long"."""
+    """Read the training recipes for a device type ("cpu" or "cuda") from perf/recipes.toml.
+
+    kind: "recipe" for the short recipes, "long" for the long ones. Raises ValueError for an unknown
+    key.
+    """
     document = _document(device)
     data = {name: document[name] for name in OF_DATA if name in document}
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
@@ -114,14 +121,15 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
 
 
 def rate_id(recipe: Recipe, rate: float) -> str:
-    """Return the test id's part of a recipe that is tried at this learning rate."""
+    """Return the test id of a training recipe at one learning rate: "small batch, rate=0.1"."""
     return f"{recipe.name}, rate={rate:g}"
 
 
 def seeds_of(device: str, kind: str = "seeds") -> int:
-    """Return how many seeds each recipe is trained with.
+    """Return the number of random seeds that each training recipe is trained with.
 
-    kind: "seeds" for recipes, "tuning_seeds" for each rate of a grid, "long_seeds" for long runs.
+    kind: "seeds" for short recipes, "long_seeds" for long recipes, and "tuning_seeds" for each
+    learning rate that tuning tries.
     """
     return int(_document(device)[kind])
 
@@ -132,7 +140,11 @@ def _document(device: str) -> dict[str, Any]:
 
 
 def tuned() -> dict[str, Any]:
-    """Return by device and recipe the best rate, and the result of each; empty before any tuning."""
+    """Return the tuning results in perf/recipes.json, or an empty dict if the file does not exist.
+
+    The result of each device type and recipe has the best learning rate and the test accuracy of
+    every learning rate that was tried.
+    """
     path = FOLDER / "recipes.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found

@@ -1,4 +1,4 @@
-"""Metrics that every experiment with a training step stores."""
+"""Functions that store the metrics of a measured training step, shared by all experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_
 
 
 def training_metrics(measure: Measure, step: Measured) -> None:
-    """Store throughput, seconds per step and per epoch, and the counters of the ranks."""
+    """Store a training step's throughput, its epoch time, and the counters of its ranks.
+
+    The ranks count peak memory, CPU seconds, gradient bytes, and the time to compile and capture.
+    """
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
     seconds = step.median_step_seconds()
@@ -38,7 +41,10 @@ def training_metrics(measure: Measure, step: Measured) -> None:
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:
-    """Store how many times faster a step is than the other spec's."""
+    """Store the speedup of a training step over the step of another training spec.
+
+    name: the metric is called speedup_over_NAME.
+    """
     others = measure.reference(name, other).median_step_seconds()
     seconds = step.median_step_seconds()
     measure.metric(

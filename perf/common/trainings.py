@@ -1,4 +1,4 @@
-"""The training steps that several experiments share."""
+"""Functions that make the training specs that several experiments share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def step(options: Options, world_size: int, batch_size: int, execution: Executio
 
 
 def training(options: Options, world_size: int, batch_size: int, execution: Execution) -> dict[str, Any]:
-    """Return the fields of a training; captured on several devices it has DDP's fastest options."""
+    """Return the fields of a training spec for a world size, a batch size and an execution mode.
+
+    A step in a CUDA graph on several devices also gets the fastest options of DDP.
+    """
     fields = {
         "world_size": world_size,
         "per_rank_batch_size": batch_size,
@@ -33,14 +36,17 @@ def training(options: Options, world_size: int, batch_size: int, execution: Exec
 def measured_also_as(
     kind: type[Kind], options: Options, world_size: int, batch_size: int, execution: Execution
 ) -> Case:
-    """Return the step, skipped if it cannot be measured as `kind`, which its test needs."""
+    """Return a training spec that can also be measured by an instrument, or a skipped test.
+
+    kind: the instrument's spec class, such as PartsSpec. The skipped test gives the reason.
+    """
     identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
     return if_measured_as(kind, if_valid(identity, partial(step, options, world_size, batch_size, execution)))
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
-    """Return the run's world sizes between one and the spec's, the largest first.
+    """Return those of --world-sizes that lie between 1 and the spec's world size, largest first.
 
-    After a smaller group mapped its memory, a larger one would need a fresh process set.
+    After a smaller group of ranks mapped its memory, a larger group would need a new process set.
     """
     return [N for N in reversed(measure.machine.world_sizes) if 1 < N < spec.world_size]
