@@ -1,4 +1,4 @@
-"""How a step is executed: compiled by torch.compile, or captured in a CUDA graph."""
+"""Compile a training step with torch.compile, or capture a training step in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Callable[P, R]:
-    """Return `function` compiled, at its first call, for the shapes of that call.
+    """Wrap a function so that torch.compile compiles it at its first call.
 
-    inductor: torch's compiler options to switch on, joined by +.
-    part_bytes: compile in parts with so many bytes of parameters, counted from the end. Each part
-    gives its gradients when it is done, like the parts that DDP makes of a model.
-    A call raises CannotTrain if it would compile again although that is forbidden.
+    The function is compiled for the tensor shapes of the first call only.
+
+    inductor: names of torch's compiler options to switch on, joined by "+".
+    part_bytes: if not 0, the function is compiled in parts with this many bytes of parameters each,
+    counted from the last parameter. The backward pass of a part returns the gradients of that part
+    as soon as it ends.
+    A call of the wrapped function raises CannotTrain if it would have to compile again after
+    `forbid_compiling`.
     """
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
     forget_compiled()  # torch counts compilations by function, and stops compiling after eight
@@ -51,7 +55,7 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
 
 
 def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., Any]:
-    """Return a backend of torch.compile that compiles a function in parts."""
+    """Return a torch.compile backend that compiles a model in parts, as torch does for DDP."""
     # Imported here, because the imports are slow.
     from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._inductor.compile_fx import compile_fx
@@ -61,14 +65,20 @@ def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., A
 
 
 def forbid_compiling() -> int:
-    """Make compiling again an error; return the number of compiled graphs for `require_none_new`."""
+    """Make it an error if torch.compile recompiles a function from now on.
+
+    Returns the number of graphs compiled so far, which `require_none_new` needs.
+    """
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = True
     return _compiled_graphs()
 
 
 def require_none_new(compiled_graphs: int) -> None:
-    """Raise CannotTrain if more graphs were compiled; torch itself forbids recompiling only."""
+    """Raise CannotTrain if torch.compile has compiled more graphs than the given number.
+
+    torch itself can forbid recompiling a graph, but not compiling a new graph.
+    """
     if _compiled_graphs() != compiled_graphs:
         raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
 
@@ -80,18 +90,19 @@ def _compiled_graphs() -> int:
 
 
 def forget_compiled() -> None:
-    """Drop all compiled code and its memory; does nothing if nothing was compiled."""
+    """Discard all code that torch.compile has compiled in this process, and free its memory."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = False
         torch._dynamo.reset()
 
 
 def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of what `step` launches; `step` runs once without computing.
+    """Return a CUDA graph of the GPU work that a training step launches.
 
-    `step` must have run on the current stream until it repeats itself, and all tensors it uses must
-    live as long as the graph. The current stream must not be the default one, which cannot be
-    captured. Raises CannotTrain if `step` waits for the device.
+    The step runs once for the capture, during which the GPU computes nothing. Before the capture
+    the step must have run on the current stream until it launches the same work each time. All
+    tensors that the step uses must live as long as the graph. The current stream must not be the
+    default stream, which cannot be captured. Raises CannotTrain if the step waits for the GPU.
     """
     graph = torch.cuda.CUDAGraph()
     try:

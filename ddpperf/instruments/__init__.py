@@ -1,1 +1,1 @@
-"""Clocks, traces and counters that look at a step and change nothing."""
+"""Clocks, profiler traces and message counters that measure a training step without changing it."""

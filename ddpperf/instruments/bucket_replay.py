@@ -1,4 +1,4 @@
-"""The all_reduces of DDP's buckets alone: those of one training step, in order, without computation."""
+"""Replay the all_reduces of DDP's gradient buckets without any forward or backward pass."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 1
 
 
 class BucketReplay:
-    """Sums or averages over the ranks of buffers with the sizes of DDP's buckets.
+    """Measurement in which each step all_reduces buffers with the sizes of DDP's buckets.
 
-    Elements of rank r start as (1 + r) * 2**-ROOM. k steps leave world_size**(k-1) times the sum of
-    the starts, so that a message that was not sent shows.
+    Elements of rank r start as (1 + r) * 2**-ROOM. After k steps an element is world_size**(k-1)
+    times the sum of all ranks' start values, so that a missing all_reduce is noticed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BucketReplay:
         self.run: Callable[[], None] = self.send
 
     def send(self) -> None:
-        """Start all messages before waiting for the first one, as DDP does."""
+        """Start all buckets' all_reduces before waiting for the first all_reduce, as DDP does."""
         for work in [dist.all_reduce(buffer, self.operation, async_op=True) for buffer in self.buffers]:
             work.wait()
 
@@ -58,7 +58,7 @@ class BucketReplay:
             buffer.fill_(self.start)
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless each buffer holds the result of `steps` all_reduces."""
+        """Raise ArithmeticError unless all buffers hold correct sums after `steps` all_reduces."""
         first = self.sum / (self.spec.world_size / self.growth)
         for number, buffer in enumerate(self.buffers):
             expected, found = first * self.growth ** (steps - 1), _extremes(buffer)
@@ -71,7 +71,7 @@ class BucketReplay:
                 )
 
     def finish(self) -> dict[str, float]:
-        """Return gradient_bytes of a step, the number of messages, and the bytes of each bucket."""
+        """Return a step's gradient bytes, its number of all_reduces and each bucket's bytes."""
         nbytes = [float(count * dtype.itemsize) for count, dtype in self.messages]
         buckets = {f"bucket {number}: bytes": each for number, each in enumerate(nbytes)}
         return {"gradient_bytes": sum(nbytes), "messages": float(len(nbytes)), **buckets}

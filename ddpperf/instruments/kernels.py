@@ -1,6 +1,6 @@
-"""The kernels of a step, and a digest that shows which process sets ran other kernels.
+"""List the GPU kernels of a training step, and find process sets that ran different kernels.
 
-Imports torch only when a step is profiled.
+This module imports torch only when a step is profiled.
 """
 
 from __future__ import annotations
@@ -22,42 +22,50 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def kernel_names(step: Callable[[], None], device: torch.device) -> list[str]:
-    """Return the sorted names of a step's GPU kernels, or of its operators on a CPU.
+    """Return the sorted names of the GPU kernels that a step runs, or of its operators on a CPU.
 
-    `step` is called exactly once, even if profiling fails: other ranks may wait in it. Without a
-    profile, for example without CUPTI, there are no names. A compiled part is no operator.
+    `step` is called exactly once, even if profiling fails, because other ranks may wait in it. The
+    list is empty if no profile can be made, for example without CUPTI. A compiled function is not
+    listed as an operator.
     """
     category = "kernel" if device.type == "cuda" else "cpu_op"
     return _names(trace_of(step, device), category)
 
 
 def _names(events: Iterable[dict[str, Any]], category: str) -> list[str]:
-    """Return the names of a trace's kernels or operators.
+    """Return the names of all GPU kernels, or of all CPU operators, in a profiler trace.
 
-    torch.compile marks its calls with numbers that differ between processes. The marks are recorded
-    as operators without a namespace and are left out.
+    torch.compile records each call as an operator without a namespace. The name of this operator
+    contains numbers that differ between processes, so that it is left out.
     """
     names = {str(event["name"]) for event in events if event.get("cat") == category}
     return sorted(name for name in names if category == "kernel" or "::" in name)
 
 
 def digest(names: Iterable[str]) -> str:
-    """Return 12 hexadecimal digits for a set of names; empty if there are none.
+    """Return a hash of kernel names with 12 hexadecimal digits, or "" if there are no names.
 
-    Addresses in names differ between processes and are removed. Other numbers stay: tile sizes, and
-    inductor's kernel numbers, which are equal in all processes that compile the same graphs.
+    Addresses in names differ between processes and are removed. Other numbers are kept, such as
+    tile sizes and inductor's kernel numbers. Two processes that compile the same graphs get the
+    same kernel numbers.
     """
     kinds = sorted({ADDRESS.sub("", name) for name in names})
     return hashlib.sha256("\n".join(kinds).encode()).hexdigest()[:DIGITS] if kinds else ""
 
 
 def digest_of_ranks(digests: Sequence[str]) -> str:
-    """Return a process set's digest of its ranks' digests; empty if one of them is empty."""
+    """Combine the hashes of all ranks' kernel names into one hash for the whole process set.
+
+    Returns "" if the hash of a rank is empty.
+    """
     return digest(f"{rank} {each}" for rank, each in enumerate(digests)) if all(digests) else ""
 
 
 def other_kernels(measured: Measured) -> list[str]:
-    """Return a warning for each side whose process sets did not all run the same kernels."""
+    """Return warnings that name process sets which ran different kernels than most process sets.
+
+    In an A/B run the process sets of base and candidate are checked separately.
+    """
     warnings = []
     for side in sorted({sample.side for sample in measured.samples}):
         groups = sorted(measured.of(side).different_kernels().values(), key=len, reverse=True)

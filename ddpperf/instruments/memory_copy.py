@@ -1,4 +1,4 @@
-"""A copy in the device's memory: by the driver on a GPU, by the C library on the CPU."""
+"""Time a copy within the memory of a GPU, or within the main memory of a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ddpperf.specs import CopySpec
 
 
 class Copy:
-    """A copy of one buffer of `spec.nbytes` bytes onto another."""
+    """Measurement in which each step copies `spec.nbytes` bytes within one device's memory.
+
+    The driver copies on a GPU, and the C library copies on a CPU.
+    """
 
     max_iterations = 10000
 
@@ -44,7 +47,7 @@ class Copy:
             target[:] = source
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless all bytes were copied."""
+        """Raise ArithmeticError unless the target buffer is equal to the source buffer."""
         if not torch.equal(self.target, self.source):
             raise ArithmeticError(
                 f"a copy of {len(self.target)} bytes is not what was copied, after {steps} steps"

@@ -1,4 +1,4 @@
-"""A ledger of messages: every collective that torch dispatches, from Python or from DDP's C++."""
+"""Record every collective that torch dispatches, called by Python code or by DDP's C++ code."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OTHER = "other"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One collective of a rank.
+    """One collective that a rank called, with its size in bytes and its phase of the step.
 
-    nbytes: the size of its buffer as in nccl-tests: what all_reduce and broadcast work on, the output
-    of an all_gather, the input of a reduce_scatter.
+    nbytes: the size of the collective's buffer as nccl-tests counts it. The buffer is what an
+    all_reduce or broadcast works on, the output of an all_gather, or the input of a reduce_scatter.
     """
 
     phase: str
@@ -43,14 +43,20 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """The message's purpose: "control" for every barrier, "other" if the purpose is unknown."""
+        """Return the purpose of a collective, such as "gradients", "parameters" or "control".
+
+        The purpose of every barrier is "control". An unknown purpose is "other".
+        """
         if self.collective == "barrier":
             return "control"
         return KINDS.get((self.phase, self.collective), OTHER)
 
 
 class Ledger(TorchDispatchMode):
-    """A context that records this process's messages. phase: the phase of the next messages."""
+    """Context manager that records every collective which this process starts inside the context.
+
+    phase: the phase of the training step that is recorded with the next collectives.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,7 +81,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _collective(func: Any) -> str:
-    """Return a collective's name, without variants such as allreduce_ and all_reduce."""
+    """Return one name for the variants of a collective, such as allreduce_ and all_reduce."""
     name = func.__name__.partition(".")[0].strip("_")
     words = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather"}
     known = ("allreduce", "allgather", "reduce_scatter", "broadcast", "barrier")
@@ -90,7 +96,7 @@ def _bytes_of(argument: object) -> int:
 
 
 def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
-    """Return the number of messages and their bytes, by kind."""
+    """Return the number of messages and their total bytes for each kind, such as gradients."""
     found: dict[str, tuple[int, int]] = {}
     for message in messages:
         count, nbytes = found.get(message.kind, (0, 0))
@@ -99,11 +105,12 @@ def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
 
 
 class CountedSteps:
-    """A training whose messages are recorded, of its start and of each step.
+    """Measurement in which each step trains one batch and records every collective of the training.
 
-    Each step ends with a mean of the loss over all ranks: DDP sends gradients only, so that every
-    rank knows only its own loss.
-    ledger: has recorded how the training was built, and is told of each part of a step.
+    Each step ends with an all_reduce that averages the loss over all ranks. DDP sends gradients
+    only, so that otherwise every rank would know only its own loss.
+    ledger: the ledger that has recorded how the training was built. The training tells this ledger
+    when each part of a step begins.
     sizes: the counters parameter_bytes, and gradient_bytes if gradients are sent by all_reduces.
     """
 
@@ -132,10 +139,11 @@ class CountedSteps:
         self.training.end_round(steps)
 
     def finish(self) -> dict[str, float]:
-        """Return messages and bytes of each kind, of the start and of the last step.
+        """Return the number and bytes of each kind of message, at the start and in the last step.
 
-        Those of the last step are also counted by collective. "bucket 0: bytes" and so on: of each
-        message of gradients. `sizes` is added.
+        The messages of the last step are also counted for each collective. The counters
+        "bucket 0: bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients.
+        The counters in `sizes` are added.
         """
         messages = self.ledger.messages
         counted = {f"start {kind}": total for kind, total in totals(self.start).items()}

@@ -1,4 +1,7 @@
-"""The parts of a training step, timed by marks: events on a GPU, the clock on the CPU; no profiler."""
+"""Time the parts of a training step, such as forward and backward, without a profiler.
+
+The begin of a part is marked by an event on a GPU, and by the clock on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Mark = tuple[str, Any]  # a part, and its begin: seconds of the CPU's clock, or 
 
 
 class PartMarks:
-    """The marks at which the parts of the current step began."""
+    """The times at which the parts of the current training step began."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -37,7 +40,10 @@ class PartMarks:
         self.marks.append((part, self.moment()))
 
     def enter_gradient_sync(self) -> None:
-        """Mark on the step's stream; a backward pass's thread may have another current stream."""
+        """Mark on the training step's CUDA stream that gradient synchronization begins.
+
+        The thread of the backward pass may have another current stream.
+        """
         self.marks.append(("gradient_sync", self.moment(self._stream)))
 
     def moment(self, stream: torch.cuda.Stream | None = None) -> Any:
@@ -49,13 +55,15 @@ class PartMarks:
 
 
 class PartedSteps:
-    """A training whose steps' parts are timed. A captured step needs twice the activation memory.
+    """Measurement in which each step trains one batch and times forward, backward and so on.
 
-    A step's first part begins where the step before ended, so that the parts add up to the step.
-    The events of a captured step are in its graph and hold the times of its last replay. Therefore
-    two graphs take turns: one is read while the other runs.
-    gradient_sync: from the computation of the last gradient until all gradients are averaged.
-    marks: is told of each part of a step.
+    A step's first part begins where the previous step ended, so that the parts add up to the step.
+    A step that is replayed from a CUDA graph needs twice the activation memory. The events in a
+    graph hold the times of the graph's last replay. Therefore two graphs take turns, and the events
+    of one graph are read while the other graph runs.
+    The part gradient_sync lasts from the computation of the last gradient until all gradients are
+    averaged.
+    marks: the marks that the training makes at the begin of each part.
     """
 
     max_iterations = 1000
@@ -83,7 +91,7 @@ class PartedSteps:
             self._read()  # before the graph with these events runs again
 
     def _read(self) -> None:
-        """Wait for the oldest unread step, and add up its parts."""
+        """Wait until the oldest unread training step has ended, and store its parts' seconds."""
         marks, ended = self.running.popleft()
         is_gpu = self.marks.device.type == "cuda"
         if is_gpu:
@@ -96,7 +104,7 @@ class PartedSteps:
     # --- warm-up
 
     def warm_up(self, steps: int) -> None:
-        """Count a step's FLOPs, and find the parameter whose gradient is computed last."""
+        """Run warm-up steps, count a step's FLOPs, and find which gradient is computed last."""
         training = self.training.training
         self._count_flops()
         if training.spec.grouped:
@@ -123,7 +131,10 @@ class PartedSteps:
             self.marks.enter_gradient_sync()
 
     def _count_flops(self) -> None:
-        """Count a forward and backward pass without DDP, whose first step arranges its buckets."""
+        """Count the FLOPs of one forward and backward pass of the model without DDP.
+
+        In its first pass DDP arranges its buckets, which must happen in the warm-up.
+        """
         # Imported here, because the import is slow.
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -163,7 +174,10 @@ class PartedSteps:
         self.parted = []
 
     def end_round(self, steps: int) -> None:
-        """Keep the mean of each part, without the round's untimed first step."""
+        """Store the mean seconds of each step part over the timed steps of a round.
+
+        The first step of a round is untimed and is left out.
+        """
         self.training.end_round(steps)
         while self.running:
             self._read()
@@ -171,12 +185,12 @@ class PartedSteps:
         self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
 
     def finish(self) -> dict[str, float]:
-        """Return seconds of a step by part, medians over rounds, and the FLOPs of a step.
+        """Return the median seconds of each step part over all rounds, and the FLOPs of one step.
 
-        gradient_sync_seconds: only with other ranks. flops: of a forward and backward pass, as torch
-        counts those of matrix products and convolutions.
-        Rounds shorter than the longest only calibrated the number of steps and are left out, as is
-        the first of several rounds of one step.
+        gradient_sync_seconds exists only if there are other ranks. flops are those of a forward and
+        backward pass, as torch counts them for matrix products and convolutions.
+        Rounds with fewer steps than the longest round are left out, because they only calibrated
+        the number of steps. If all rounds have one step, the first of several rounds is left out.
         """
         most = max(steps for steps, _ in self.rounds)
         counted = [parts for steps, parts in self.rounds if steps == most]

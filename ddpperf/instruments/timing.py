@@ -1,4 +1,4 @@
-"""Timing of steps on one rank: by device events on a GPU, by perf_counter on the CPU."""
+"""Time steps on one rank, with CUDA events on a GPU and with perf_counter on a CPU."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ LAUNCH_SECONDS = 1e-3  # longer than even a late launch takes
 
 
 def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
-    """Return the seconds of `iterations` calls of `step`, until the device has done their work.
+    """Return the seconds in which the device completes `iterations` calls of `step`.
 
     On a GPU two events are recorded on the current stream. Work on other streams counts if the
-    current stream waits for it, as DDP and torch.distributed's synchronous collectives make it wait.
+    current stream waits for it, as DDP and torch.distributed's synchronous collectives make it
+    wait.
     """
     if device.type == "cuda":
-        return _device_seconds(step, iterations, device)
+        stream = torch.cuda.current_stream(device)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record(stream)
+        for _ in range(iterations):
+            step()
+        last.record(stream)
+        last.synchronize()
+        milliseconds: float = first.elapsed_time(last)
+        return milliseconds / 1e3
     start = time.perf_counter()
     for _ in range(iterations):
         step()
     return time.perf_counter() - start
 
 
-def _device_seconds(step: Callable[[], None], iterations: int, device: torch.device) -> float:
-    stream = torch.cuda.current_stream(device)
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
-    start.record(stream)
-    for _ in range(iterations):
-        step()
-    end.record(stream)
-    end.synchronize()
-    milliseconds: float = start.elapsed_time(end)
-    return milliseconds / 1e3
-
-
 def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:
-    """Return `step` followed by a delay: on a GPU the device spins, on the CPU the caller."""
+    """Return a function that calls `step` and then waits for the given number of seconds.
+
+    On a GPU the device waits after the work of the step. On a CPU the caller waits.
+    """
     if not seconds:
         return step
     cycles = int(seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
@@ -59,18 +58,19 @@ def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> C
 
 
 def _cycles_per_second(device: torch.device) -> float:
-    """Measure the frequency of the counter by which a GPU sleeps, which follows the GPU's clock."""
+    """Measure how many cycles `torch.cuda._sleep` counts per second at the GPU's current clock."""
     cycles = 10**8
     torch.cuda._sleep(cycles)  # the first call loads the kernel
     return cycles / seconds_of(lambda: torch.cuda._sleep(cycles), 1, device)
 
 
 def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool) -> tuple[float, float]:
-    """Return a step's CPU seconds, and its seconds on the GPU if it need not wait for the CPU.
+    """Return the CPU seconds of one step, and its GPU seconds if the GPU never waits for the CPU.
 
-    CPU seconds are the least of several steps on an idle device, where no full queue makes the CPU
-    wait. For the GPU's seconds, a median, the device spins until the whole step is in its queue.
-    (The queue holds about a thousand operations; a longer step waits for the rest.)
+    The CPU seconds are the minimum of several steps. Each of these steps starts on an idle device,
+    so that the CPU never waits for a full queue. The GPU seconds are the median of several steps.
+    Before each of these steps the device spins until the whole step is in its queue. (The queue
+    holds about a thousand operations. A longer step waits for its other operations.)
     grouped: whether the devices of all ranks wait for each other before the timed step.
     """
     cpu_seconds, wall_seconds, device_seconds = [], [], []
@@ -92,6 +92,6 @@ def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all its work; do nothing for the CPU."""
+    """Wait until a GPU has finished all its work, or do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""A profiler's trace of one rank: how much of the time communicates, computes, copies, or is idle."""
+"""Profile one rank, and split its time into communication, computation, copies and idle time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COPIES = ("gpu_memcpy", "gpu_memset")
 
 
 class TracedSteps:
-    """A training that runs TRACED_STEPS steps under the profiler in each `step`."""
+    """Measurement in which each step runs TRACED_STEPS training steps under torch's profiler."""
 
     max_iterations = 1
 
@@ -71,11 +71,13 @@ class TracedSteps:
         self.training.end_round(steps * TRACED_STEPS)
 
     def finish(self) -> dict[str, float]:
-        """Return seconds of a step, medians over rounds; nothing if no profile can be made.
+        """Return the communication, computation, copy and idle seconds of one training step.
 
-        comm_seconds: of any communication. all_reduce_seconds: of all_reduces only.
-        exposed_comm_seconds: of communication during which nothing is computed.
-        compute_seconds, copy_seconds; idle_seconds: of none of these. traced_step_seconds: of all.
+        Each value is the median over all rounds. No values are returned if no profile can be made.
+        comm_seconds: any communication. all_reduce_seconds: all_reduces only.
+        exposed_comm_seconds: communication during which nothing is computed.
+        compute_seconds: computation. copy_seconds: copies. idle_seconds: none of these.
+        traced_step_seconds: the whole step.
         """
         if not self.splits:
             return {}
@@ -92,10 +94,10 @@ class TracedSteps:
 
 
 def trace_path(name: str, rank: int) -> Path | None:
-    """Return the file for a rank's last trace; None if traces are not to be kept.
+    """Return the path of the file for a rank's last profiler trace, or None if traces are not kept.
 
-    A folder has the traces of one process set, named like the folder for its temporary files, so
-    that other tools can read the folder as it is.
+    All traces of one process set are in one folder, which other tools can read. The folder's name
+    ends with the name of the process set's folder for temporary files.
     """
     if (folder := os.environ.get(TRACES_VARIABLE)) is None:
         return None
@@ -111,12 +113,13 @@ def trace_of(
     meet: Callable[[], object] | None = None,
     path: Path | None = None,
 ) -> list[Event]:
-    """Return the events of a profile of `work`.
+    """Run `work` under torch's profiler, and return the events of the profiler's trace.
 
-    `work` is called exactly once, even if profiling fails: other ranks may wait in it. A profile
-    that cannot be made, for example without CUPTI, has no events; the rank's output says why.
+    `work` is called exactly once, even if profiling fails, because other ranks may wait in it.
+    There are no events if the profile cannot be made, for example without CUPTI. The rank then
+    prints why.
     meet: a barrier of the ranks before `work`, so that a CPU's trace times `work` alone.
-    path: the file that keeps the trace. Raises CannotTrain if it cannot be written.
+    path: the file that keeps the trace. Raises CannotTrain if this file cannot be written.
     """
     # Imported here: the controller imports this module and does not need torch.
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -156,7 +159,7 @@ def trace_of(
 
 
 def _keep(written: Path, path: Path) -> None:
-    """Copy a trace, whole or not at all; raise CannotTrain if that fails."""
+    """Copy a trace file to `path`, or raise CannotTrain and leave no partial file."""
     beside = path.with_suffix(".part")
     try:
         shutil.copyfile(written, beside)
@@ -171,7 +174,7 @@ def _keep(written: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _printed(failures: list[Exception]) -> Iterator[None]:
-    """Print and collect an error of the profiler, which must not end a run."""
+    """Print an exception of torch's profiler and append it to a list, instead of raising it."""
     try:
         yield
     except Exception as error:
@@ -180,7 +183,7 @@ def _printed(failures: list[Exception]) -> Iterator[None]:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """Return the events of a trace by torch.profiler; raise ValueError for any other file."""
+    """Return the events of torch.profiler's trace file, or raise ValueError for another file."""
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -191,21 +194,23 @@ def read_trace(path: Path) -> list[Event]:
 
 
 def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
-    """Return how a rank's profiled time was spent, in seconds; None for a trace without work.
+    """Return the communication, computation, copy and idle seconds of a rank's profiler trace.
 
+    Returns None for a trace without work.
     On a GPU the time runs from the first to the last kernel. On a CPU it is the marked range, and
     torch's operators count as computation.
-    met: whether the first communication on the GPU is the barrier, which is left out.
+    met: whether the first communication on the GPU is a barrier, which is left out.
     Raises ValueError for events without a time.
     """
-    began = _end_of_meeting(events) if met else 0.0
+    meetings = map(_interval, _communication_kernels(events)) if met else ()
+    began = min(meetings, default=(0.0, 0.0))[1]
     on_gpu = [event for event in events if event.get("cat") == "kernel" and _interval(event)[0] >= began]
     copies = [
         copy for event in events if event.get("cat") in COPIES and (copy := _interval(event))[0] >= began
     ]
     if on_gpu:
         ran = [event for event in on_gpu if SPIN not in event["name"]]
-        talks = [event for event in ran if COMMUNICATION.search(event["name"])]
+        talks = _communication_kernels(ran)
         works = [event for event in ran if not COMMUNICATION.search(event["name"])]
         all_of_them = [*map(_interval, on_gpu), *copies]
         whole = min(begin for begin, _ in all_of_them), max(end for _, end in all_of_them)
@@ -217,28 +222,19 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
             return None
         whole = _interval(marks[0])
         talks = [event for event in events if _by_gloo(event)]
-        works = [
-            event
-            for event in events
-            if event.get("cat") == "cpu_op" and str(event["name"]).startswith("aten::")
-        ]
+        operators = [event for event in events if event.get("cat") == "cpu_op"]
+        works = [event for event in operators if str(event["name"]).startswith("aten::")]
     sums = [event for event in talks if ALL_REDUCE.search(str(event["name"]))]
     return split(whole, map(_interval, talks), map(_interval, works), copies, map(_interval, sums))
 
 
 def communication_seconds(events: Sequence[Event]) -> list[float]:
-    """Return the duration of each communication kernel in a GPU's trace."""
-    talks = [
-        event for event in events if event.get("cat") == "kernel" and COMMUNICATION.search(event["name"])
-    ]
-    return [end - begin for begin, end in map(_interval, talks)]
+    """Return the duration in seconds of each communication kernel in a GPU's trace."""
+    return [end - begin for begin, end in map(_interval, _communication_kernels(events))]
 
 
-def _end_of_meeting(events: Sequence[Event]) -> float:
-    talks = [
-        event for event in events if event.get("cat") == "kernel" and COMMUNICATION.search(event["name"])
-    ]
-    return min(map(_interval, talks), default=(0.0, 0.0))[1]
+def _communication_kernels(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.get("cat") == "kernel" and COMMUNICATION.search(event["name"])]
 
 
 def _by_gloo(event: Event) -> bool:
@@ -247,7 +243,7 @@ def _by_gloo(event: Event) -> bool:
 
 
 def _interval(event: Event) -> Interval:
-    """Return an event's begin and end in seconds; a trace has microseconds."""
+    """Return the begin and end of a trace event in seconds, converted from microseconds."""
     try:
         begin, lasted = float(event["ts"]), float(event["dur"])
     except (KeyError, TypeError, ValueError) as error:

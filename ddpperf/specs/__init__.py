@@ -1,6 +1,6 @@
-"""Specs: frozen descriptions of what to measure, sent to the ranks as JSON. Standard library only.
+"""Frozen dataclasses that describe what to measure, and that are sent to the ranks as JSON.
 
-Two samples are comparable if their specs are equal.
+This package imports the standard library only. Two samples are comparable if their specs are equal.
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spe
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    """Return the spec as JSON values, with the name of its measurement under "measurement"."""
+    """Return a measurement spec as a JSON object, with its kind of measurement as "measurement"."""
     return {"measurement": spec.measurement, **dataclasses.asdict(spec)}
 
 
 def from_json(fields: dict[str, Any]) -> Spec:
-    """Return the spec that `to_json` wrote; raise ValueError for anything else."""
+    """Return the measurement spec for a JSON object that `to_json` made.
+
+    Raises ValueError for any other JSON object.
+    """
     values = dict(fields)
     name = values.pop("measurement", None)
     require_one_of("measurement", name, tuple(_SPECS))

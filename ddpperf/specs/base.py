@@ -1,4 +1,4 @@
-"""What every spec has: the ranks it needs, a delay, a fault. And the checks of a spec's values."""
+"""The fields that every measurement spec has, and functions that check the values of fields."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MOST_DELAY_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What one rank does instead of its work, so that fault handling can be tested.
+    """A failure that one rank causes on purpose, so that the handling of failures can be tested.
 
-    kind: "raise" an exception, "hang" for ever, "kill" itself with SIGKILL, "exit" with status 0.
-    command: the command of a measurement at which the fault happens.
+    kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
+    itself, and "exit" exits with status 0.
+    command: the command sent to the rank ("open", "sample" or "close") that fails.
     """
 
     kind: FaultKind
@@ -30,14 +31,16 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The fields and properties of every spec.
+    """Base class of all measurement specs, with the number of ranks, an added delay and a fault.
 
     measurement: the name by which the ranks find the measurement.
-    repeats: whether a round has an untimed step and then many timed ones; else it is one long step.
-    counts: whether a measurement counts instead of timing, so that one round is enough.
-    compared_parts: the parts into which an A/B run cuts a round; the sets take turns part by part,
-    so that a short disturbance of the machine hits both sides.
-    delay_seconds: a delay added to each step, on the GPU if there is one, to test thresholds.
+    repeats: whether a round has one untimed step and then many timed steps. If False, a round is
+    one long step.
+    counts: whether the measurement counts instead of timing, so that one round is enough.
+    compared_parts: the number of parts into which an A/B run divides a round. Base and candidate
+    take turns after each part, so that a short disturbance of the machine affects both.
+    delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
+    one.
     """
 
     measurement: ClassVar[str]
@@ -56,36 +59,42 @@ class Work:
 
     @property
     def grouped(self) -> bool:
-        """Whether the ranks form a process group."""
+        """Return whether the ranks form a torch.distributed process group."""
         return True
 
     @property
     def maps_memory(self) -> bool:
-        """Whether the GPUs map each other's buffers (symmetric memory)."""
+        """Return whether the GPUs map each other's buffers by torch's symmetric memory."""
         return False
 
     @property
     def captured(self) -> bool:
-        """Whether the work is replayed from a CUDA graph."""
+        """Return whether a measured step is replayed from a CUDA graph."""
         return False
 
     @property
     def calls(self) -> int:
-        """The number of measured calls in a step; a sample's seconds are those of one call."""
+        """Return how many collective calls a measured step makes, or 1 for a training step.
+
+        The seconds of a sample are those of one collective call.
+        """
         return 1
 
     @property
     def compiled(self) -> bool:
-        """Whether torch.compile compiles a part of the work."""
+        """Return whether torch.compile compiles a part of a measured step."""
         return False
 
     @property
     def busy_processes(self) -> int:
-        """The number of processes that compute at the same time."""
+        """Return the number of processes that compute at the same time during the measurement."""
         return max(map(len, self.turns(self.world_size)))
 
     def turns(self, size: int) -> list[list[int]]:
-        """Return which ranks of a process set with `size` ranks work together, turn after turn."""
+        """Return the groups of ranks that measure together, in the order in which they take turns.
+
+        size: the number of ranks in the process set.
+        """
         del size
         return [list(range(self.world_size))]
 

@@ -1,4 +1,4 @@
-"""One call of a collective on a buffer."""
+"""Measurement specs for one collective, such as all_reduce, on a buffer of a given size."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ MOST_PIECES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Work):
-    """One call by all ranks on float32 buffers of `nbytes` bytes.
+    """Base class of the measurement specs for one collective call on float32 buffers.
 
-    execution: eager, or captured with GRAPH_CALLS calls in a CUDA graph.
+    nbytes: the size of a rank's buffer.
+    execution: "eager", or "graph" for a CUDA graph that holds GRAPH_CALLS collective calls.
     """
 
     nbytes: int
@@ -55,9 +56,9 @@ class Call(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSpec(Call):
-    """A sum over all ranks, by the backend's all_reduce or by another algorithm.
+    """Measurement spec for an all_reduce (sum) by NCCL, gloo or one of ddpperf's algorithms.
 
-    in_place: whether the sum replaces the buffer or goes to another one.
+    in_place: whether the sum replaces the rank's buffer. If False, the sum goes to another buffer.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -93,10 +94,11 @@ class AllReduceSpec(Call):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSpec(Call):
-    """Another collective of the backend, as FSDP and ZeRO use them.
+    """Measurement spec for a reduce_scatter, all_gather, broadcast or all_to_all by NCCL or gloo.
 
-    nbytes: the size of the larger of a rank's two buffers, as in nccl-tests: the input of a
-    reduce_scatter, the output of an all_gather.
+    FSDP and ZeRO use such collectives.
+    nbytes: the size of the larger of a rank's two buffers, as in nccl-tests. This buffer is the
+    input of a reduce_scatter and the output of an all_gather.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -119,12 +121,12 @@ class CollectiveSpec(Call):
 
 
 def ring_pieces(nbytes: float, N: int) -> int:
-    """Return the number of messages in which a ring of N ranks sends a segment of its buffer."""
+    """Return into how many messages a ring all_reduce over N ranks divides 1/N of its buffer."""
     return min(MOST_PIECES, max(1, int(nbytes // N // PIECE_BYTES)))
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return a size in its largest whole unit, such as 64MiB, 1KiB or 1000B."""
+    """Return a number of bytes as text in the largest whole unit, such as 64MiB, 1KiB or 1000B."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes % scale == 0:
             return f"{nbytes // scale}{unit}"

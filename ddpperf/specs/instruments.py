@@ -1,4 +1,4 @@
-"""Specs that look inside a training step: a trace, its parts, its messages, a replay of them."""
+"""Measurement specs for a training step's profiler trace, parts, messages and bucket replay."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # the par
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpec(TrainingSpec):
-    """Some steps of the same training under the profiler; a round includes writing the trace.
+    """Measurement spec for training steps that run under torch's profiler.
 
-    Raises ValueError for a training whose communication a trace cannot recognize.
+    A round includes writing the trace.
+    Raises ValueError for a training whose communication cannot be recognized in a trace.
     """
 
     measurement: ClassVar[str] = "training_trace"
@@ -33,7 +34,7 @@ class TraceSpec(TrainingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PartsSpec(TrainingSpec):
-    """Steps of the same training in which every rank times the parts of a step.
+    """Measurement spec for training steps whose parts, such as forward and backward, are timed.
 
     Raises ValueError for a strategy whose parts do not follow each other on one device.
     """
@@ -51,9 +52,11 @@ class PartsSpec(TrainingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesSpec(TrainingSpec):
-    """Steps of the same training whose messages are counted, each followed by a mean of the loss.
+    """Measurement spec for training steps whose collectives and their bytes are counted.
 
-    Raises ValueError for a training without a process group, or one that is not executed eagerly.
+    Each step ends with an all_reduce that averages the loss over all ranks.
+    Raises ValueError for a training without a process group or with an execution mode other than
+    eager.
     """
 
     measurement: ClassVar[str] = "training_messages"
@@ -78,9 +81,10 @@ class MessagesSpec(TrainingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketReplaySpec(TrainingSpec):
-    """The all_reduces of one training step's gradients, one after the other, and nothing else.
+    """Measurement spec for the all_reduces of one training step's gradients, without computation.
 
-    Raises ValueError for a strategy other than DDP, or a hook that sends something else.
+    Raises ValueError for a strategy other than DDP, or for a communication hook that sends other
+    messages.
     """
 
     measurement: ClassVar[str] = "bucket_replay"
@@ -98,6 +102,9 @@ Kind = TypeVar("Kind", TraceSpec, PartsSpec, BucketReplaySpec, MessagesSpec)
 
 
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:
-    """Return another measurement of the same training, without its delay and fault."""
+    """Return a measurement spec of the given class for the same training as `spec`.
+
+    The new spec has no added delay and no fault.
+    """
     training = {field.name: getattr(spec, field.name) for field in fields(TrainingSpec)}
     return kind(**training | {"delay_seconds": 0.0, "fault": None})

@@ -1,4 +1,4 @@
-"""A copy in memory, whose time no change of torch, NCCL or a model can alter."""
+"""Measurement spec for a memory copy, which does not depend on torch, NCCL or a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpperf.specs.collective import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CopySpec(Work):
-    """One copy of `nbytes` bytes in the memory of each rank's device.
+    """Measurement spec for one copy of `nbytes` bytes within the memory of each rank's device.
 
     Raises ValueError for less than one byte.
     """

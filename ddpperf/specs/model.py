@@ -1,4 +1,4 @@
-"""The names of models: built-in models, torchvision's, and custom ones."""
+"""Names of the models that can be trained: built-in models, torchvision's and custom models."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PATTERN = r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 
 
 def is_custom_model(model: str) -> bool:
-    """Return whether a model is custom: named `package.module:function`."""
+    """Return whether a model's name is that of a custom model: `package.module:function`."""
     return ":" in model and not model.startswith("torchvision:")
 
 
 def require_model(model: str) -> None:
-    """Raise ValueError unless `model` is built in, or spelled like a torchvision or custom model."""
+    """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
     if model in get_args(Model):
         return
     if not isinstance(model, str) or not re.fullmatch(_PATTERN, model):

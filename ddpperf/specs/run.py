@@ -1,4 +1,4 @@
-"""A whole training by a recipe, from the first step to the last epoch's accuracy."""
+"""Measurement spec for training a model over several epochs by a training recipe."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the rank
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(TrainingSpec):
-    """`epochs` epochs of training by a recipe; each ends with an evaluation on `test_images` images.
+    """Measurement spec for training a model over `epochs` epochs, each followed by an evaluation.
 
-    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon. rate: the highest learning rate.
-    schedule: of the learning rate, after `warmup_epochs` epochs in which the rate rises linearly.
+    test_images: the number of images in each evaluation.
+    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon.
+    rate: the highest learning rate.
+    schedule: the schedule of the learning rate after the warm-up.
+    warmup_epochs: the number of first epochs in which the learning rate rises linearly.
     label_smoothing: the fraction of a target that is spread over all classes.
-    cutout: the side, in pixels, of a square hidden in each training image; 0 for none.
-    clip_norm: the largest norm of all gradients together; 0 for no limit.
-    grow_from: the per-rank batch size of the first epoch, which doubles each epoch up to
-    `per_rank_batch_size`; 0 for a constant batch size.
+    cutout: the edge length in pixels of a square hidden in each training image, or 0 for no square.
+    clip_norm: the largest norm of all gradients together, or 0 for no limit.
+    grow_from: the per-rank batch size of the first epoch, or 0 for a constant batch size. The batch
+    size doubles each epoch up to `per_rank_batch_size`.
     recompute_statistics: whether BatchNorm's statistics are recomputed before each evaluation.
-    set_epoch: whether each epoch is shuffled differently.
-    seed: of the parameters, the order of the images, the crops and the hidden squares.
+    set_epoch: whether the images are shuffled differently in each epoch.
+    seed: the random seed of the parameters, the order of the images, the crops and the hidden
+    squares.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -120,24 +124,24 @@ class RunSpec(TrainingSpec):
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
 
     def turns(self, size: int) -> list[list[int]]:
-        """Return rank 0 alone for strategy single: a run is trained for what it learns."""
+        """Return rank 0 alone for single-device training, so that no other rank trains again."""
         return [[0]] if self.strategy == "single" else super().turns(size)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The per-rank batch size of each epoch."""
+        """Return the number of images per rank and step in each epoch."""
         first = self.grow_from or self.per_rank_batch_size
         return tuple(
             min(self.per_rank_batch_size, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs)
         )
 
     def of_batches(self, batch_size: int) -> RunSpec:
-        """Return the same run with a constant per-rank batch size."""
+        """Return a spec of the same training with a constant number of images per rank and step."""
         return dataclasses.replace(self, per_rank_batch_size=batch_size, grow_from=0)
 
     @property
     def epoch_steps(self) -> tuple[int, ...]:
-        """The number of steps of each epoch."""
+        """Return the number of optimizer steps in each epoch."""
         return tuple(self.shard.images // batch_size for batch_size in self.batch_sizes)
 
     @property
@@ -156,24 +160,27 @@ class RunSpec(TrainingSpec):
 
     @property
     def steps(self) -> int:
-        """The number of steps of the whole run."""
+        """Return the number of optimizer steps in all epochs of the training together."""
         return self.steps_before(self.epochs)
 
     def steps_before(self, epoch: int) -> int:
-        """Return the number of steps in the epochs before this one; the first epoch is 0."""
+        """Return the number of optimizer steps in the epochs before epoch number `epoch`.
+
+        The first epoch is 0.
+        """
         return sum(self.epoch_steps[:epoch])
 
     @property
     def images(self) -> int:
-        """The number of images that all ranks train on in the whole run."""
+        """Return the number of images that all ranks together train on in all epochs."""
         return self.world_size * sum(map(math.prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))
 
 
 def linearly_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """Return the rate of a batch k times as large: k times the rate (Goyal et al. 2017)."""
+    """Scale a learning rate in proportion to the batch size (Goyal et al. 2017)."""
     return rate * batch_size / base_batch_size
 
 
 def square_root_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """Return the rate of a batch k times as large: sqrt(k) times the rate (Krizhevsky 2014)."""
+    """Scale a learning rate by the square root of the batch size's ratio (Krizhevsky 2014)."""
     return rate * math.sqrt(batch_size / base_batch_size)

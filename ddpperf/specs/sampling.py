@@ -1,4 +1,4 @@
-"""How an epoch's images are split between processes and into batches."""
+"""Compute how many of an epoch's images and batches each process gets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddpperf.specs.base import Work, require_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The size of one process's part of an epoch, and of its batches.
+    """The images that one process trains on in an epoch, and the number of its batches.
 
-    All shards have the same size, as torch's DistributedSampler makes them: with drop_last some
-    images are left out, otherwise some are repeated. A batch larger than the shard is filled by
-    repeating the shard's images.
+    All shards have the same size, as torch's DistributedSampler makes them. With drop_last some
+    images are left out, otherwise some images are repeated. A batch larger than the shard is filled
+    by repeating the shard's images.
     """
 
     epoch_images: int
@@ -41,9 +41,10 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSpec(Work):
-    """One epoch of DistributedSampler's indices on every rank, split as a training splits them.
+    """Measurement spec for the image indices that DistributedSampler gives each rank in an epoch.
 
-    set_epoch: whether the sampler is told each epoch's number, without which no epoch is reshuffled.
+    set_epoch: whether the sampler is given the number of each epoch. Without this number the images
+    are in the same order in every epoch.
     Raises ValueError for fewer images than ranks.
     """
 
@@ -60,7 +61,7 @@ class SamplerSpec(Work):
 
     @property
     def shard_images(self) -> int:
-        """The number of images that each rank's shard has."""
+        """Return the number of images that each rank gets in an epoch."""
         shard = Shard(
             epoch_images=self.epoch_images,
             processes=self.world_size,

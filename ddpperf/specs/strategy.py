@@ -1,4 +1,4 @@
-"""How a training step is spread over devices and executed: the fields, and which values go together."""
+"""The fields of a training spec for its strategy, precision, execution mode and DDP options."""
 
 from __future__ import annotations
 
@@ -46,21 +46,24 @@ _INDUCTOR_OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFields(Work):
-    """The fields of a training step that say how it is spread over devices and executed.
+    """Base class of training specs, with the strategy, precision, execution mode and DDP options.
 
-    strategy: "single" has no process group: the ranks take turns, each doing the same step alone.
-    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients;
-    "own_ddp" is this project's minimal DDP; "zero1" also shards the optimizer's state; "fsdp" also
+    strategy: "single" has no process group. The ranks take turns and each does the same step alone.
+    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients.
+    "own_ddp" is ddpperf's minimal DDP. "zero1" also shards the optimizer's state. "fsdp" also
     shards the parameters.
-    precision: fp32 without TF32, tf32 with TF32 (GPUs only), or bf16 and fp16 autocast over fp32
-    parameters, fp16 with a gradient scaler.
-    execution: eager, torch.compile, a CUDA graph, or both. inductor: compiler options joined by +.
+    precision: "fp32" is without TF32, and "tf32" is with TF32 (GPUs only). "bf16" and "fp16" are
+    autocast over fp32 parameters, and "fp16" also has a gradient scaler.
+    execution: eager, torch.compile, a CUDA graph, or both.
+    inductor: names of torch's compiler options, joined by "+".
     comm_hook, bucket_cap_mb (MiB, 0 for torch's default), gradient_as_bucket_view, static_graph,
-    buffer_sync: options of DistributedDataParallel; own_ddp has the first two.
-    sync_batch_norm: whether BatchNorm takes its statistics over all ranks.
-    accumulation_steps: parts of a batch whose gradients are added up before synchronization.
-    communication: "on"; "local" fills DDP's buckets and does not send them; "no_sync" does neither.
-    comm_delay_seconds: how much later `comm_delay_rank` sends the last bucket of each step.
+    buffer_sync: options of DistributedDataParallel. own_ddp has the first two options.
+    sync_batch_norm: whether BatchNorm computes its statistics over all ranks.
+    accumulation_steps: the number of parts of a batch. The gradients of the parts are added up
+    before the ranks synchronize gradients.
+    communication: "on" sends gradients. "local" fills DDP's buckets without sending the buckets.
+    "no_sync" does neither.
+    comm_delay_seconds: by how much `comm_delay_rank` delays the last bucket of each step.
     Raises ValueError for values that do not go together.
     """
 
@@ -196,7 +199,7 @@ class StrategyFields(Work):
 
     @property
     def strategy_id(self) -> str:
-        """The strategy with its options that are not the default, such as ddp+avg+bucket=4."""
+        """Return the strategy's name with all non-default options, such as ddp+avg+bucket=4."""
         named = (
             (self.comm_hook, self.comm_hook != "none"),
             (f"bucket={self.bucket_cap_mb}", self.bucket_cap_mb != DEFAULT_BUCKET_CAP_MB),
@@ -212,14 +215,14 @@ class StrategyFields(Work):
 
 
 def options_of(strategy: str) -> tuple[str, ...]:
-    """Return the names in DDP_OPTIONS that a strategy has."""
+    """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
     if strategy == "own_ddp":
         return OWN_DDP_OPTIONS
     return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
 
 
 def gpu_reason(spec: StrategyFields, device: str) -> str:
-    """Return why `spec` needs a GPU, if the device is the CPU; empty if it can run."""
+    """Return why a training spec needs a GPU, or "" if it can run on the given device."""
     if device != "cpu":
         return ""
     for needed, what in (

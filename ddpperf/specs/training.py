@@ -1,4 +1,4 @@
-"""A training step, and an epoch of training steps."""
+"""Measurement specs for one training step, and for one epoch of training steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ DATA_VARIABLE = "DDPPERF_DATA"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec(StrategyFields):
-    """One optimizer step of a model: forward, backward, gradient synchronization, update.
+    """Measurement spec for one optimizer step: forward, backward, gradient synchronization, update.
 
-    model: a built-in model, `torchvision:NAME`, or a custom one by `package.module:function`.
-    per_rank_batch_size: images per rank; the global batch is `world_size` times as large.
-    input: "fixed" trains on one batch again and again; "device" crops and flips batches of a data
-    set in the device's memory; "dataloader" loads them with `loader_workers` processes.
-    data: the name of the data set. digest: a hash of its images.
-    epoch_images: the images in an epoch. drop_last: whether to leave out a smaller last batch.
+    model: a built-in model, `torchvision:NAME`, or a custom model as `package.module:function`.
+    per_rank_batch_size: images per rank. The global batch is `world_size` times as large.
+    input: "fixed" trains on one batch again and again. "device" crops and flips batches of a data
+    set that is in the device's memory. "dataloader" loads batches with `loader_workers` processes.
+    data: the name of the data set.
+    digest: a hash of the data set's images.
+    epoch_images: the number of images in an epoch.
+    drop_last: whether to leave out a smaller last batch.
     Raises ValueError for a value that cannot be measured.
     """
 
@@ -97,7 +99,7 @@ class TrainingSpec(StrategyFields):
 
     @property
     def busy_processes(self) -> int:
-        """The ranks that work at the same time, and the processes that load their images."""
+        """Return how many ranks and DataLoader workers are busy at the same time."""
         return super().busy_processes * (1 + self.loader_workers)
 
     @property
@@ -106,17 +108,17 @@ class TrainingSpec(StrategyFields):
 
     @property
     def processes(self) -> int:
-        """The number of processes that share an epoch's images."""
+        """Return the number of processes that divide an epoch's images among themselves."""
         return self.world_size if self.grouped else 1
 
     @property
     def process_batch_size(self) -> int:
-        """The number of images in a step of one process."""
+        """Return the number of images that one process trains on in one step."""
         return self.global_batch_size // self.processes
 
     @property
     def shard(self) -> Shard:
-        """One process's part of an epoch."""
+        """Return the part of an epoch's images that one process trains on."""
         return Shard(
             epoch_images=self.epoch_images,
             processes=self.processes,
@@ -130,7 +132,10 @@ class TrainingSpec(StrategyFields):
 
     @property
     def _least_batch_size(self) -> int:
-        """The fewest images that a device has in a step; DataParallel's last device has the rest."""
+        """Return the smallest number of images that any device gets in a step.
+
+        DataParallel gives its last device what is left of a batch.
+        """
         per_device = -(-self._last_batch_size // (self.world_size // self.processes))
         return min(self.per_rank_batch_size, self._last_batch_size % per_device or per_device)
 
@@ -140,7 +145,7 @@ class TrainingSpec(StrategyFields):
 
     @property
     def images_per_epoch(self) -> int:
-        """The images that an epoch's steps train on, over all processes."""
+        """Return the number of images that all processes together train on in an epoch."""
         return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self._last_batch_size)
 
     @property
@@ -152,40 +157,46 @@ class TrainingSpec(StrategyFields):
 
     @property
     def needs_torchvision(self) -> bool:
-        """Whether the ranks import torchvision: for one of its models, or a loader's transforms."""
+        """Return whether the ranks import torchvision, for its models or its image transforms."""
         return self.model.startswith("torchvision:") or self.input == "dataloader"
 
     def ddp(self) -> Self:
-        """Return the same step by DDP without any option."""
+        """Return a spec for the same training step by DDP with default options."""
         return self._plain(strategy="ddp", accumulation_steps=1)
 
     def one_device(self) -> Self:
-        """Return the same step on one device without communication: the t(1) of a speedup."""
+        """Return a spec for the same training step on a single device.
+
+        Its seconds are the single-device step time t(1) of a speedup.
+        """
         return self._plain(world_size=1, strategy="single", delay_seconds=0.0, fault=None)
 
     def _plain(self, **fields: Any) -> Self:
         return dataclasses.replace(self, **{**DDP_OPTIONS, **APART, "sync_batch_norm": False, **fields})
 
     def no_sync(self) -> Self:
-        """Return the same step without any communication between the ranks."""
+        """Return a spec for the same training step without any communication between the ranks."""
         return dataclasses.replace(self, communication="no_sync", buffer_sync=False)
 
     def local(self) -> Self:
-        """Return the same step in which DDP fills its buckets and sends nothing."""
+        """Return a spec for the same training step where DDP fills buckets but sends nothing."""
         return dataclasses.replace(self, communication="local", buffer_sync=False)
 
     def eager(self) -> Self:
-        """Return the same step, executed eagerly."""
+        """Return a spec for the same training step in eager mode (no compiling, no CUDA graph)."""
         return dataclasses.replace(self, execution="eager", inductor="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSpec(TrainingSpec):
-    """One epoch of training after a warm-up, from loading the first batch to the last update."""
+    """Measurement spec for one training epoch, from loading its first batch to its last update.
+
+    The epoch is measured after a warm-up.
+    """
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False
 
     def turns(self, size: int) -> list[list[int]]:
-        """Return rank 0 alone for strategy single: an epoch takes too long for every rank's turn."""
+        """Return rank 0 alone for single-device training, so that no other rank trains an epoch."""
         return [[0]] if self.strategy == "single" else super().turns(size)

@@ -1,1 +1,1 @@
-"""What a rank does in a step, an epoch and a whole training run."""
+"""Train a model on one rank for one step, one epoch or several epochs."""

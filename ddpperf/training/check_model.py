@@ -1,6 +1,6 @@
-"""Whether a model can be trained: python -m ddpperf.training.check_model NAME BATCH_SIZE.
+"""Check whether a model can be trained: python -m ddpperf.training.check_model NAME BATCH_SIZE.
 
-Prints "trained", or prints one sentence and exits with 1.
+This command prints "trained", or prints one sentence and exits with status 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddpperf.training.step import TrainingStep
 
 
 def check(name: str, batch_size: int) -> None:
-    """Train one step of a model on the CPU; raise CannotTrain if that fails."""
+    """Train a model for one step on the CPU, and raise CannotTrain if this fails."""
     torch.set_num_threads(1)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=batch_size, strategy="single")
     try:

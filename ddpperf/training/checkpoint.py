@@ -1,4 +1,7 @@
-"""Checkpoint files of a run: written whole or not at all, and read without executing code in them."""
+"""Save the state of a training to a checkpoint file, and restore the state from the file.
+
+A checkpoint file is written whole or not at all. Loading a file does not execute code from it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ VERSION = 2
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
-    """Replace the file by the state of a training with this spec."""
+    """Write a training's spec and state to a checkpoint file, which replaces any older file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -33,9 +36,10 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
-    """Return the saved state, or None if there is no file.
+    """Return the training state in a checkpoint file, or None if the file does not exist.
 
-    Raises CannotTrain for a file that is cut short, or of another training or torch version.
+    Raises CannotTrain for a file that is cut short, and for a file of another training or another
+    version of torch.
     """
     try:
         stored = torch.load(path, weights_only=True, map_location=device)
@@ -69,10 +73,11 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Copy a state into the model and optimizer, in place, because a CUDA graph holds the addresses.
+    """Copy the training state of a checkpoint into an existing model and its optimizer.
 
-    The optimizer must have stepped before. Raises CannotTrain if the state has other parameters than
-    the model, for example after a change of its code.
+    The tensors keep their addresses, because a CUDA graph uses these addresses. The optimizer must
+    have stepped before. Raises CannotTrain if the state has other parameters than the model, for
+    example after a change of the model's code.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:

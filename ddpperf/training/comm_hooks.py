@@ -1,7 +1,7 @@
-"""DistributedDataParallel's communication hooks: how buckets of gradients are averaged over the ranks.
+"""Communication hooks of DistributedDataParallel, which average gradient buckets over the ranks.
 
-DDP checks the annotations of hooks, which must be types. Postponed annotations are strings, so this
-module has none.
+DDP checks the annotations of hooks, which must be types. Postponed annotations are strings, so
+this module has none.
 """
 
 import torch
@@ -21,9 +21,9 @@ ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of 
 def register(
     model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
 ) -> None:
-    """Register `hook`, or else the spec's hook, with `model`.
+    """Register a communication hook with a DDP model: `hook` if given, else the spec's hook.
 
-    "none" leaves DDP's default: divide, then sum.
+    With comm_hook "none" DDP keeps its default, which divides the gradients and then sums them.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -45,7 +45,7 @@ def register(
 
 
 def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average with the backend's AVG, which needs no kernel for the division."""
+    """Average a gradient bucket over all ranks with NCCL's AVG, which needs no kernel to divide."""
     del state
     work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -53,9 +53,11 @@ def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torc
 
 
 class OwnAverage:
-    """A hook equal to none, avg, bf16 or fp16 that can leave buckets unsent or send the last one late.
+    """DDP communication hook that averages gradients, and can skip or delay sending a bucket.
 
-    messages: elements and type of each bucket of the current or last step, in order.
+    The averages are those of the comm_hook "none", "avg", "bf16" or "fp16".
+    messages: the number of elements and the data type of each bucket, in order. The buckets are
+    those of the current step, or of the last step.
     """
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
@@ -86,7 +88,6 @@ class OwnAverage:
         return averaged
 
     def _send(self, message: Tensor, *, late: bool) -> torch.futures.Future[list[Tensor]]:
-        """Send a bucket on another stream, while the backward pass goes on."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -102,10 +103,11 @@ class OwnAverage:
 
 
 class SymmetricMemoryAverage:
-    """A hook that averages in memory that all GPUs of the node have mapped, on its own stream.
+    """DDP communication hook that averages gradients in memory shared by all GPUs of a node.
 
-    Buckets larger than SYMMETRIC_BYTES or of other types than KERNEL_TYPES are left to the backend.
-    All ranks allocate the buffers together, in a bucket's first step.
+    The hook works on its own CUDA stream. Buckets larger than SYMMETRIC_BYTES, and buckets with a
+    data type that is not in KERNEL_TYPES, are averaged by NCCL.
+    All ranks allocate the shared memory of a bucket together, in the bucket's first step.
     """
 
     def __init__(self, device: torch.device) -> None:

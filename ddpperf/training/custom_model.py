@@ -1,4 +1,4 @@
-"""Custom models: a function that returns a module, a batch maker and a loss."""
+"""Load a custom model: a function that returns a module, a batch maker and a loss function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpperf.specs import MODEL_VARIABLE
 
 @dataclass(frozen=True, kw_only=True)
 class CustomModel:
-    """What a custom model's function returned.
+    """A custom model, with its module, its function that makes batches, and its loss function.
 
     make_batch(batch_size) returns inputs and targets, tensors of batch_size rows.
     loss(outputs, targets) returns a scalar.
@@ -28,7 +28,7 @@ class CustomModel:
     loss: Callable[[Any, Tensor], Tensor]
 
     def batch(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets; raise CannotTrain unless they are tensors of batch_size rows."""
+        """Return a batch, or raise CannotTrain unless it is two tensors of `batch_size` rows."""
         made = self.make_batch(batch_size)
         if not (
             isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
@@ -47,10 +47,11 @@ class CustomModel:
 
 
 def custom_model(name: str) -> CustomModel:
-    """Import and call `package.module:function`.
+    """Import the function of a custom model, call it, and return its module, batch maker and loss.
 
-    Raises CannotTrain if the name was not given when this process started, if it cannot be
-    imported, or if the function does not return (module, batch maker, loss).
+    name: `package.module:function`.
+    Raises CannotTrain if the name was not given when this process started, if the function cannot
+    be imported, or if the function does not return (module, batch maker, loss).
     """
     if os.environ.get(MODEL_VARIABLE) != name:
         raise CannotTrain(f"model {name} was not named on the command line; pass --model {name}")

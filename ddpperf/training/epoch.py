@@ -1,4 +1,4 @@
-"""An epoch of training steps, and how its progress is reported."""
+"""Train whole epochs, and report the progress of an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPORT_SECONDS = 1.0
 
 
 class TrainingEpoch:
-    """An epoch of a training, repeated.
+    """Measurement in which each step trains a model for one whole epoch.
 
     after_step: called after each training step.
     report: called about once a second with the fraction of the epoch that is done.
@@ -32,7 +32,7 @@ class TrainingEpoch:
         self.report = report
 
     def warm_up(self, steps: int) -> None:
-        """Train an epoch, or a few steps if all steps are the same and no loader must start."""
+        """Train an epoch as warm-up, or only a few steps if all steps of an epoch are equal."""
         spec = self.spec
         is_same = spec.input == "fixed" or (spec.captured and spec.input == "device")
         if is_same or spec.captured:
@@ -58,7 +58,7 @@ class TrainingEpoch:
 
 
 def reported(steps: int, report: Callable[[float], None]) -> Iterator[int]:
-    """Yield the steps of an epoch, and report the fraction that is done about once a second."""
+    """Yield the step numbers of an epoch, and report about once a second which fraction is done."""
     last = time.monotonic()
     for number in range(steps):
         yield number

@@ -1,4 +1,4 @@
-"""Loss and accuracy on test images, computed by all ranks together."""
+"""Compute a model's loss and accuracy on the test images, which all ranks divide up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATISTICS_IMAGES = 4096  # images, over all ranks, for recomputing BatchNorm's 
 
 
 class Evaluation:
-    """The test images of one rank; calling it returns the results over all ranks' images."""
+    """One rank's part of the test images, and the function that evaluates a model on all parts."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class Evaluation:
     def __call__(
         self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
     ) -> tuple[float, float]:
-        """Return the mean loss, without smoothing, and the fraction of images classified right."""
+        """Return a model's mean loss and accuracy on the test images of all ranks together.
+
+        The loss is without label smoothing.
+        """
         model.eval()
         # Sums over images: the loss, those classified right, all.
         sums = torch.zeros(3, dtype=torch.float64, device=self.labels.device)
@@ -58,16 +61,17 @@ class Evaluation:
 def recompute_statistics(
     model: nn.Module, batches: Iterator[Tensor], autocast: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    """Recompute BatchNorm's means and variances from these batches.
+    """Recompute the means and variances of a model's BatchNorm layers from the given batches.
 
-    After a few dozen steps the running statistics are still far from those of the parameters.
+    After a few dozen steps BatchNorm's running statistics are still far from the statistics of the
+    current parameters.
     """
     with autocast():
         torch.optim.swa_utils.update_bn(batches, model)
 
 
 def average_buffers(model: nn.Module, world_size: int) -> None:
-    """Average BatchNorm's statistics over the ranks, which have seen different images."""
+    """Average BatchNorm's running statistics over the ranks, which have seen different images."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             dist.all_reduce(buffer)

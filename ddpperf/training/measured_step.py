@@ -1,4 +1,4 @@
-"""A training step as it is measured: warm-up, capture, rounds, and counters."""
+"""Run training steps for a measurement, with warm-up, CUDA graph, rounds and counters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ CAPTURE_WARMUP = 11  # steps in which DDP still arranges its buckets; without DD
 
 
 class MeasuredStep:
-    """Training steps, epoch after epoch, executed eagerly, compiled or from a CUDA graph.
+    """Measurement of training steps that run eagerly, compiled or from a CUDA graph.
 
-    train: what one step runs and a graph holds; by default the training's `train`.
+    The steps run epoch after epoch.
+    train: the function that one step runs, and that is captured in a CUDA graph. The default is
+    `training.train`.
     """
 
     max_iterations = 1000
@@ -42,7 +44,7 @@ class MeasuredStep:
         self.cpu_seconds: list[float] = []  # per step, one value for each round
 
     def step(self) -> None:
-        """Train on the next batch; after an epoch's last batch begin the next epoch."""
+        """Train on the next batch; after the last batch of an epoch, begin the next epoch."""
         if not self.left:
             self.begin_epoch()
         self.left -= 1
@@ -63,7 +65,10 @@ class MeasuredStep:
     # --- warm-up
 
     def warm_up(self, steps: int) -> None:
-        """Train `steps` steps or as many as a capture needs, then capture if the spec says so."""
+        """Run warm-up steps, then capture a step in a CUDA graph if the training spec says so.
+
+        steps: the least number of warm-up steps. A capture may need more steps.
+        """
         self.warm_up_eagerly(steps)
         if self.training.spec.captured:
             self.capture()
@@ -79,10 +84,10 @@ class MeasuredStep:
     def capture(
         self, arrange: Callable[[Callable[[], Run]], Run] = lambda capture_once: capture_once()
     ) -> None:
-        """Capture the step, and measure the memory and the seconds that the capture takes.
+        """Capture a training step in a CUDA graph, and measure the capture's seconds and memory.
 
-        arrange: calls a function that captures the step and returns its replay, once or more often;
-        returns what a step runs.
+        arrange: a function that gets a function `capture_once` and returns what a step is to run.
+        Each call of `capture_once` captures the step and returns the replay of its graph.
         """
         training, device = self.training, self.training.device
         training.task.input.begin(self.epoch)
@@ -113,23 +118,30 @@ class MeasuredStep:
         self.cpu_began = time.process_time()
 
     def end_round(self, steps: int) -> None:
-        """Raise FloatingPointError if the loss is NaN or infinite: NaN has another speed."""
+        """Raise FloatingPointError if the training loss is NaN or infinite after a round.
+
+        A step with NaN values has another speed.
+        """
         self.cpu_seconds.append((time.process_time() - self.cpu_began) / steps)
         loss = self.training.loss.item()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
 
     def finish(self) -> dict[str, float]:
-        """Return this rank's counters; raise RuntimeError if ranks that must be equal are not.
+        """Return a rank's counters, such as the CPU seconds of a training step and its peak memory.
 
-        loss_after_5_steps: from the initial parameters; absent after fewer steps.
-        compile_seconds, capture_seconds: what the execution cost before the first measured step;
-        torch's compiler cache may have been filled by earlier measurements.
-        cpu_seconds: CPU time of a step in this process; on a GPU without preparing an epoch.
-        device_seconds (GPU): duration of a step on the device if it need not wait for the CPU;
-        absent for a DataLoader and PowerSGD, which make the device wait for more than launches.
-        peak_memory_bytes (GPU): of tensors in the last round; absent for symmetric memory, which
-        torch does not count.
+        Raises RuntimeError if ranks that must have equal parameters have different parameters.
+        loss_after_5_steps: the loss after 5 steps from the initial parameters, if there were 5
+        steps.
+        compile_seconds, capture_seconds: seconds spent on compiling and on capturing before the
+        first measured step. Earlier measurements may have filled torch's compiler cache.
+        cpu_seconds: the CPU time of one step in this process. On a GPU this leaves out preparing an
+        epoch.
+        device_seconds (GPU): the seconds of one step on the device if it never waits for the CPU.
+        This counter is absent for a DataLoader and PowerSGD, which make the device wait for more
+        than launches.
+        peak_memory_bytes (GPU): the peak memory of tensors in the last round. This counter is
+        absent for symmetric memory, which torch does not count.
         """
         training, spec = self.training, self.training.spec
         counters: dict[str, float] = {}
@@ -156,7 +168,7 @@ class MeasuredStep:
 
 
 def sent_bytes(training: TrainingStep) -> dict[str, float]:
-    """Return gradient_bytes, the bytes that a step gives to all_reduces.
+    """Return the counter gradient_bytes, the number of bytes that a training step all_reduces.
 
     The counter is absent without all_reduces and for PowerSGD, which compresses gradients.
     """

@@ -1,8 +1,9 @@
-"""ResNets that need no torchvision, which a candidate build of torch often lacks; and torchvision's models.
+"""Build a model by its name: ResNets that need no torchvision, and torchvision's models.
 
-State dicts are interchangeable with torchvision's models of the same name. The CIFAR models have a
-3x3 stem of stride 1 and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the
-widths of the ImageNet models).
+A candidate build of torch often lacks torchvision. The state dicts of the ResNets are
+interchangeable with those of torchvision's models of the same name. The CIFAR models have a 3x3
+stem of stride 1 and no max-pool, for images of 32x32 (He et al. 2016, section 4.2, with the widths
+of the ImageNet models).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ddpperf.errors import CannotTrain
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Residual block of a ResNet with two 3x3 convolutions."""
 
     expansion = 1
 
@@ -39,7 +40,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the 3x3 has the stride, as in torchvision."""
+    """Residual block of a ResNet with convolutions of 1x1, 3x3 and 1x1.
+
+    The 3x3 convolution has the stride, as in torchvision.
+    """
 
     expansion = 4
 
@@ -73,13 +77,16 @@ def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequenti
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, depth: int, *, stride: int
 ) -> nn.Sequential:
-    """Return `depth` blocks; the first has the stride and changes the width."""
+    """Return `depth` residual blocks, of which the first has the stride and changes the width."""
     first = block(in_channels, channels, stride)
     return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
 
 
 class ResNet(nn.Module):
-    """Four stages of residual blocks; images [N, 3, H, W] to logits [N, num_classes]."""
+    """ResNet that maps images of shape [N, 3, H, W] to logits of shape [N, num_classes].
+
+    width: channels of the first stage. Each later stage has twice as many channels.
+    """
 
     def __init__(
         self,
@@ -90,7 +97,6 @@ class ResNet(nn.Module):
         cifar_stem: bool,
         width: int = 64,
     ) -> None:
-        """width: channels of the first stage; each later stage has twice as many."""
         super().__init__()
         if cifar_stem:
             self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
@@ -131,9 +137,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def build(model: str) -> nn.Module:
-    """Return a built-in model, or `torchvision:NAME` with random weights.
+    """Return a new model by its name, either a built-in model or `torchvision:NAME`.
 
-    The vit_ models are built for images of 32x32. Raises CannotTrain for an unknown name.
+    torchvision's models have random weights, and its vit_ models are built for images of 32x32.
+    Raises CannotTrain for an unknown name.
     """
     if model in MODELS:
         return MODELS[model]()

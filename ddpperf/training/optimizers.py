@@ -1,7 +1,7 @@
-"""Optimizers: SGD, ZeRO's sharded SGD, and LARS, LAMB and Muon for large batches.
+"""Optimizers for training: SGD, ZeRO's sharded SGD, and LARS, LAMB and Muon for large batches.
 
 torch has no LARS and no LAMB, and its Muon does not take convolutions. All state and arithmetic is
-on the device, and so is a learning rate that is a tensor: a CUDA graph can hold a step.
+on the device, and so is a learning rate that is a tensor. Therefore a CUDA graph can hold a step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,21 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of a run's recipe; for other trainings SGD with momentum."""
-    return _of_run(model, spec, device) if isinstance(spec, RunSpec) else _sgd(model, spec, device)
+    """Return the optimizer of a training recipe, or SGD with momentum for a spec without a recipe.
+
+    The optimizer of a recipe clips gradients before each step if the recipe has a clip_norm.
+    """
+    if not isinstance(spec, RunSpec):
+        return _sgd(model, spec, device)
+    optimizer = _of_recipe(model, spec, device)
+    if spec.clip_norm:
+        parameters = list(model.parameters())
+
+        def clip(*_: object) -> None:
+            torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+
+        optimizer.register_step_pre_hook(clip)
+    return optimizer
 
 
 def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
@@ -40,23 +53,10 @@ def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.op
     return torch.optim.SGD(model.parameters(), **settings)
 
 
-def _of_run(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of a run, which clips gradients before each step if the spec says so."""
-    optimizer = _of_recipe(model, spec, device)
-    parameters = list(model.parameters())
-
-    def clip(*_: object) -> None:
-        torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
-
-    if spec.clip_norm:
-        optimizer.register_step_pre_hook(clip)
-    return optimizer
-
-
 def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
-    """Return an optimizer whose weight decay leaves biases and normalizations alone.
+    """Return a training recipe's optimizer, without weight decay for biases and normalizations.
 
-    Muon leaves the last weight, the classifier's, to SGD.
+    Muon leaves the weight of the last layer, the classifier, to SGD.
     """
     trained = trained_parameters(model)
     weights = [parameter for parameter in trained if parameter.ndim > 1]
@@ -79,12 +79,12 @@ def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.o
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD with momentum whose step in each layer is proportional to the norm of the layer's weights.
+    """LARS optimizer, which is SGD with each layer's step proportional to its weights' norm.
 
     You, Gitman and Ginsburg 2017, algorithm 1:
     v = momentum v + lr trust |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
     Vectors (biases and normalizations) have a plain step without weight decay. Implementations do
-    so; algorithm 1 does not.
+    so, but algorithm 1 does not.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Lars(torch.optim.Optimizer):
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose step in each layer is as long as the norm of the layer's weights times the rate.
+    """LAMB optimizer, which is Adam with each layer's step proportional to its weights' norm.
 
     You et al. 2020, algorithm 2: r = m / (sqrt(v) + eps) + weight_decay w, w = w - lr |w| / |r| r,
     with m and v corrected for their start at 0.
-    Vectors (biases and normalizations) have Adam's step without weight decay: from 0 they would
-    hardly move.
+    Vectors (biases and normalizations) have Adam's step without weight decay. With steps in
+    proportion to their norm they would hardly move away from 0.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update of each matrix is orthogonalized, so that it learns all directions alike.
+    """Muon optimizer, which makes the momentum update of each weight matrix orthogonal.
 
     Jordan et al. 2024, with Nesterov's momentum: m = lerp(m, g, 1 - momentum),
     w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns)) orthogonal(lerp(g, m, momentum)).
-    The same as torch's Muon, which takes matrices only; here a convolution's weight is a matrix
+    The same as torch's Muon, which takes matrices only. Here a convolution's weight is a matrix
     with a row for each output.
-    Vectors, and groups whose `orthogonal` is False, have SGD's step with Nesterov's momentum; a
+    Vectors, and groups whose `orthogonal` is False, have SGD's step with Nesterov's momentum. A
     classifier's last layer should be in such a group. Its matrices have decoupled weight decay.
     """
 
@@ -211,7 +211,7 @@ class Muon(torch.optim.Optimizer):
     def _step_matrices(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
     ) -> None:
-        """Step all matrices of one shape together: most are small, and launches would dominate."""
+        """Update all weight matrices of one shape together, to launch fewer kernels."""
         if not parameters:
             return
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -232,7 +232,7 @@ class Muon(torch.optim.Optimizer):
 def with_momenta(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the parameters that have a gradient, their gradients, and their momenta."""
+    """Return the parameters that have a gradient, with their gradients and momentum buffers."""
     trained, gradients, momenta = [], [], []
     for parameter in parameters:
         if parameter.grad is not None:
@@ -246,9 +246,9 @@ def with_momenta(
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return [N, rows, columns] matrices with singular values near 1.
+    """Return nearly orthogonal matrices for a batch of matrices of shape [N, rows, columns].
 
-    By the Newton-Schulz iteration in bfloat16.
+    The Newton-Schulz iteration in bfloat16 brings the singular values near 1.
     """
     a, b, c = NEWTON_SCHULZ
     wide = matrices.shape[1] <= matrices.shape[2]

@@ -1,4 +1,4 @@
-"""A minimal DistributedDataParallel: buckets of gradients are summed during the backward pass."""
+"""A minimal DistributedDataParallel that sums gradient buckets during the backward pass."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ALIGNED_BYTES = 16  # a kernel's widest read, which needs an aligned address
 
 
 class OwnDDP(nn.Module):
-    """A module whose gradients are summed over all ranks in each backward pass.
+    """Wrapper of a model that sums the model's gradients over all ranks in each backward pass.
 
     Each rank must weigh its loss by its fraction of the global batch. All ranks begin with rank 0's
-    parameters and buffers; afterwards buffers differ between ranks.
+    parameters and buffers. Afterwards the buffers differ between ranks.
     The first backward pass ends by making the buckets, in the order of rank 0's gradients. While
     `synchronizes` is False gradients add up on each rank.
-    Raises CannotTrain if a parameter gets no gradient. If that happens on some ranks only, the other
-    ranks wait for them.
+    Raises CannotTrain if a parameter gets no gradient. If that happens on some ranks only, the
+    other ranks wait for them.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
@@ -72,7 +72,6 @@ class OwnDDP(nn.Module):
             self._send(self.buckets[self.sent])
 
     def _send(self, bucket: Bucket) -> None:
-        """Sum a bucket on another stream, while the backward pass goes on."""
         self.sent += 1
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -81,7 +80,7 @@ class OwnDDP(nn.Module):
             bucket.sum()
 
     def _finish(self) -> None:
-        """End a backward pass: make later work wait for the sums."""
+        """End a backward pass, so that later work on the GPU waits for the summed gradients."""
         arrived, self.arrived = self.arrived, []
         if len(arrived) < len(self.trained):
             found = set(map(id, arrived))
@@ -111,9 +110,10 @@ class OwnDDP(nn.Module):
 
 
 class Bucket:
-    """Gradients that are sent together, laid out in the buffer `flat` like their parameters.
+    """Gradients that are summed over all ranks together, as one contiguous buffer.
 
-    Gradients whose size would misalign the next one are at the end.
+    The buffer `flat` lays out the gradients like their parameters. Gradients whose size would
+    misalign the next gradient are at the end.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], spec: TrainingSpec, *, is_last: bool) -> None:
@@ -139,14 +139,17 @@ class Bucket:
         self.engines = CopyEngines(self.flat) if self.mapped and not by_kernel else None
 
     def fill(self) -> None:
-        """Copy the gradients with one kernel; the parameters' gradients are now views of `flat`."""
+        """Copy the gradients of all parameters in a bucket to the bucket's buffer, with one kernel.
+
+        Afterwards the parameters' gradients are views of the buffer.
+        """
         self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(self.views, self.gradients)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
     def sum(self) -> None:
-        """Sum over all ranks, in place; on the CPU only start the sum."""
+        """Sum a bucket's buffer over all ranks in place; on a CPU, only start the sum."""
         if self.engines is not None:
             self.engines.sum()
         elif self.mapped:
@@ -155,9 +158,10 @@ class Bucket:
             self.work = dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
 
     def release(self) -> None:
-        """Wait for the sum, and free the gradients that were copied.
+        """Wait until a gradient bucket is summed, and free the gradients that were copied to it.
 
-        Freed earlier, their memory could be reused while another stream reads it.
+        If the gradients were freed earlier, their memory could be reused while another stream reads
+        it.
         """
         if self.work is not None:
             self.work.wait()
@@ -166,11 +170,13 @@ class Bucket:
 
 
 def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters of each bucket: of one type, in order, and of at least LEAST_BYTES.
+    """Yield the parameters of each gradient bucket, in order and separately for each data type.
 
-    bucket_cap_mb limits a bucket's size unless it would be smaller than LEAST_BYTES. By default a
-    bucket has half of the remaining bytes: the last one, during which nothing is computed, is small.
-    A compiled backward pass gives its gradients in two parts, so that there are two buckets.
+    A bucket has at least LEAST_BYTES, except for the last bucket. bucket_cap_mb limits the size of
+    a bucket, unless the bucket would have less than LEAST_BYTES. Without bucket_cap_mb, a bucket
+    has half of the remaining bytes. This makes the last bucket small, during which nothing is
+    computed. A compiled backward pass returns its gradients in two parts, so that there are two
+    buckets.
     """
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         yield from _divided([parameter for parameter in parameters if parameter.dtype == dtype], spec)

@@ -1,4 +1,4 @@
-"""A whole training by a recipe, evaluated after each epoch: what it learns, and how fast."""
+"""Train a model over several epochs by a training recipe, with an evaluation after each epoch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ Epoch = dict[str, float]
 
 
 class StepRecord:
-    """Each step's loss without label smoothing, and the training images that were classified right.
+    """The loss of each training step, and the number of training images classified correctly.
 
-    All of it is on the device, so that a CUDA graph of a step updates it.
+    The loss is without label smoothing. All values are on the device, so that a CUDA graph of a
+    step updates them.
     """
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
@@ -53,7 +54,7 @@ class StepRecord:
         return loss
 
     def train(self, training: TrainingStep) -> None:
-        """Make a step, and record its loss."""
+        """Make one training step, and record its loss on the device."""
         if self.spec.label_smoothing:
             self.plain_loss.zero_()
         training.train()
@@ -64,7 +65,7 @@ class StepRecord:
         self.number.add_(1)
 
     def of_epoch(self, epoch: int) -> Epoch:
-        """Return an epoch's mean loss and its accuracy on the training images.
+        """Return an epoch's mean training loss and its accuracy on the training images.
 
         Raises FloatingPointError on every rank if a step's loss is NaN or infinite on any rank.
         """
@@ -87,9 +88,11 @@ class StepRecord:
 
 
 class TrainingRun:
-    """A whole run in each `step`, from the initial parameters or from a checkpoint.
+    """Measurement in which each step trains a model over all epochs of a training spec.
 
-    after_step: called after each training step. report: called with the fraction that is done.
+    The training begins with the initial parameters, or in the first step with a checkpoint.
+    after_step: called after each training step.
+    report: called with the fraction of the training that is done.
     history: losses, accuracies and seconds of each epoch.
     """
 
@@ -136,18 +139,21 @@ class TrainingRun:
         return self.steps[self.spec.batch_sizes[-1]]
 
     def warm_up(self, steps: int) -> None:
-        """Train a little with each batch size, and capture the steps that are to be replayed."""
+        """Run warm-up steps with each batch size, and capture CUDA graphs if the spec says so."""
         for batch_size, step in self.steps.items():
             self.record.number.zero_()
             step.warm_up(min(steps, self.spec.of_batches(batch_size).steps_per_epoch))
 
     def start_round(self) -> None:
-        """Do nothing: each step is a whole run from the start."""
+        """Do nothing, because each step begins the training anew."""
 
     # --- the run
 
     def step(self) -> None:
-        """Train a whole run; only the first call resumes, so that a repeated round takes as long."""
+        """Train the model over all epochs; only the first call resumes from a checkpoint.
+
+        Every later call therefore trains all epochs.
+        """
         self._restart()
         if not self.rounds:
             self._resume()
@@ -157,7 +163,10 @@ class TrainingRun:
             self._save()
 
     def _restart(self) -> None:
-        """Reset all state in place, because a CUDA graph holds the addresses."""
+        """Reset the parameters, the optimizer and the records to their initial values, in place.
+
+        A CUDA graph uses the addresses of the tensors.
+        """
         self.training.task.module.load_state_dict(self.start)
         with torch.no_grad():
             for state in self.training.optimizer.state.values():
@@ -206,7 +215,7 @@ class TrainingRun:
         }
 
     def _done(self, epochs: float) -> float:
-        """Return the fraction that is done of the epochs that this run trains itself."""
+        """Return the fraction that is done of all epochs that do not come from a checkpoint."""
         return (epochs - self.resumed_epochs) / (self.spec.epochs - self.resumed_epochs)
 
     def _evaluate(self, epoch: int) -> tuple[float, float]:
@@ -218,7 +227,10 @@ class TrainingRun:
         return self.evaluation(module, autocast)
 
     def _next_batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield training images with this epoch's batch size, in the order of the next epoch."""
+        """Yield training images, in batches, to recompute BatchNorm's statistics before evaluation.
+
+        The images come in the order of the next epoch, in batches of this epoch's size.
+        """
         training = self.steps[self.spec.batch_sizes[epoch]].training
         training.task.input.begin(epoch + 1)
         images = self.spec.world_size * self.spec.batch_sizes[epoch]
@@ -234,7 +246,10 @@ class TrainingRun:
         return Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
 
     def _save(self) -> None:
-        """Store rank 0's state, which is every rank's: the buffers were averaged."""
+        """Write a checkpoint of rank 0's state, to which the state of every other rank is equal.
+
+        BatchNorm's statistics are equal because they were averaged over the ranks.
+        """
         if self.checkpoint_path is not None and self.rank == 0:
             state = checkpoint.state_of(self.training.task.module, self.training.optimizer)
             checkpoint.save(
@@ -252,10 +267,10 @@ class TrainingRun:
         self._go_to(self.resumed_epochs)
 
     def end_round(self, steps: int) -> None:
-        """Do nothing: each epoch was checked."""
+        """Do nothing, because the losses were already checked after each epoch."""
 
     def finish(self) -> dict[str, float]:
-        """Return each epoch's losses, accuracies and seconds, such as train_loss_1.
+        """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.
 
         resumed_epochs: the number of epochs that come from a checkpoint.
         Raises RuntimeError if the ranks' parameters differ.

@@ -1,7 +1,7 @@
-"""The learning rate of each step, as a list of numbers.
+"""Compute the learning rate of each training step in advance, as a list of numbers.
 
-A list can be copied to a device, where a captured step reads it. torch's schedulers cannot, so the
-lists are made with them in advance.
+A list can be copied to a device, where a CUDA graph of a step reads it. torch's schedulers cannot
+be copied, so that they only make the lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ CYCLES = 2  # triangles of cyclic in a run
 
 
 def rates_of(spec: TrainingSpec) -> list[float]:
-    """Return the learning rate of each step until the schedule begins again."""
+    """Return the learning rate of each training step that a training spec describes.
+
+    For a spec without a training recipe, these are the steps of one epoch, after which the learning
+    rates repeat.
+    """
     if isinstance(spec, RunSpec):
         warm_up = spec.steps_before(spec.warmup_epochs)
         return scheduled_rates(spec.schedule, spec.rate, steps=spec.steps, warm_up=warm_up)
@@ -31,7 +35,7 @@ def rates_of(spec: TrainingSpec) -> list[float]:
 
 
 def cosine_rates(peak: float, steps: int) -> list[float]:
-    """Return half a cosine from `peak` towards 0, a learning rate for each step of an epoch.
+    """Return the learning rate of each step of an epoch, along half a cosine from `peak` towards 0.
 
     SGDR (Loshchilov and Hutter 2017), equation 5, with a restart at every epoch.
     """
@@ -39,13 +43,16 @@ def cosine_rates(peak: float, steps: int) -> list[float]:
 
 
 def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int) -> list[float]:
-    """Return the learning rate of each step of a run.
+    """Return the learning rate of each training step for a schedule such as "step" or "cosine".
 
-    The first `warm_up` steps rise linearly to the schedule's first rate (Goyal et al. 2017).
-    step: a tenth after each third. multistep: a tenth after a half and after three quarters (He et
-    al. 2016). cosine: half a cosine to 0 (Loshchilov and Hutter 2017). linear: down to a
-    thousandth. cyclic: two triangles between a tenth of the peak and the peak (Smith 2017).
-    Raises ValueError for a warm-up that is longer than the run.
+    During the first `warm_up` steps the learning rate rises linearly to the schedule's first rate
+    (Goyal et al. 2017). After the warm-up the schedules are:
+    "step" falls to a tenth after each third.
+    "multistep" falls to a tenth after a half and after three quarters (He et al. 2016).
+    "cosine" follows half a cosine to 0 (Loshchilov and Hutter 2017).
+    "linear" falls to a thousandth.
+    "cyclic" makes two triangles between a tenth of the peak and the peak (Smith 2017).
+    Raises ValueError for a warm-up that is longer than `steps`.
     """
     if not 0 <= warm_up <= steps:
         raise ValueError(f"a warm-up of {warm_up} steps is longer than the run of {steps}; make it shorter")
@@ -75,7 +82,7 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
 
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:
-    """Return the rates that one of torch's schedulers gives in so many steps."""
+    """Return the learning rate of each of `steps` training steps, by one of torch's schedulers."""
     if not steps:
         return []
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
@@ -89,10 +96,10 @@ def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) ->
 
 
 class Schedule:
-    """Sets the optimizer's learning rate in each step after `begin`.
+    """Sets an optimizer's learning rate before each training step, by a list of learning rates.
 
-    captured: the rates, the optimizer's rate and a counter of the steps are tensors on the device.
-    A CUDA graph would replay a plain number as it was at the capture.
+    captured: keep the learning rates and the number of the step as tensors on the device. A CUDA
+    graph would replay a plain number as it was at the capture.
     """
 
     def __init__(
@@ -113,13 +120,13 @@ class Schedule:
             group["lr"] = rate
 
     def begin(self, step: int = 0) -> None:
-        """Start at a step, by default the first one."""
+        """Go to the learning rate of the given training step, by default the first step."""
         self.steps = step
         if self.rate is not None:
             self.step_on_device.fill_(step)
 
     def step(self) -> None:
-        """Set the rate of the next step."""
+        """Set the optimizer's learning rate for the next training step."""
         if self.rate is None:
             self._set(self.rates[self.steps])
             self.steps += 1

@@ -1,4 +1,4 @@
-"""A step of data-parallel training: data, forward, backward, synchronization, update."""
+"""Make one step of data-parallel training: data, forward, backward, synchronization, update."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingStep:
-    """The model, the optimizer and the input of one rank; `train` makes one optimizer step.
+    """The model, the optimizer and the input data with which one rank makes training steps.
 
-    Every rank starts from the same parameters and has its own batches. Equal parameters afterwards
-    therefore show that the gradients were synchronized.
-    loss: computes the loss from outputs and targets; by default the task's own.
+    Every rank starts from the same parameters and has its own batches. Equal parameters after some
+    steps therefore show that the gradients were synchronized.
+    loss: computes the loss from outputs and targets. The default is the loss of the spec's model.
     enter: called with the name of each part of a step when that part begins.
     Raises ValueError if the device cannot do what the spec asks for.
     """
@@ -63,7 +63,7 @@ class TrainingStep:
                 self.take = compiled(task.input.take, spec.inductor)
 
     def with_input(self, input: Input) -> TrainingStep:
-        """Return a step that trains the same model on another input."""
+        """Return a training step for the same model and optimizer that reads other input data."""
         other = copy.copy(self)
         other.task = dataclasses.replace(self.task, input=input)
         other.take = input.take
@@ -98,14 +98,15 @@ class TrainingStep:
         self.loss = losses[0] if parts == 1 else torch.stack(losses).mean()
 
     def loss_on(self, inputs: Any, targets: Tensor) -> Tensor:
-        """Return the mean loss on a batch."""
+        """Return the model's mean loss on a batch of inputs and targets."""
         with self.autocast():
             return self.task.loss(self.model(inputs), targets)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which the model computes with the spec's precision.
+        """Return the context in which a model computes with the precision of its training spec.
 
-        A captured step caches no casted weights: the graph would replay those of its first step.
+        For a CUDA graph autocast caches no casted weights, because each replay would reuse those of
+        the capture.
         """
         dtype = AUTOCAST_DTYPES.get(self.spec.precision)
         return torch.autocast(
@@ -114,9 +115,9 @@ class TrainingStep:
 
     @property
     def loss_weight(self) -> float:
-        """The factor of a part's loss before the backward pass.
+        """Return the factor by which the loss is multiplied before the backward pass.
 
-        OwnDDP sums gradients over the ranks; DistributedDataParallel averages them itself.
+        OwnDDP sums gradients over the ranks. DistributedDataParallel averages them itself.
         """
         ranks = self.spec.world_size if self.spec.strategy == "own_ddp" else 1
         return 1 / (self.spec.accumulation_steps * ranks)

@@ -1,4 +1,4 @@
-"""How a model is trained by several devices: DDP, this project's OwnDDP, FSDP, ZeRO, DataParallel."""
+"""Wrap a model for training by DDP, ddpperf's OwnDDP, FSDP, ZeRO or DataParallel."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _BUFFER_SYNC = (
 def parallelize(
     model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None = None
 ) -> nn.Module:
-    """Return `model` as the spec's strategy trains it, in the default process group.
+    """Wrap a model for the strategy of a training spec, such as DDP or FSDP.
 
-    hook: a communication hook for DDP's gradients, instead of the spec's.
+    The ranks communicate in the default process group.
+    hook: a communication hook for DDP's gradients, instead of the spec's hook.
     """
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -50,7 +51,7 @@ def parallelize(
 
 
 class _Whole(nn.Module):
-    """A Sequential wrapped in a module: inside DDP torch.compile skips torch's own modules."""
+    """Wrapper of an nn.Sequential, because torch.compile skips torch's own modules inside DDP."""
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -77,9 +78,9 @@ def _ddp(
 
 
 def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
-    """Shard each of the model's children as one unit, and the rest with the whole model.
+    """Wrap a model by FSDP with one unit for each child module, and one unit for the rest.
 
-    A custom model is one unit: it may use its children in other ways than by calling them.
+    A custom model is one unit, because it may use its children in other ways than by calling them.
     """
     # Imported here, because the imports are slow.
     from torch.distributed.device_mesh import init_device_mesh
@@ -96,7 +97,7 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     """Return the context for forward and backward of one part of a batch.
 
-    Only the `last` part synchronizes gradients.
+    Gradients are synchronized only if the part is the `last` part of the batch.
     """
     fsdp: Any = model
     if hasattr(fsdp, "set_requires_gradient_sync"):
@@ -109,12 +110,12 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
 
 
 def gradient_bytes(module: nn.Module) -> int:
-    """Return the bytes of all gradients of a module before it is parallelized."""
+    """Return the bytes of all gradients of a model that is not yet wrapped by DDP or FSDP."""
     return sum(parameter.numel() * parameter.element_size() for parameter in trained_parameters(module))
 
 
 def require_equal_parameters(model: nn.Module) -> None:
-    """Raise RuntimeError on every rank unless all ranks hold bit-identical parameters."""
+    """Raise RuntimeError on every rank unless all ranks hold bit-identical model parameters."""
     for name, parameter in model.named_parameters():
         bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
         least, greatest = bits.clone(), bits.clone()
@@ -127,7 +128,7 @@ def require_equal_parameters(model: nn.Module) -> None:
 
 
 def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[BucketMessage]:
-    """Return the all_reduces of a training step: elements and type of each of DDP's buckets."""
+    """Return the number of elements and the data type of each of DDP's gradient buckets."""
     task = make_task(spec, rank, device)
     hook = comm_hooks.OwnAverage(spec, device)
     ddp = parallelize(task.module, spec, device, hook=hook)

@@ -1,4 +1,4 @@
-"""What is trained: a model, one rank's input, and a loss."""
+"""Build the model, one rank's input data and the loss function for a training spec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A module on its device, one rank's input, and a loss."""
+    """A model on its device, one rank's input data, and the model's loss function."""
 
     module: nn.Module
     input: Input
@@ -33,7 +33,10 @@ class Task:
 
 
 def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
-    """Return the task of a custom model, or of a classifier of images."""
+    """Build the model, the input data and the loss function of a training spec.
+
+    The model is a custom model or a classifier of images.
+    """
     torch.manual_seed(spec.seed)
     memory_format = MEMORY_FORMATS[spec.memory_format]
     if is_custom_model(spec.model):
@@ -52,7 +55,7 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
 
 
 def data_path(spec: TrainingSpec) -> str | None:
-    """Return the file of the data set; None if its images are synthetic."""
+    """Return the path of a training spec's data set, or None if its images are synthetic."""
     return os.environ[DATA_VARIABLE] if spec.data != "synthetic" else None
 
 
@@ -95,7 +98,7 @@ def _image_input(
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:
-    """Raise CannotTrain if the model has fewer outputs than the images have classes.
+    """Raise CannotTrain if a model has fewer outputs than the images have classes.
 
     On a GPU a label beyond the outputs would end the process.
     """
