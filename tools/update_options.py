@@ -38,7 +38,7 @@ def table(first_column: str, options: Iterable[Option]) -> str:
         name = (
             f"{option.name} {option.parser.metavar}".strip() if option.name.startswith("--") else option.name
         )
-        repeat = " Repeat it for others." if option.repeated else ""
+        repeat = " Repeat the option to set several." if option.repeated else ""
         lines.append(f"| `{name}` | {option.parser.takes} | {option.default_text} | {option.help}{repeat} |")
     return "\n".join(lines) + "\n"
 

@@ -50,79 +50,129 @@ class Option:
 
 
 FIELDS = (
-    Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train the same model.", "ddp"),
-    Option("comm_hook", choice(*get_args(CommHook)), "DDP's communication hook.", "none"),
-    Option("bucket_cap_mb", values.MEBIBYTES, "MiB of gradients in a bucket; 0 for torch's own sizes.", "0"),
-    Option("gradient_as_bucket_view", values.YES_NO, "Keep gradients in their buckets.", "false"),
-    Option("static_graph", values.YES_NO, "Let DDP trust that every step is like the first.", "false"),
-    Option("buffer_sync", values.YES_NO, "Send rank 0's BatchNorm statistics before each step.", "true"),
-    Option("sync_batch_norm", values.YES_NO, "Normalize over the images of all ranks.", "false"),
-    Option("accumulation_steps", values.WHOLE_NUMBER, "Parts of a batch; gradients are sent once.", "1"),
-    Option("inductor", values.INDUCTOR, "Compiler options to switch on.", ("none", "combo_kernels")),
+    Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train one model.", "ddp"),
+    Option("comm_hook", choice(*get_args(CommHook)), "DDP's hook for averaging gradients.", "none"),
+    Option(
+        "bucket_cap_mb",
+        values.MEBIBYTES,
+        "Size of DDP's gradient buckets in MiB; 0 for torch's default.",
+        "0",
+    ),
+    Option("gradient_as_bucket_view", values.YES_NO, "Make gradients views of DDP's buckets.", "false"),
+    Option("static_graph", values.YES_NO, "Tell DDP that all steps have the same graph.", "false"),
+    Option("buffer_sync", values.YES_NO, "Broadcast rank 0's BatchNorm statistics in each step.", "true"),
+    Option("sync_batch_norm", values.YES_NO, "Synchronize BatchNorm over all ranks.", "false"),
+    Option(
+        "accumulation_steps",
+        values.WHOLE_NUMBER,
+        "Parts of a batch whose gradients are added before DDP averages them.",
+        "1",
+    ),
+    Option(
+        "inductor",
+        values.INDUCTOR,
+        "Options of torch.compile's Inductor to switch on.",
+        ("none", "combo_kernels"),
+    ),
 )
 FIELD_PARSERS = {option.name: option.parser for option in FIELDS}
 SPEC_FIELD = values.assignment(FIELD_PARSERS)
 CANDIDATE_FIELD = values.assignment({**FIELD_PARSERS, "execution": values.EXECUTION})
 AB_OPTIONS = (
-    Option("--against", values.INTERPRETER, "The candidate's interpreter; it needs torch.", "this one"),
-    Option("--against-root", values.CHECKOUT, "The candidate's code, first on its path.", "this tree"),
-    Option("--against-env", values.VARIABLE, "Set a variable of the candidate's environment.", repeated=True),
-    Option("--against-spec", CANDIDATE_FIELD, "Set a field of the candidate's trainings.", repeated=True),
-    Option("--baseline-python", values.INTERPRETER, "The base's interpreter.", "this one"),
-    Option("--baseline-root", values.CHECKOUT, "The base's code, first on its path.", "this tree"),
+    Option(
+        "--against",
+        values.INTERPRETER,
+        "The candidate's Python interpreter, which needs torch.",
+        "this interpreter",
+    ),
+    Option("--against-root", values.CHECKOUT, "The candidate's source tree.", "this source tree"),
+    Option("--against-env", values.VARIABLE, "Set an environment variable of the candidate.", repeated=True),
+    Option("--against-spec", CANDIDATE_FIELD, "Set a training field of the candidate.", repeated=True),
+    Option("--baseline-python", values.INTERPRETER, "The base's Python interpreter.", "this interpreter"),
+    Option("--baseline-root", values.CHECKOUT, "The base's source tree.", "this source tree"),
 )
 
 GROUPS: dict[str, tuple[Option, ...]] = {
     "What to measure": (
-        Option("--device", values.DEVICE, "Where the ranks run; auto is cuda if there are GPUs.", "auto"),
-        Option("--world-sizes", values.WORLD_SIZES, "Numbers of ranks.", "1,2 on CPUs; 1,2,4... on GPUs"),
-        Option("--batch-sizes", values.WHOLE_NUMBERS, "Images per rank and step.", ("32", "32,128,512")),
+        Option("--device", values.DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
         Option(
-            "--global-batch-sizes", values.WHOLE_NUMBERS, "Images of all ranks per step.", ("64", "128,512")
+            "--world-sizes", values.WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"
         ),
         Option(
-            "--model", values.MODEL, f"The model. {BUILT_IN} are built in.", ("resnet18", "resnet18_cifar")
+            "--batch-sizes", values.WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")
         ),
-        Option("--precision", values.PRECISION, "The number format of a step.", ("fp32", "bf16")),
+        Option(
+            "--global-batch-sizes",
+            values.WHOLE_NUMBERS,
+            "Images of all ranks together in a training step.",
+            ("64", "128,512"),
+        ),
+        Option(
+            "--model",
+            values.MODEL,
+            f"The model to train. Built in are {BUILT_IN}.",
+            ("resnet18", "resnet18_cifar"),
+        ),
+        Option("--precision", values.PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
         Option(
             "--executions",
             values.EXECUTIONS,
-            "How steps are executed.",
+            "Execution modes of training steps to measure.",
             ("eager", "graph,compile+graph,eager"),
         ),
-        Option(
-            "--spec",
-            SPEC_FIELD,
-            "Set a field of all trainings; docs/options.md lists the fields.",
-            repeated=True,
-        ),
+        Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
         Option(
             "--data", values.DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2
         ),
-        Option("--epoch-images", values.WHOLE_NUMBER, "Images in an epoch.", "1024 on CPUs; all on GPUs"),
-        Option("--buffer-sizes", values.BUFFER_SIZES, "Bytes per rank of a collective.", "from 1KiB"),
-        Option("--slow-down", values.DELAY, "Delay every step, in an A/B run only the candidate's."),
+        Option(
+            "--epoch-images",
+            values.WHOLE_NUMBER,
+            "Images in a training epoch.",
+            "1024 on CPUs; all images on GPUs",
+        ),
+        Option(
+            "--buffer-sizes", values.BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"
+        ),
+        Option(
+            "--slow-down",
+            values.DELAY,
+            "Delay every measured step; in an A/B run, only the candidate's steps.",
+        ),
     ),
     "How long to measure": (
         Option("--rounds", values.WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run"),
-        Option("--replicates", values.SETS, "Process sets per side and test.", "1; 3 or more in an A/B run"),
-        Option("--deadline", values.DEADLINE, "How long a rank may take, or be silent.", ("120",) * 2),
+        Option(
+            "--replicates",
+            values.SETS,
+            "Process sets that measure each test, per side in an A/B run.",
+            "1; 3 or more in an A/B run",
+        ),
+        Option("--deadline", values.DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
     "A/B runs": AB_OPTIONS,
     "Where output goes": (
-        Option("--verdict", values.NEW_FILE, "Write the verdict and the table as Markdown."),
-        Option("--worker-logs", values.NEW_FOLDER, "Keep the output of every rank."),
-        Option("--checkpoints", values.NEW_FOLDER, "Keep whole trainings, and resume from there."),
-        Option("--traces", values.NEW_FOLDER, "Keep the traces of test_comm_split, for Perfetto."),
+        Option("--verdict", values.NEW_FILE, "Write the verdict to this file as Markdown."),
+        Option("--worker-logs", values.NEW_FOLDER, "Write the output of every rank to this folder."),
+        Option(
+            "--checkpoints",
+            values.NEW_FOLDER,
+            "Save training checkpoints in this folder, and resume from them.",
+        ),
+        Option("--traces", values.NEW_FOLDER, "Keep test_comm_split's profiler traces in this folder."),
     ),
     "Links and projection": (
         Option(
-            "--link-bandwidth", values.BANDWIDTH, "From a device to all others.", "what the driver reports"
+            "--link-bandwidth",
+            values.BANDWIDTH,
+            "Bandwidth from one GPU to all others.",
+            "the GPU driver's value",
         ),
-        Option("--project-to", values.WORLD_SIZES, "Numbers of devices to predict a step for."),
-        Option("--node-size", values.WHOLE_NUMBER, "Devices in a node.", "the largest world size"),
-        Option("--node-latency", values.LATENCY, "Latency of a message between nodes."),
-        Option("--node-bandwidth", values.BANDWIDTH, "Bandwidth of a device between nodes."),
+        Option("--project-to", values.WORLD_SIZES, "Numbers of devices to predict a step time for."),
+        Option(
+            "--node-size", values.WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"
+        ),
+        Option("--node-latency", values.LATENCY, "Latency of a message between nodes in predictions."),
+        Option("--node-bandwidth", values.BANDWIDTH, "Bandwidth of a device to other nodes in predictions."),
     ),
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
