@@ -1,24 +1,33 @@
-"""The errors that end a run with one sentence for the user. Standard library only."""
+"""Exceptions that end a test run with a one-sentence message for the user.
+
+This module imports only the standard library.
+"""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """Bad input, or a machine that cannot do what was requested; one sentence says what to do."""
+    """Raised if the user's input is invalid or if the machine cannot do what the user requested.
+
+    The message is one sentence that says what to do.
+    """
 
 
 class CannotTrain(ValueError):
-    """A training that cannot run as its spec requires; one sentence says why and what to do."""
+    """Raised if a model cannot be trained as its training spec requires.
+
+    The message is one sentence that says why and what to do.
+    """
 
 
 MAX_LETTERS = 200  # of an error that is quoted in a sentence
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, short enough to be quoted in a sentence."""
+    """Return the first line of an exception's message, cut to 200 characters."""
     return (str(error).strip().splitlines() or ["no message"])[0][:MAX_LETTERS]
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error, for errors that end with the reason."""
+    """Return the last line of an exception's message, cut to 200 characters."""
     return (str(error).strip().splitlines() or ["no message"])[-1].strip(" -")[:MAX_LETTERS]

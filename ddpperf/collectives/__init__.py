@@ -1,1 +1,1 @@
-"""Collectives: all-reduce algorithms, the transports below them, and the measured calls."""
+"""All-reduce algorithms, the transports that carry their messages, and timed collective calls."""

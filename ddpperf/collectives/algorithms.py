@@ -1,8 +1,8 @@
-"""All-reduce algorithms of the literature: every rank's buffer becomes the sum over all ranks.
+"""All-reduce algorithms from the literature, built from point-to-point messages between ranks.
 
-Each function takes a contiguous buffer of one dimension and changes it in place. The buffers of
-all ranks have the same length and type. `ddpperf.analysis.cost_models` has the cost of each
-algorithm.
+Each function replaces the buffer of a rank by the sum of the buffers of all ranks. The buffer is
+contiguous, has one dimension and is changed in place. The buffers of all ranks have the same length
+and type. `ddpperf.analysis.cost_models` has the cost of each algorithm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpperf.specs.collective import ring_pieces
 
 
 def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
-    """Gather all buffers on rank 0, which adds them up and sends the sum to all ranks."""
+    """Sum a buffer over all ranks by gathering all buffers on rank 0, which broadcasts the sum."""
     others = range(1, transport.world_size)
     if transport.rank != 0:
         exchange(transport, sends=[(buffer, 0)])
@@ -32,7 +32,7 @@ def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
 
 
 def tree(buffer: Tensor, transport: Transport) -> None:
-    """Add up along a binomial tree until rank 0 has the sum, then send it back."""
+    """Sum a buffer over all ranks along a binomial tree. Rank 0 gets the sum and sends it back."""
     rank, distance = transport.rank, 1
     received = torch.empty_like(buffer)
     while distance < transport.world_size and not rank & distance:
@@ -49,7 +49,10 @@ def tree(buffer: Tensor, transport: Transport) -> None:
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Add up by exchanging whole buffers with partners at distance 1, 2, 4, ..."""
+    """Sum a buffer over all ranks by exchanging whole buffers with partners at growing distances.
+
+    The distances are 1, 2, 4 and so on.
+    """
     received = torch.empty_like(buffer)
     with power_of_two(buffer, transport) as ranks:
         distance = 1
@@ -61,10 +64,11 @@ def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
 
 
 def halving_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Add up halves at distance N/2, N/4, ..., then gather them (Rabenseifner 2004).
+    """Sum a buffer over all ranks by recursive halving and doubling (Rabenseifner 2004).
 
-    Each rank keeps and adds up half of what it kept before, until it has the sum of one part of
-    the buffer.
+    In the first phase, ranks at distance N/2, N/4, ..., 1 exchange half of what they kept before
+    and add up what they receive. Each rank then has the sum of one part of the buffer. In the
+    second phase the same partners exchange their sums in the reverse order.
     """
     with power_of_two(buffer, transport) as ranks:
         kept, given_up = buffer, []
@@ -84,10 +88,10 @@ def halving_doubling(buffer: Tensor, transport: Transport) -> None:
 
 @contextmanager
 def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
-    """Reduce the number of ranks that take part to a power of two, and yield this number.
+    """Yield the largest power of two up to the number of ranks, or 0 on a rank that is left over.
 
-    Before, each further rank sends its buffer to one that takes part. After, it receives the sum.
-    A further rank itself gets 0, since it has nothing to do in between.
+    Before, each left-over rank sends its buffer to a rank that takes part, which adds it up. After,
+    the left-over rank receives the sum.
     """
     ranks = 2 ** (transport.world_size.bit_length() - 1)
     helped, helper = transport.rank - ranks, transport.rank + ranks
@@ -106,11 +110,11 @@ def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
 
 
 def ring(buffer: Tensor, transport: Transport) -> None:
-    """Send the buffer's N segments around a ring twice (Patarasuk and Yuan 2009).
+    """Sum a buffer over all N ranks by passing segments around a ring (Patarasuk and Yuan 2009).
 
-    In the first round segments are added up, in the second the sums reach all ranks. Each rank
-    sends 2 (N-1)/N of its buffer to its right neighbour. A segment travels in pieces: while one is
-    added up, others are under way.
+    The buffer's N segments go around twice. In the first round they are added up, in the second
+    round the sums reach all ranks. Each rank sends 2 (N-1)/N of its buffer to its right neighbour.
+    A segment travels in pieces, so that some pieces are sent while another is added up.
     """
     rank, N = transport.rank, transport.world_size
     right, left = (rank + 1) % N, (rank - 1) % N
@@ -140,7 +144,7 @@ ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {
 
 
 def all_reduce(buffer: Tensor, algorithm: str, transport: Transport, *, mean: bool = False) -> None:
-    """Replace a contiguous buffer of any shape by the sum over all ranks, or by their mean.
+    """Replace a contiguous buffer of any shape by its sum, or its mean, over all ranks.
 
     Raises ValueError for an unknown algorithm and for a buffer that cannot be reduced.
     """

@@ -1,4 +1,4 @@
-"""Timed collective calls on buffers with known results, so that each timed round is checked."""
+"""Timed collective calls on buffers with known results, so that every timed round is checked."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not chang
 
 
 class RepeatedCall:
-    """A collective call that is repeated, or captured in a graph of GRAPH_CALLS calls.
+    """Base class of timed collective calls, issued one by one or as a CUDA graph of several calls.
 
-    Subclasses set `call`, the timed function. `start_round` fills the buffers, `end_round` checks
-    the result.
+    A CUDA graph holds GRAPH_CALLS calls. Subclasses set `call`, the timed function. `start_round`
+    fills the buffers and `end_round` checks the result.
     """
 
     max_iterations = 1000
@@ -45,14 +45,14 @@ class RepeatedCall:
         self._replay: Callable[[], object] | None = None
 
     def pattern(self, count: int) -> Tensor:
-        """Return the elements 1, 2, ..., 13, 1, 2, ..."""
+        """Return a float32 tensor of `count` elements that repeats the numbers 1 to 13."""
         return (torch.arange(count, device=self.device) % _PATTERN + 1).float()
 
     def start_round(self) -> None:
         raise NotImplementedError
 
     def step(self) -> None:
-        """Make one call, or as many as the graph holds."""
+        """Make one collective call, or replay the CUDA graph of GRAPH_CALLS calls."""
         (self._replay or self.call)()
 
     def warm_up(self, steps: int) -> None:
@@ -66,9 +66,9 @@ class RepeatedCall:
             self.call()
 
     def finish(self) -> dict[str, float]:
-        """Return kernel_seconds, the median time of the library's kernel in one call.
+        """Return `kernel_seconds`, the median GPU time of a collective call's kernel.
 
-        It is missing on the CPU, without a profiler, and for algorithms of several kernels.
+        The result is empty on the CPU, without a profiler, and for algorithms of several kernels.
         """
         if self.device.type != "cuda" or getattr(self.spec, "algorithm", "backend") not in ONE_KERNEL:
             return {}
@@ -78,11 +78,12 @@ class RepeatedCall:
 
 
 class AllReduce(RepeatedCall):
-    """All-reduce of a float32 buffer of `spec.nbytes` bytes, in place or into another buffer.
+    """Timed all-reduce of a float32 buffer, whose result is checked after each round.
 
-    Element i of rank r starts as (i % 13 + 1 + r) * 2**-120. After k steps in place the result is
-    world_size**(k-1) times the sum of the starts. `max_iterations` keeps it within float32: zeros
-    and infinities are never timed.
+    The buffer has `spec.nbytes` bytes. The sum replaces it or goes to another buffer. Element i of
+    rank r starts as (i % 13 + 1 + r) * 2**-120. After k calls in place the result is
+    world_size**(k-1) times the sum of the starts. `max_iterations` keeps the result within float32,
+    so that zeros and infinities are never timed.
     """
 
     def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
@@ -112,7 +113,7 @@ class AllReduce(RepeatedCall):
             self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless the result is the sum after `steps` steps."""
+        """Raise ArithmeticError unless `steps` all-reduce steps left the right sum."""
         calls = steps * self.spec.calls if self.in_place else 1
         # scaled back in two halves: the whole power may not fit into float32
         back = float(self.world_size) ** (-(calls - 1) / 2)
@@ -127,7 +128,7 @@ class AllReduce(RepeatedCall):
 
 
 def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Return a buffer and a function that sums it over all ranks and returns the result.
+    """Return a float32 buffer, and a function that all-reduces the buffer and returns the result.
 
     The sum replaces the buffer, except that one_shot and low_latency can put it elsewhere.
     """
@@ -161,9 +162,10 @@ def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[T
 
 
 class Collective(RepeatedCall):
-    """Another collective of the backend, from one buffer into another; broadcast has one buffer.
+    """Timed all-gather, reduce-scatter, all-to-all or broadcast by NCCL or gloo.
 
-    Element i of rank r's buffer is i % 13 + 1 + r, a whole number, which float32 adds up exactly.
+    The broadcast has one buffer, the other collectives have a source and a result. Element i of
+    rank r's buffer is i % 13 + 1 + r, a whole number, which float32 adds up exactly.
     """
 
     def __init__(self, spec: CollectiveSpec, *, rank: int, device: torch.device) -> None:
@@ -189,12 +191,15 @@ class Collective(RepeatedCall):
             self.call = lambda: dist.broadcast(self.result, 0)
 
     def start_round(self) -> None:
-        """Overwrite the last round's result, unless this rank's buffer is what is broadcast."""
+        """Fill the collective's result buffer with -1, so that an old result cannot pass the check.
+
+        A buffer that rank 0 broadcasts keeps its values.
+        """
         if self.result is not self.source or self.rank:
             self.result.fill_(-1)
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless the result is right."""
+        """Raise ArithmeticError unless the collective's result equals the expected tensor."""
         if not torch.equal(self.result, self.expected):
             index = int((self.result != self.expected).nonzero()[0])
             raise ArithmeticError(

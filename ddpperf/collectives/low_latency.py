@@ -1,16 +1,17 @@
 """A low-latency all-reduce for small buffers, in one Triton kernel and without a barrier.
 
-Each rank writes its elements into a mailbox in every rank's mapped memory and adds up what arrives
-in its own. The price is that each rank sends its whole buffer to every other rank.
+Each rank writes its elements into a mailbox in the mapped memory of every rank. It then adds up the
+elements that arrive in its own mailbox. The price is that each rank sends its whole buffer to every
+other rank.
 
-There are two kernels. For the smallest buffers, each word of 8 bytes holds an element and a flag
-of 4 bytes each, as in NCCL's protocol LL. A GPU writes and reads a word as a whole: whoever sees
-the flag has the element. This doubles the bytes. For larger buffers a flag follows each block of
-elements, as in NCCL's protocol Simple.
+There are two kernels. For the smallest buffers, each word of 8 bytes holds an element of 4 bytes
+and a flag of 4 bytes, as in NCCL's protocol LL. A GPU writes and reads a word as a whole, so that a
+reader who sees the flag has the element. This doubles the bytes that are sent. For larger buffers a
+flag follows each block of elements, as in NCCL's protocol Simple.
 
-A thread block sends all its elements before it waits, and then waits only for the same block of
-the other ranks. GPUs start blocks in order, so this needs no minimum number of blocks that run at
-once. An H200 runs all 512 blocks (of 256 threads) of a 4 MiB buffer at once.
+A thread block sends all its elements before it waits, and then waits only for the same block of the
+other ranks. GPUs start blocks in order, so that the kernel needs no minimum number of blocks that
+run at once. An H200 runs all 512 blocks (of 256 threads) of a 4 MiB buffer at once.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning 
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum a buffer over all ranks, sent in words of an element and a flag.
+    """Sum a float32 buffer over all ranks, sending each element and a flag as one word of 8 bytes.
 
     mailbox: SLOTS x N rows of `slot` words. mailboxes: the address of each rank's mailbox. calls:
-    the number of calls so far, by block. The flag is the call's number.
+    the number of earlier calls, for each thread block. The flag is the number of the current call.
     """
     block = tl.program_id(0)
     call = tl.load(calls + block) + 1
@@ -81,10 +82,10 @@ def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning 
 def flagged_kernel(  # type: ignore[no-untyped-def]
     source, result, mailbox, mailboxes, calls, count, slot, rank, N: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sum a buffer over all ranks, sent as elements with a flag after each block.
+    """Sum a float32 buffer over all ranks, sending a flag after each block of elements.
 
-    mailbox: SLOTS x N rows of `slot` elements, then N flags for each block. Else as in
-    `words_kernel`.
+    mailbox: SLOTS x N rows of `slot` elements, then N flags for each block. The other parameters
+    are those of `words_kernel`.
     """
     block = tl.program_id(0)
     call = tl.load(calls + block) + 1
@@ -127,7 +128,10 @@ def launch(
     rank: int,
     N: int,
 ) -> None:
-    """Start the kernel that the mailbox's type belongs to; the parameters are the kernel's."""
+    """Launch the Triton kernel of the low-latency all-reduce that fits the mailbox's type.
+
+    The parameters are those of the kernels.
+    """
     grid = (calls.numel(),)
     arguments = (source, result, mailbox, addresses, calls, source.numel(), slot, rank)
     if mailbox.dtype == torch.int64:
@@ -137,7 +141,11 @@ def launch(
 
 
 def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, int, torch.dtype]:
-    """Return the number of thread blocks, a row's length, and the mailbox's size and type."""
+    """Return the layout of the mailboxes through which ranks exchange elements in an all-reduce.
+
+    The layout is the number of thread blocks, the length of a row, and the mailbox's length and
+    type.
+    """
     block = WORDS_BLOCK if words else FLAGGED_BLOCK
     blocks = triton.cdiv(count, block)
     slot = blocks * block
@@ -146,11 +154,11 @@ def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, int, t
 
 
 class LowLatency:
-    """A low-latency all-reduce of `source` into `result`, which may be the same tensor.
+    """A low-latency all-reduce, which writes the sum of `source` over all ranks to `result`.
 
-    source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. All ranks of
-    the default group create one together and call `sum` equally often. The sums are bit-identical
-    on all ranks.
+    source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. They may be
+    the same tensor. All ranks of the default group create one object together and call `sum`
+    equally often. The sums are bit-identical on all ranks.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:
@@ -173,7 +181,7 @@ class LowLatency:
         torch.cuda.synchronize(device)
 
     def sum(self) -> Tensor:
-        """Launch the sum on the current stream and return the result."""
+        """Launch the all-reduce on the current CUDA stream and return the result tensor."""
         launch(
             self.source,
             self.result,

@@ -1,4 +1,4 @@
-"""All-reduces in memory that all GPUs of a node have mapped: ranks read each other's buffers."""
+"""All-reduces in symmetric memory: the GPUs of a node access each other's buffers directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped
 
 
 def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a buffer that all ranks have mapped; all ranks call this together."""
+    """Allocate a buffer in memory that the GPUs of all ranks can access.
+
+    All ranks must call this function together.
+    """
     import torch.distributed._symmetric_memory as symmetric_memory  # a torch for the CPU may lack it
 
     buffer: Tensor = symmetric_memory.empty(count, dtype=dtype, device=device)
@@ -26,28 +29,35 @@ def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def group_name() -> Any:
-    """Return the default group's name, a str that torch has its own type for."""
+    """Return the name of torch's default process group."""
     group: Any = dist.group.WORLD
     return group.group_name
 
 
 def one_shot(shared: Tensor) -> Tensor:
-    """Return the sum in new memory: each rank reads every rank's whole buffer."""
+    """Return the sum of a shared buffer over all ranks in a new tensor.
+
+    Each rank reads the whole buffer of every rank.
+    """
     summed: Tensor = torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group_name())
     return summed
 
 
 def two_shot(shared: Tensor) -> Tensor:
-    """Sum in place: each rank adds up one part of the buffer, then reads the other parts."""
+    """Sum a shared buffer over all ranks in place and return the buffer.
+
+    Each rank adds up one part of the buffer, then reads the other parts.
+    """
     summed: Tensor = torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group_name())
     return summed
 
 
 class CopyEngines:
-    """An all-reduce in place of a `symmetric_buffer`, moved by the GPUs' copy engines.
+    """An in-place all-reduce of a symmetric buffer, which the GPUs' copy engines move.
 
-    Each rank copies one part of all other buffers, adds it up, and then copies the other parts'
-    sums. Multiprocessors are needed for the additions only, so that concurrent kernels keep them.
+    Each rank copies one part of all other buffers, adds it up, and then copies the sums of the
+    other parts. Only the additions need multiprocessors, so that concurrent kernels keep nearly all
+    of them.
     """
 
     def __init__(self, buffer: Tensor) -> None:
@@ -67,7 +77,7 @@ class CopyEngines:
         self.copies = buffer.new_empty(N - 1, self.own.numel())
 
     def sum(self) -> Tensor:
-        """Sum the buffer over all ranks and return it."""
+        """Sum the symmetric buffer over all ranks in place and return the buffer."""
         self.handle.barrier()  # all ranks have filled their buffers
         for copy, addend in zip(self.copies, self.addends, strict=True):
             copy.copy_(addend)

@@ -1,4 +1,4 @@
-"""Point-to-point messages between ranks, which the all-reduce algorithms are built on."""
+"""Point-to-point messages between ranks, from which all-reduce algorithms are built."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ Route = tuple[Tensor, int]  # a tensor, and the rank that it goes to or comes fr
 
 
 class Transport(Protocol):
-    """One rank's connections to all others, each of which keeps the order of its tensors."""
+    """Interface for sending tensors from one rank to another and receiving them.
+
+    Tensors from one rank to another arrive in the order in which they were sent.
+    """
 
     rank: int
     world_size: int
 
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
-        """Start all sends and receives together and return a function that waits for them.
+        """Start to send and receive tensors, and return a function that waits for the end.
 
-        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. A tensor
-        without elements is skipped, on both sides.
+        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. The sender
+        and the receiver skip a tensor without elements.
         """
 
 
 def exchange(transport: Transport, sends: Sequence[Route] = (), receives: Sequence[Route] = ()) -> None:
-    """Send and receive, and wait for the end."""
+    """Send and receive tensors, and wait until all transfers have finished."""
     transport.start(sends, receives)()
 
 
 class GroupTransport:
-    """Messages of the default process group. On a GPU, only the current stream waits."""
+    """Sends and receives tensors in torch's default process group.
+
+    On a GPU, only the current stream waits.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()

@@ -1,1 +1,1 @@
-"""Images for a training: decoding, cache, sampling and batches."""
+"""Images for training: decoding, the cache of decoded images, sampling and batches."""

@@ -1,4 +1,4 @@
-"""The images of --data: decoded once, in a child process, into a file with a checksum."""
+"""Decode the images that --data names, once and in a child process, into a file with a checksum."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raise
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images to train on, by default synthetic ones.
+    """Describes the images that models are trained on, which are synthetic by default.
 
-    name: synthetic, cifar10 or imagefolder. path: the file of tensors, None for synthetic images.
-    digest: the first 12 hex digits of a sha256 over images and labels, "" for synthetic images.
-    image_size: height and width.
+    name: synthetic, cifar10 or imagefolder. path: the file of tensors, or None for synthetic
+    images. digest: the first 12 hex digits of a sha256 over images and labels, or "" for synthetic
+    images. image_size: height and width in pixels.
     """
 
     name: str = "synthetic"
@@ -47,7 +47,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A folder of images. kind: as ddpperf.data.decode takes it. parts: its folders with images."""
+    """A folder of images that the option --data names.
+
+    kind: the first argument of ddpperf.data.decode. parts: the subfolders that hold images.
+    """
 
     name: str
     kind: str
@@ -59,9 +62,10 @@ class _Source:
 
 
 def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
-    """Return the images of `--data text` from the cache in `folder`; decode missing ones.
+    """Return the images that a value of --data names, decoding them if they are not in the cache.
 
-    say: called with each line of progress. Raises Refused for images that cannot be decoded.
+    folder: the cache. say: called with each line of progress. Raises Refused for images that cannot
+    be decoded.
     """
     folder = Path(os.path.realpath(folder))
     source = _read_option(text, folder)
@@ -76,7 +80,6 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
 
 
 def _read_option(text: str, folder: Path) -> _Source | None:
-    """Return the source that the option names, None for synthetic images; raises Refused."""
     name, colon, where = text.partition(":")
     if text == "synthetic":
         return None
@@ -103,7 +106,7 @@ def _read_option(text: str, folder: Path) -> _Source | None:
 
 
 def _key(source: _Source) -> str:
-    """Return hex digits that change with the format, the folder and its files."""
+    """Return a hash of a folder's path and of the names, sizes and times of its image files."""
     try:
         files = sorted(file for part in source.parts for file in _files(str(source.folder / part)))
     except OSError as error:
@@ -113,7 +116,10 @@ def _key(source: _Source) -> str:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Yield path, bytes and time in ns of all files below a folder, also behind links."""
+    """Yield the path, size in bytes and change time in ns of each file below a folder.
+
+    Symbolic links are followed.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -129,7 +135,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _cached(source: _Source, path: Path) -> Data | None:
-    """Return the cached images at `path`, None without a file with the right checksum."""
+    """Return the decoded images at `path`, or None if the file is missing or damaged."""
     try:
         about = json.loads(_sidecar(path).read_text())
         return _data(source, path, about) if about["sha256"] == _sha256(path) else None
@@ -150,7 +156,6 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
 
 
 def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
-    """Decode into a temporary folder, then move tensors and sidecar to `path`."""
     if importlib.util.find_spec("torchvision") is None:
         raise Refused(
             f"--data {source.name} needs torchvision, which is not installed; install it, or leave --data out"
@@ -176,7 +181,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
 
 
 def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Decode in a child process, which writes out/images.pt; returns what describes the images."""
+    """Decode images in a child process into out/images.pt, and return a summary of them."""
     command = [sys.executable, "-P", "-m", "ddpperf.data.decode", source.kind, str(source.folder), str(out)]
     package_parent = str(Path(ddpperf.__file__).parents[1])
     path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
@@ -199,7 +204,6 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary folders of killed runs: those older than the time limit."""
     for temporary in folder.glob(f"{TEMPORARY_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > DECODE_SECONDS:
@@ -207,7 +211,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_older(source: _Source, path: Path) -> None:
-    """Remove what was cached of the source when it had other files, or in another format."""
+    """Remove the files that were cached when the same source held other images."""
     for sidecar in path.parent.glob(f"{source.name}-*.json"):
         with contextlib.suppress(*UNREADABLE):
             if sidecar != _sidecar(path) and json.loads(sidecar.read_text())["source"] == str(source):

@@ -2,10 +2,10 @@
 
     python -m ddpperf.data.decode imagefolder|cifar10|download SOURCE OUT
 
-ddpperf/data/cache.py runs this as a child process. OUT/images.pt is a file for torch.load:
-train_images uint8 [N, 3, H, W] (RGB), train_labels int64 [N], test_images, test_labels, and
-classes, the names in the order of the labels. OUT/result.json is what `save` returns, or
-{"refused": one sentence}. The lines of progress go to standard output.
+ddpperf/data/cache.py runs this module as a child process. torch.load reads the file OUT/images.pt.
+It holds train_images uint8 [N, 3, H, W] (RGB), train_labels int64 [N], test_images, test_labels,
+and classes, the class names in the order of the labels. OUT/result.json holds the summary that
+`save` returns, or {"refused": one sentence}. Lines about progress go to standard output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ Say = Callable[[str], None]
 
 
 def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
-    """Return the images of folder/train/<class> and folder/test/<class>; raises Refused."""
+    """Decode the images in folder/train/<class> and folder/test/<class> into tensors.
+
+    Raises Refused for images that cannot be used.
+    """
     try:
         train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
@@ -86,7 +89,10 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
 
 
 def load(path: str) -> Any:
-    """Return an image file's pixels, a numpy array uint8 [H, W, 3] (RGB); raises Refused."""
+    """Return the pixels of an image file as a numpy array uint8 [H, W, 3] (RGB).
+
+    Raises Refused for a file that cannot be decoded.
+    """
     try:
         return numpy.asarray(pil_loader(path))
     except UnidentifiedImageError:
@@ -97,7 +103,10 @@ def load(path: str) -> Any:
 
 
 def room_for(count: int, height: int, width: int) -> Tensor:
-    """Return an empty tensor uint8 [count, 3, height, width]; raises Refused if it is too large."""
+    """Allocate an uninitialized tensor uint8 [count, 3, height, width] for decoded images.
+
+    Raises Refused if the memory is too small.
+    """
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:
@@ -108,19 +117,21 @@ def room_for(count: int, height: int, width: int) -> Tensor:
 
 
 def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
-    """Yield the path of each image and its place in `images`, an array uint8 [H, W, 3]."""
+    """Yield each image file's path and the array uint8 [H, W, 3] that receives its pixels."""
     rows = images.numpy().transpose(0, 2, 3, 1)
     for (path, _), place in zip(dataset.samples, shuffled(len(dataset)).argsort().tolist(), strict=True):
         yield path, rows[place]
 
 
 def shuffled(count: int) -> Tensor:
-    """Return a fixed random order of `count` images, so that the first sample all classes."""
+    """Return a fixed random order of `count` images.
+
+    The first images then come from all classes.
+    """
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) -> dict[str, Any]:
-    """Combine images, which are shuffled already, with labels and classes of their datasets."""
     train_labels, test_labels = (torch.tensor(split.targets)[shuffled(len(split))] for split in (train, test))
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     return {
@@ -132,7 +143,10 @@ def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) 
 
 
 def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
-    """Return the tensors of CIFAR-10 from root/cifar-10-batches-py; raises Refused."""
+    """Decode CIFAR-10's published files in root/cifar-10-batches-py into tensors.
+
+    Raises Refused if a file is missing or damaged.
+    """
     if wrong := _wrong_cifar10(root):
         raise Refused(
             f"{wrong} is missing or damaged; "
@@ -148,14 +162,17 @@ def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
 
 
 def _wrong_cifar10(root: Path) -> Path | None:
-    """Return the first of CIFAR-10's files with a wrong checksum, None if all are right."""
+    """Return the first CIFAR-10 file that is missing or damaged, or None if all are right."""
     known = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
     files = [(root / CIFAR10.base_folder / name, md5) for name, md5 in known]
     return next((path for path, md5 in files if not check_integrity(str(path), md5)), None)
 
 
 def download_cifar10(root: Path, out: Path, say: Say) -> None:
-    """Download CIFAR-10 into `root`, as a whole or not at all; raises Refused."""
+    """Download CIFAR-10 into `root`, unless `root` holds its files already.
+
+    A failed download leaves no partial files in `root`. Raises Refused if the download fails.
+    """
     if not _wrong_cifar10(root):
         return
     host = urlsplit(CIFAR10.url).hostname
@@ -185,10 +202,10 @@ def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:
 
 
 def save(document: dict[str, Any], path: Path) -> dict[str, object]:
-    """Write the tensors to `path` and return a summary; raises Refused if the disk is full.
+    """Write decoded images and labels to the file `path` and return a summary of them.
 
-    digest: 12 hex digits of a sha256 over images and labels. classes: their number. image_size:
-    height and width.
+    digest: 12 hex digits of a sha256 over images and labels. classes: the number of classes.
+    image_size: height and width in pixels. Raises Refused if the disk is full.
     """
     tensors = [value for value in document.values() if isinstance(value, Tensor)]
     nbytes = (
@@ -218,7 +235,10 @@ def save(document: dict[str, Any], path: Path) -> dict[str, object]:
 
 
 def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
-    """Write out/images.pt and return what describes it; raises Refused."""
+    """Decode images into the file out/images.pt and return a summary of them.
+
+    Raises Refused for images that cannot be used.
+    """
     if kind == "download":
         download_cifar10(source, out, say)
     document = decode_folder(source, say) if kind == "imagefolder" else decode_cifar10(source, say)
@@ -226,7 +246,7 @@ def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
 
 
 def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
-    """Decode, and write the result or the refusal to out/result.json."""
+    """Decode images, and write their summary or the reason for refusing them to out/result.json."""
     try:
         result = decode(kind, source, out, say)
     except Refused as refusal:
@@ -235,7 +255,7 @@ def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
 
 
 def main(kind: str, source: str, out: str) -> None:
-    """Run as a script; what torchvision prints goes to standard error."""
+    """Decode images as a command-line program. What torchvision prints goes to standard error."""
     progress = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     write_result(kind, Path(source), Path(out), lambda line: print(line, file=progress, flush=True))

@@ -1,4 +1,4 @@
-"""Images to train on, and the batches of one rank in an epoch."""
+"""Training and test images, and the batches of images that each rank gets in an epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN_SEED, TEST_SEED = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Images and their labels. pixels: uint8 [N, 3, H, W]; labels: int64 [N]."""
+    """Tensors of images and of their labels. pixels: uint8 [N, 3, H, W]. labels: int64 [N]."""
 
     pixels: Tensor
     labels: Tensor
@@ -29,7 +29,7 @@ class Images:
 
 @lru_cache(maxsize=1)
 def synthetic_images(count: int) -> Images:
-    """Return seeded images in CIFAR-10's shape: a pattern for each class, with noise."""
+    """Generate `count` seeded images of CIFAR-10's shape from class patterns and noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
     return _with_noise(patterns, count, generator)
@@ -37,7 +37,7 @@ def synthetic_images(count: int) -> Images:
 
 @lru_cache(maxsize=2)
 def coarse_images(count: int, seed: int) -> Images:
-    """Return images with coarse patterns, which survive crops and flips.
+    """Generate `count` images with coarse class patterns, which survive random crops and flips.
 
     Another seed gives other images with the same patterns.
     """
@@ -54,17 +54,23 @@ def _with_noise(patterns: Tensor, count: int, generator: torch.Generator) -> Ima
 
 
 def load_images(path: str | None, count: int) -> Images:
-    """Return at most `count` training images: those of the file at `path`, or synthetic ones."""
+    """Return at most `count` training images from `path`, or synthetic images if `path` is None."""
     return synthetic_images(count) if path is None else _stored(path, "train", count)
 
 
 def load_run_images(path: str | None, count: int) -> Images:
-    """Return the training images of a whole run, whose synthetic images are coarse."""
+    """Return at most `count` training images for a whole training run.
+
+    Without a path, the images are synthetic and have coarse patterns.
+    """
     return coarse_images(count, TRAIN_SEED) if path is None else _stored(path, "train", count)
 
 
 def load_test_images(path: str | None, count: int) -> Images:
-    """Return the test images of a whole run."""
+    """Return at most `count` test images for a whole training run.
+
+    Without a path, the images are synthetic and have coarse patterns.
+    """
     return coarse_images(count, TEST_SEED) if path is None else _stored(path, "test", count)
 
 
@@ -74,10 +80,10 @@ def _stored(path: str, part: str, count: int) -> Images:
 
 
 class EpochBatches:
-    """The image indices of each batch of one rank, for the epoch that `set_epoch` named last.
+    """Yields the image indices of each batch that one rank gets in an epoch.
 
-    The rank's shard is DistributedSampler's. A batch larger than the shard is filled by repeating
-    its images.
+    `set_epoch` chooses the epoch. torch's DistributedSampler chooses the rank's images. A batch
+    larger than the rank's share of the images is filled by repeating images.
     """
 
     def __init__(
@@ -105,7 +111,10 @@ class EpochBatches:
         self._own_orders = set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, which decides the order unless all epochs have the first one's."""
+        """Choose the epoch, whose number determines the random order of the images.
+
+        With set_epoch=False, all epochs have the order of epoch 0.
+        """
         self.sampler.set_epoch(epoch if self._own_orders else 0)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Inputs of a training: a fixed batch, images on the device, or torch's DataLoader."""
+"""Inputs of training steps: one fixed batch, images stored on the device, or torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -21,34 +21,41 @@ Batch = tuple[Tensor, Tensor]
 
 
 def normalized(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """Return float32 images of about zero mean and unit variance from uint8 [N, 3, H, W]."""
+    """Convert uint8 images [N, 3, H, W] to float32 with about zero mean and unit variance.
+
+    The mean and the standard deviation are those of CIFAR-10.
+    """
     mean = torch.tensor(MEAN, device=pixels.device).view(3, 1, 1) * 255
     std = torch.tensor(STD, device=pixels.device).view(3, 1, 1) * 255
     return ((pixels - mean) / std).contiguous(memory_format=memory_format)
 
 
 class Input:
-    """A source of batches: call `begin` for each epoch, then `load` and `take` for each step.
+    """Base class of the sources of training batches.
 
-    By default only `take` does anything.
+    Call `begin` for each epoch, then `load` and `take` for each step. Methods other than `take` do
+    nothing by default.
     """
 
     def begin(self, number: int) -> None:
-        """Start epoch `number`."""
+        """Start to read the batches of epoch `number`."""
 
     def prepare(self, number: int) -> None:
-        """Do the CPU's work for epoch `number` while the device still computes the one before."""
+        """Do the CPU's work for an epoch while the device still computes the epoch before."""
 
     def load(self) -> None:
-        """Do the CPU's work for the next batch."""
+        """Do the CPU's work for the next training batch."""
 
     def take(self) -> Batch:
-        """Return the next batch. This is the device's work alone, so that a graph can repeat it."""
+        """Return the next training batch, which is a tensor of images and a tensor of labels.
+
+        Only the device works here, so that a CUDA graph can repeat it.
+        """
         raise NotImplementedError
 
 
 class FixedInput(Input):
-    """The same batch again and again."""
+    """Input that returns the same training batch at every step."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -58,10 +65,10 @@ class FixedInput(Input):
 
 
 class DeviceImages:
-    """A data set as uint8 on the device, where batches are cropped, flipped and normalized.
+    """A data set stored as uint8 on the device, where batches are cropped, flipped and normalized.
 
     cutout: the side of a square that is hidden in each image (DeVries & Taylor 2017, "Improved
-    Regularization of CNNs with Cutout"). Its middle is any pixel, so that it may lie partly
+    Regularization of CNNs with Cutout"). Its middle is any pixel, so that the square may lie partly
     outside. Hidden pixels have the data set's mean.
     """
 
@@ -84,10 +91,11 @@ class DeviceImages:
         return self.labels.device
 
     def plan(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the crop, flip and cutout of each image of an epoch.
+        """Draw the random crop, flip and cutout of each image of an epoch.
 
-        Returns int64 [4, images] in the CPU's memory: index, offsets and flip. With cutout it is
-        [6, images], with the square's first row and column.
+        Returns int64 [4, images] in the CPU's memory, with the rows index, top offset, left offset
+        and flip. With cutout it is [6, images]. The last two rows are the first row and column of
+        the square.
         """
         offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
         flips = torch.randint(2, (1, len(order)), generator=generator)
@@ -102,7 +110,7 @@ class DeviceImages:
         return plan.pin_memory() if self.device.type == "cuda" else plan
 
     def batch(self, plan: Tensor) -> Batch:
-        """Return the images that these columns of a plan describe."""
+        """Return the images and labels of a batch from the batch's columns of an epoch's plan."""
         index, top, left, flipped, *corner = plan
         rows = top[:, None] + self.rows
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.columns)
@@ -119,11 +127,11 @@ class DeviceImages:
 
 
 class DeviceInput(Input):
-    """Batches of images that are on the device, with random crops and flips made there.
+    """Input that keeps all images on the device, and crops and flips them there at random.
 
-    The changes are those of torchvision's RandomCrop(padding=4) and RandomHorizontalFlip, drawn
-    for each image. The epoch's plan and a counter of images are on the device, so that taking a
-    batch is always the same work at the same addresses.
+    The crops and flips are those of torchvision's RandomCrop(padding=4) and RandomHorizontalFlip,
+    drawn for each image. The epoch's plan and a counter of images are on the device, so that taking
+    a batch is always the same work at the same addresses.
     """
 
     def __init__(self, images: DeviceImages, batches: EpochBatches) -> None:
@@ -137,11 +145,11 @@ class DeviceInput(Input):
         self.remaining = 0  # images of the epoch
 
     def of_batches(self, batches: EpochBatches) -> DeviceInput:
-        """Return an input with the same images in other batches."""
+        """Return an input that serves the same images in other batches."""
         return DeviceInput(self.images, batches)
 
     def prepare(self, number: int) -> None:
-        """Make epoch `number`'s plan in the CPU's memory."""
+        """Draw the crops and flips of epoch `number` in the CPU's memory."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
         sampler = self.batches.sampler
@@ -171,10 +179,10 @@ class DeviceInput(Input):
 
 
 class LoaderInput(Input):
-    """Batches from a torch DataLoader with torchvision's transforms; processes start in `begin`.
+    """Input that reads training batches from a torch DataLoader with torchvision's transforms.
 
-    workers: loader processes, which a fork server starts; with 0 the transforms run in this
-    process.
+    workers: the number of loader processes, which a fork server starts in `begin`. With 0 the
+    transforms run in this process.
     """
 
     def __init__(
@@ -222,7 +230,7 @@ class LoaderInput(Input):
 
 
 class TransformedImages(torch.utils.data.Dataset[Batch]):
-    """Images that are transformed one by one; each loader process opens them itself."""
+    """Dataset that transforms one image at a time. Each loader process opens the images itself."""
 
     def __init__(self, images: Callable[[], Images]) -> None:
         self.images = images
@@ -237,9 +245,10 @@ class TransformedImages(torch.utils.data.Dataset[Batch]):
 
 
 def transform(size: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Return CIFAR-10's usual augmentation, from uint8 [3, H, W] to normalized float32.
+    """Return a function that crops, flips and normalizes one CIFAR-10 image at random.
 
-    size: the images' height and width. Raises ImportError without torchvision.
+    The function takes uint8 [3, H, W] and returns float32. size: the height and width of the
+    images. Raises ImportError without torchvision.
     """
     try:
         from torchvision import transforms

@@ -1,4 +1,4 @@
-"""A measurement of the sampler, which checks how ranks split the images of an epoch."""
+"""Measure how fast a rank samples an epoch, and check how the ranks split the epoch's images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpperf.specs import SamplerSpec
 
 
 class Sampling:
-    """The sampler's time for one rank's shard of an epoch, and counts over all ranks at the end."""
+    """Measures how long a rank takes to list its images of an epoch."""
 
     max_iterations = 64  # the counts matter more than the time
 
@@ -34,22 +34,23 @@ class Sampling:
             self.step()
 
     def start_round(self) -> None:
-        """Do nothing: the next round samples the next epochs."""
+        """Do nothing, because a round of sampling needs no preparation."""
 
     def step(self) -> None:
-        """List this rank's shard of the next epoch."""
+        """List the indices of the images that this rank gets in the next epoch."""
         self.batches.set_epoch(self.epoch)
         self.shard = list(self.batches)
         self.epoch += 1
 
     def end_round(self, steps: int) -> None:
-        """Do nothing: `finish` checks the shards of all ranks."""
+        """Do nothing, because `finish` checks the images of all ranks."""
 
     def finish(self) -> dict[str, float]:
-        """Count the images that an epoch misses or repeats over all ranks.
+        """Count the images that no rank or several ranks get in an epoch.
 
-        repeated_places: the fraction of places in this rank's shard with the same image in the
-        next epoch.
+        missing_images: the number of images that no rank gets. repeated_images: the number of
+        repetitions over all ranks. repeated_places: the fraction of places in this rank's list that
+        have the same image in the next epoch.
         """
         self.step()
         first = self._indices()

@@ -1,1 +1,1 @@
-"""The machine: its hardware, its cores and compilers, and what disturbs a measurement on it."""
+"""The measured machine: its hardware, its cores and compilers, and what disturbs measurements."""

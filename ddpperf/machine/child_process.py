@@ -1,6 +1,6 @@
-"""Child processes with limits on time and output, which die with their parent.
+"""Run child processes that have limits on time and output and that die with their parent.
 
-Standard library only.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """Exit status of a child process (negative for a signal) and the last MiB that it printed."""
+    """The exit status and the output of a child process that has ended.
+
+    status: negative if a signal killed the process. output, errors: at most the last MiB of each.
+    """
 
     status: int
     output: str
@@ -41,9 +44,9 @@ def run_child(
     """Run a command in a child process with limits on its time and its output.
 
     variables: added to this process's environment. on_line: called with each line of the child's
-    output while it runs. The child gets its own temporary folder. At the end, the folder is
-    removed and all processes that the child started are killed. Raises OSError if the command
-    cannot be started and subprocess.TimeoutExpired after `seconds`.
+    output while it runs. The child gets its own temporary folder. At the end, the folder is removed
+    and all processes that the child started are killed. Raises OSError if the command cannot be
+    started and subprocess.TimeoutExpired after `seconds`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open
@@ -80,19 +83,25 @@ def run_child(
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies. The request outlasts an exec."""
+    """Ask the kernel to kill the current process when its parent process dies.
+
+    The request stays in effect after an exec.
+    """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_of(log: Path, begin: int = 0) -> str:
-    """Return what a log holds from byte `begin` on, but at most its last MiB."""
+    """Return the text of a log file from byte `begin` on, but at most its last MiB."""
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - KEPT_BYTES))
         return file.read().decode(errors="replace")
 
 
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended that closed its connection; the status may come later."""
+    """Return a phrase that says how a child process ended after it closed its connection.
+
+    The exit status may come up to 5 seconds later.
+    """
     try:
         return describe_status(process.wait(timeout=5))
     except subprocess.TimeoutExpired:
@@ -100,7 +109,7 @@ def describe_exit(process: subprocess.Popen[bytes]) -> str:
 
 
 def describe_status(status: int) -> str:
-    """Return in words what an exit status means (negative for a signal)."""
+    """Return a phrase that explains a process's exit status, which is negative for a signal."""
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-status, f'signal {-status}')}"

@@ -1,4 +1,4 @@
-"""Checks of what torch.compile needs: the machine's compilers, and options of torch's compiler."""
+"""Check the C and C++ compilers that torch.compile needs, and options for torch's compiler."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ COMPILE_SECONDS, LIST_SECONDS = 20, 60
 
 @functools.cache
 def compiler_reason(device: str = "cpu") -> str:
-    """Return why torch.compile cannot work here, "" if it can; compiles a line to find out.
+    """Return why torch.compile cannot work on this machine, or an empty string if it can.
 
-    torch.compile writes C++ for $CXX or g++. For GPUs Triton also writes C for $CC (one word), gcc
-    or clang.
+    The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
+    GPUs Triton also writes C for $CC (one word), gcc or clang.
     """
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
     if not _compiles(cxx, "tried.cpp"):
@@ -42,7 +42,6 @@ def _reason(language: str, found: str) -> str:
 
 
 def _compiles(compiler: str, name: str) -> bool:
-    """Return whether a compiler can compile a file of this name with Python's headers."""
     if not compiler:
         return False
     with (
@@ -60,9 +59,10 @@ def _compiles(compiler: str, name: str) -> bool:
 
 
 def check_inductor(options: str, option: str = "--spec") -> None:
-    """Raise Refused unless torch's compiler has all of these options, which are joined by +.
+    """Raise Refused if torch's compiler does not know one of the given options.
 
-    option: the option of ddpperf that named them. A child process asks torch.
+    options: the names of the options, joined by +. option: the option of ddpperf that named them. A
+    child process asks torch for the known options.
     """
     try:
         known = run_child([sys.executable, "-c", LIST_OPTIONS], {}, LIST_SECONDS).output.split()

@@ -1,6 +1,6 @@
-"""Pin each rank to cores near its GPU, and the controller to others.
+"""Pin each rank to CPU cores near its GPU, and the controller process to other cores.
 
-Ranks that share cores with others make times noisy.
+Step times are noisy if ranks share cores with other processes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ Nodes = Mapping[int, Sequence[tuple[int, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The core numbers of the controller and of each rank, without overlap."""
+    """The CPU core numbers for the controller process and for each rank, without overlap."""
 
     controller: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
 
 
 def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
-    """Return the NUMA nodes of the allowed cores; one node if the kernel lists none."""
+    """Return the NUMA nodes of the allowed CPU cores, with the core numbers of each node.
+
+    If the kernel lists no nodes, all cores belong to node 0.
+    """
     left = set(allowed)
     cores = {}
     for core in sorted(left):
@@ -52,7 +55,7 @@ def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
 
 
 def _listed(path: Path) -> set[int]:
-    """Return the numbers in a file of the kernel such as "0-3,8"; none if it cannot be read."""
+    """Return the numbers in a kernel file such as "0-3,8", or an empty set if it cannot be read."""
     try:
         words = path.read_text().strip().split(",")
     except OSError:
@@ -62,12 +65,12 @@ def _listed(path: Path) -> set[int]:
 
 
 def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
-    """Return a plan that gives each rank equally many neighbouring cores, as many as possible.
+    """Return a plan that gives each rank equally many neighbouring CPU cores.
 
-    rank_nodes: the NUMA node of each rank's GPU. Ranks without one are spread over the nodes. A
-    physical core is split between processes only if a rank would have fewer than MIN_CORES
-    otherwise. The controller gets the first cores of the nodes, where the kernel works, too.
-    Returns a sentence if there are too few cores.
+    The ranks get as many cores as possible. rank_nodes: the NUMA node of each rank's GPU. Ranks
+    without a node are spread over the nodes. A physical core is split between processes only if a
+    rank would have fewer than MIN_CORES otherwise. The controller gets the first cores of the
+    nodes, where the kernel works, too. Returns a sentence if there are too few cores.
     """
     homes = _homes(nodes, rank_nodes)
     found = sum(map(_count, nodes.values()))
@@ -94,7 +97,10 @@ def _count(cores: Sequence[tuple[int, ...]]) -> int:
 
 
 def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return each node's ranks. A rank without a node goes where most cores are left."""
+    """Assign each rank to a NUMA node, and return the ranks of each node.
+
+    A rank whose GPU has no known node goes to the node with the most cores per rank.
+    """
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
     chosen: list[int] = []
@@ -110,7 +116,11 @@ def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int
 
 
 def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
-    """Give each rank `size` cores from its node's end, in whole units; None if too few."""
+    """Give each rank `size` cores of its NUMA node, or return None if a node has too few cores.
+
+    units: cores that stay together. Ranks get the last cores of a node, the controller gets the
+    rest.
+    """
     ranks: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
     for node, unused in ((node, list(cores)) for node, cores in units.items()):
@@ -128,9 +138,10 @@ def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan 
 
 
 class Pinning:
-    """The cores of one run's processes. `plan` is called before the ranks start.
+    """Chooses the CPU cores of a test run's ranks and of its controller process.
 
-    ranks: each rank's cores, None if nothing is pinned.
+    `plan` is called before the ranks start. ranks: the cores of each rank, or None if the ranks are
+    not pinned.
     """
 
     def __init__(self) -> None:
@@ -140,7 +151,7 @@ class Pinning:
         self._plan: Plan | str = "not pinned: no process set was started"
 
     def plan(self, world_size: int, gpus: Sequence[Gpu]) -> None:
-        """Choose cores for `world_size` ranks, of which the first have these GPUs."""
+        """Choose CPU cores for `world_size` ranks. gpus: the GPUs of the first ranks."""
         if self._core_count < len(self._allowed):
             quota = f"a quota of {self._core_count} of {len(self._allowed)} cores"
             self._plan = f"not pinned: the control group has {quota}, and no particular ones"
@@ -152,7 +163,10 @@ class Pinning:
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def _refusal(self, plan: Plan) -> str | None:
-        """Try all cores with this process; return why the kernel refuses some, or None."""
+        """Return why the kernel refuses the planned CPU cores, or None if it accepts them.
+
+        This process tries to move to the cores.
+        """
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)
@@ -165,23 +179,26 @@ class Pinning:
         return None
 
     def hold(self) -> None:
-        """Move this thread, and all that it starts, to the controller's cores."""
+        """Move the current thread to the controller's CPU cores.
+
+        Threads and processes that it starts later inherit these cores.
+        """
         if isinstance(self._plan, Plan):
             with contextlib.suppress(OSError):  # `plan` has tried it; the ranks run already
                 os.sched_setaffinity(0, self._plan.controller)
 
     def release(self) -> None:
-        """Let this thread use its former cores again."""
+        """Let the current thread use all CPU cores that it could use before it was pinned."""
         if isinstance(self._plan, Plan):
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._allowed)
 
     def environment(self) -> dict[str, Any]:
-        """Return the plan for the stored run."""
+        """Return the choice of CPU cores as JSON values, to be stored with the test run."""
         return {"pinning": self._plan if isinstance(self._plan, str) else asdict(self._plan)}
 
     def warnings(self, spec: Spec) -> list[str]:
-        """Warn if more processes compute at once than there are cores for them."""
+        """Return a warning if a measurement's processes have to share CPU cores."""
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
         cores = self._core_count if self.ranks is None else busy_ranks * len(self.ranks[0])
         crowded = spec.busy_processes > cores

@@ -1,4 +1,4 @@
-"""A lock on the measured devices: two runs at once would disturb each other's times."""
+"""Lock the measured devices, because two test runs on one device disturb each other's times."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from ddpperf.errors import Refused
 
 
 class DeviceLock:
-    """The lock of one run: a locked file for each device. The kernel frees it at a process's end.
+    """Locks the devices of a test run by locking one file for each device.
 
-    The files are in the folder $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the
-    process id of the last run that measured on the device.
+    The kernel releases the locks when the process ends. The files are in the folder
+    $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the process id of the last test run
+    that measured on the device.
     """
 
     def __init__(self) -> None:
         self._files: list[IO[str]] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
-        """Lock all devices or none; raises Refused that names the run which holds one."""
+        """Lock all given devices, or no device if another test run has locked one of them.
+
+        Raises Refused with the process id of the other test run.
+        """
         try:
             for device in devices:
                 self._files.append(_lock(device))
@@ -32,7 +36,7 @@ class DeviceLock:
             raise
 
     def release(self) -> None:
-        """Unlock all devices that this run locked."""
+        """Unlock all devices that this test run has locked."""
         while self._files:
             self._files.pop().close()
 

@@ -1,4 +1,4 @@
-"""The commit of a source tree, by git."""
+"""Read the commit of a source tree with git."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NO_COMMIT = "nogit"
 
 
 def commit(root: Path) -> str:
-    """Return the short commit of the tree at `root`, NO_COMMIT without git.
+    """Return the short git commit of the source tree at `root`, or NO_COMMIT without git.
 
     "+" is added if the tree has changes or untracked files.
     """
@@ -21,9 +21,9 @@ def commit(root: Path) -> str:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what a git command prints.
+    """Run a git command on the source tree at `root` and return its output.
 
-    Raises OSError or subprocess.SubprocessError if it fails.
+    Raises OSError or subprocess.SubprocessError if the command fails.
     """
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Watch the GPUs for throttled clocks and other processes during rounds.
+"""Watch the GPUs for throttled clocks and for other processes while rounds are measured.
 
 CUDA is never initialised here.
 """
@@ -42,11 +42,12 @@ REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """One GPU at one moment. Values that the driver does not report are empty.
+    """The clocks and processes of one GPU at one moment, as the driver reports them.
 
-    monotonic_seconds: when. violations_ns: nanoseconds with throttled clocks since the driver
-    started, by reason. reasons: why the clocks are throttled now. processes: the ids of processes
-    on the GPU. megahertz: the multiprocessors' clock unless they are idle.
+    Values that the driver does not report are empty. monotonic_seconds: the moment. violations_ns:
+    nanoseconds with throttled clocks since the driver started, for each reason. reasons: why the
+    clocks are throttled now. processes: the ids of processes on the GPU. megahertz: the
+    multiprocessors' clock unless they are idle.
     """
 
     monotonic_seconds: float
@@ -58,7 +59,10 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """Why one GPU was throttled in one round, which other processes used it, and its clock."""
+    """What disturbed one GPU in one round of a measurement.
+
+    throttled: the reasons for throttled clocks. foreign: the ids of other processes on the GPU.
+    """
 
     throttled: frozenset[str] = frozenset()
     foreign: frozenset[int] = frozenset()
@@ -70,7 +74,11 @@ Disturbances = Mapping[int, Disturbance]  # by GPU
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The disturbances of one round. number: from 1; a repeated round keeps its number."""
+    """What disturbed each GPU in one round of a measurement.
+
+    number: counts from 1, and a repeated round keeps its number. spoiled: why the round is measured
+    again.
+    """
 
     number: int
     disturbances: Disturbances
@@ -78,13 +86,16 @@ class Round:
 
 
 class GpuWatch:
-    """The disturbances of all GPUs in each round.
+    """Records what disturbs each GPU in each round of a measurement.
 
-    It never raises: without an answer from the driver there is no warning.
+    GpuWatch never raises an exception. Without an answer from the driver there is no warning.
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """Start to watch the GPUs of the ranks, in CUDA's order; processes on them are foreign."""
+        """Start to watch the GPUs with the given UUIDs, which are in CUDA's order.
+
+        Processes that are on these GPUs now count as foreign.
+        """
         self._handles = _handles(uuids)
         self._last = self._states()
         self._before = {gpu: state.processes for gpu, state in self._last.items()}
@@ -92,10 +103,10 @@ class GpuWatch:
         self._rounds: list[Round] = []
 
     def look(self, own: Collection[int], done: int) -> str:
-        """Record what disturbed the last round, and return what spoiled it, "" for nothing.
+        """Record what disturbed the last round, and return what spoiled it or an empty string.
 
-        own: the process ids of the ranks. done: the number of rounds so far; 0 starts a
-        measurement. A round with the number of the last one replaces it.
+        own: the process ids of the ranks. done: the number of rounds so far. 0 starts a
+        measurement. A round with the number of the last round replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
         before, self._last = self._last, self._states()
@@ -115,7 +126,7 @@ class GpuWatch:
         return "; ".join(spoiled)
 
     def warnings(self) -> list[Note]:
-        """Return warnings about rounds that count and a note about repeated ones; forget both."""
+        """Return warnings about disturbed rounds, and a note about rounds that were repeated."""
         rounds, self._rounds = self._rounds, []
         counting = {recorded.number: recorded for recorded in rounds}  # of equal numbers the last
         repeated = [recorded for recorded in rounds if counting[recorded.number] is not recorded]
@@ -130,11 +141,12 @@ class GpuWatch:
 
 
 def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
-    """Return why the clocks were held down between two states.
+    """Return the reasons why a GPU's clocks were throttled between two moments.
 
-    By NVML's counters, where the GPU has them, else by the reasons at the second moment. Counters
-    cover the whole time, but may move in steps longer than a round, so that a neighbouring round
-    is taken for the throttled one. Momentary reasons miss what ends before the round does.
+    NVML's counters give the reasons if the GPU has them. Otherwise the function uses the reasons at
+    the second moment. Counters cover the whole time, but may move in steps longer than a round, so
+    that a neighbouring round is taken for the throttled one. Momentary reasons miss what ends
+    before the round does.
     """
     counted = before.violations_ns.keys() & now.violations_ns.keys()
     least_ns = THROTTLED_FRACTION * (now.monotonic_seconds - before.monotonic_seconds) * 1e9
@@ -145,9 +157,9 @@ def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
 
 
 def foreign(listed: Collection[int], own: Collection[int], before: Collection[int]) -> frozenset[int]:
-    """Return which of the listed processes on a GPU are not ours.
+    """Return the ids of the processes on a GPU that do not belong to this test run.
 
-    In a container the driver may list the process ids of the host. Then none of ours is listed,
+    In a container the driver may list the process ids of the host. Then none of our ids is listed,
     and only the processes that were there before the ranks started are known to be foreign.
     """
     others = frozenset(listed) - frozenset(own)
@@ -155,10 +167,10 @@ def foreign(listed: Collection[int], own: Collection[int], before: Collection[in
 
 
 def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
-    """Return what spoiled the last of a measurement's rounds, GPU by GPU.
+    """Return a sentence for each reason why the last round of a measurement must be repeated.
 
-    A power cap in at least half of the rounds belongs to the work itself: a repeated round has it,
-    too.
+    A power cap in at least half of the rounds belongs to the work itself, since a repeated round
+    has it, too.
     """
     texts = []
     for gpu, last in sorted(rounds[-1].items()):
@@ -175,12 +187,12 @@ def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
 
 
 def is_lower(megahertz: int | None, than: int) -> bool:
-    """Return whether a clock is known and clearly lower than another."""
+    """Return whether a GPU clock is known and more than 2% lower than another clock."""
     return megahertz is not None and megahertz < (1 - EQUAL_CLOCKS) * than
 
 
 def repetition_texts(repeated: Sequence[Round]) -> list[str]:
-    """Describe the spoiled rounds that were measured again."""
+    """Return a list with a sentence about the rounds that were measured again, or an empty list."""
     if not repeated:
         return []
     count = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
@@ -189,7 +201,7 @@ def repetition_texts(repeated: Sequence[Round]) -> list[str]:
 
 
 def disturbance_texts(rounds: Sequence[Disturbances]) -> list[str]:
-    """Describe what disturbed the rounds that count, GPU by GPU."""
+    """Return a sentence for each disturbance of each GPU during a measurement's rounds."""
     texts: list[str] = []
     for gpu in sorted({gpu for disturbances in rounds for gpu in disturbances}):
         found = [disturbances[gpu] for disturbances in rounds if gpu in disturbances]
@@ -214,7 +226,10 @@ def _processes(pids: Collection[int]) -> str:
 
 
 def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    """Return the driver's handles by index. NVML stays loaded, since loading it takes long."""
+    """Return NVML's handle of each GPU by the GPU's index.
+
+    NVML stays loaded, since loading it takes long.
+    """
     try:
         import pynvml
 
@@ -226,7 +241,7 @@ def _handles(uuids: Sequence[str]) -> dict[int, Any]:
 
 
 def read_state(handle: Any) -> GpuState:
-    """Return one GPU's state now."""
+    """Ask the driver for the current clocks and processes of one GPU."""
     bits = query_nvml("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # drivers before 535 have another name
         bits = query_nvml("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -244,11 +259,11 @@ def read_state(handle: Any) -> GpuState:
 
 
 def reasons_of(bits: int) -> frozenset[str]:
-    """Return the reasons for throttled clocks that NVML's bits stand for."""
+    """Return the reasons for throttled clocks that are set in a bit mask of NVML."""
     return frozenset(reason for bit, reason in REASONS.items() if bits & bit)
 
 
 def counter_values(values: Iterable[Any]) -> dict[str, int]:
-    """Return nanoseconds by reason from NVML's values, without unsupported counters."""
+    """Return how many nanoseconds NVML's counters report for each reason of throttled clocks."""
     success = 0
     return {COUNTERS[value.fieldId]: value.value.ullVal for value in values if value.nvmlReturn == success}

@@ -1,4 +1,4 @@
-"""The hardware that times depend on, as driver and kernel report it.
+"""The hardware that times depend on, as the GPU driver and the kernel report it.
 
 CUDA is never initialised here.
 """
@@ -29,7 +29,7 @@ P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver describes it; None for values that the driver does not report."""
+    """One GPU as its driver describes it. Values that the driver does not report are None."""
 
     name: str
     uuid: str
@@ -43,7 +43,7 @@ class Gpu:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any | None]:
-    """Load NVML; gives None without a driver, a GPU or nvidia-ml-py."""
+    """Load the driver's library NVML, or yield None if there is no driver, GPU or nvidia-ml-py."""
     try:
         import pynvml
 
@@ -58,7 +58,7 @@ def _driver() -> Iterator[Any | None]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA will number 0, 1, ..., by CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in the order in which CUDA numbers them."""
     with _driver() as nvml:
         if nvml is None:
             return []
@@ -68,9 +68,9 @@ def visible_gpus() -> list[Gpu]:
 
 
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
-    """Return the first two GPUs that cannot read each other's memory.
+    """Return the indices of the first two GPUs that cannot read each other's memory.
 
-    None if all can, or the driver does not report it.
+    Returns None if all GPUs can, or if the driver does not report it.
     """
     with _driver() as nvml:
         if nvml is None:
@@ -85,7 +85,7 @@ def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
 
 
 def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES selects, in its order.
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES selects, in the order of the value.
 
     As in CUDA, GPUs after an unknown one are hidden.
     """
@@ -129,7 +129,7 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
 
 
 def query_nvml(function: str, *arguments: Any) -> Any | None:
-    """Call a function of NVML; returns None for any error."""
+    """Call a function of NVML by its name, and return None if it fails."""
     import pynvml
 
     with contextlib.suppress(Exception):
@@ -138,7 +138,7 @@ def query_nvml(function: str, *arguments: Any) -> Any | None:
 
 
 def data_rate(megabytes_per_second: int) -> float:
-    """Return an NVLink's bytes per second in one direction from the driver's line rate.
+    """Convert an NVLink's line rate in MB/s to its data rate in bytes/s, both for one direction.
 
     For NVLink 2, 4 and 5 the line rate includes coding and error correction.
     """
@@ -147,11 +147,12 @@ def data_rate(megabytes_per_second: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine as experiments see it; None for values that are not known.
+    """The device type, the GPU model and the links of the machine, on which experiments depend.
 
-    gpu: the GPUs' name if all have the same. link_bytes_per_second: between one GPU and all
-    others, in one direction. links: as the user describes them. world_sizes: the numbers of
-    devices that the run uses. unmapped: the first two GPUs that cannot read each other's memory.
+    Values that are not known are None. gpu: the name of the GPUs if all have the same name.
+    link_bytes_per_second: between one GPU and all others, in one direction. links: the links as the
+    user describes them. world_sizes: the numbers of devices that the test run uses. unmapped: the
+    indices of the first two GPUs that cannot read each other's memory.
     """
 
     device: str = "cpu"
@@ -162,7 +163,11 @@ class Machine:
     unmapped: tuple[int, int] | None = None
 
     def mapping_reason(self, spec: Spec) -> str:
-        """Return why the GPUs cannot map their memory as `spec` requires, "" if they can."""
+        """Return why the GPUs cannot map each other's memory, or an empty string if they can.
+
+        The result is also empty if the measurement that `spec` describes does not need mapped
+        memory.
+        """
         if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
             return ""
         first, second = self.unmapped
@@ -170,7 +175,10 @@ class Machine:
 
 
 def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
-    """Describe the machine; a link's speed from the user overrides the driver's."""
+    """Return a description of the machine's device type, GPU model and links.
+
+    A link's speed from the user overrides the speed that the driver reports.
+    """
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     rates = {gpu.nvlink_bytes_per_second for gpu in gpus} if alike else {None}
     reported = rates.pop() if len(rates) == 1 else None
@@ -185,9 +193,9 @@ def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[i
 
 
 def _numa_node(address: str) -> int | None:
-    """Return the NUMA node of a PCI address, None if the kernel does not know it.
+    """Return the NUMA node of a PCI address, or None if the kernel does not know the node.
 
-    nvmlDeviceGetNumaNodeId is something else: the node that the GPU's own memory forms.
+    nvmlDeviceGetNumaNodeId returns another node, which the GPU's own memory forms.
     """
     with contextlib.suppress(OSError, ValueError):
         domain, _, slot = address.lower().partition(":")
@@ -197,7 +205,7 @@ def _numa_node(address: str) -> int | None:
 
 
 def machine_info() -> dict[str, Any]:
-    """Return what pytest-benchmark stores of the machine, without what differs between runs."""
+    """Return a description of the machine in pytest-benchmark's format."""
     return {
         "node": platform.node(),
         "machine": platform.machine(),
@@ -209,7 +217,7 @@ def machine_info() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the CPU's name from the kernel.
+    """Return the name of the CPU's model as the kernel reports it.
 
     A name without a model number, as in many clouds, is followed by family, model and stepping.
     """
@@ -222,9 +230,10 @@ def cpu_model() -> str:
 
 
 def computes_bf16() -> bool:
-    """Return whether the CPU has instructions for bf16; True if the kernel does not list them.
+    """Return whether torch computes in bf16 quickly on this CPU, which needs certain instructions.
 
-    Without them a bf16 convolution is a plain loop, tens of times slower than in fp32.
+    Without these instructions a bf16 convolution is a plain loop, tens of times slower than in
+    fp32. The result is True if the kernel does not list the CPU's instructions.
     """
     facts = _cpu_facts()
     flags = set(facts.get("flags", facts.get("Features", "")).split())
@@ -232,14 +241,14 @@ def computes_bf16() -> bool:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Return the last core's entry of /proc/cpuinfo; empty where there is none."""
+    """Return the last core's entry of /proc/cpuinfo, or an empty dict without that file."""
     with contextlib.suppress(OSError):
         return dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     return {}
 
 
 def core_count() -> int:
-    """Return how many cores this process may use, by its affinity and its quota."""
+    """Return how many CPU cores this process may use by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -248,7 +257,7 @@ def core_count() -> int:
 
 
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:
-    """Return the name of machines with comparable times, such as `h200x4`."""
+    """Return a name such as `h200x4` that machines share if their step times can be compared."""
     if device == "cuda":
         counts = Counter(_slug(gpu.name, drop={"nvidia"}) for gpu in gpus)
         return "+".join(f"{name}x{count}" for name, count in counts.items())
@@ -262,7 +271,10 @@ def _slug(name: str, drop: set[str]) -> str:
 
 
 def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
-    """Return what the controller knows of the machine; ranks add torch and the backend."""
+    """Return the commit, CPU, GPUs and system of the machine, to be stored with a test run.
+
+    The ranks add the versions of torch and of the backend.
+    """
     return {
         "commit": commit(root),
         "cpu": cpu_model(),

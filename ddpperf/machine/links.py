@@ -1,4 +1,4 @@
-"""The links between devices and between nodes, as the user describes them."""
+"""The links between devices and between nodes, as the user's options describe them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ddpperf.analysis.projection import Network
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The user's options about links, and what is computed from them.
+    """The user's options about the links between devices and between nodes.
 
-    bytes_per_second: between a device and the others of its node, None if not given. node: devices
-    in a node. network: between nodes. project_to: numbers of devices. buffer_sizes: bytes per rank
-    of collectives, empty for each experiment's default.
+    bytes_per_second: between a device and the others of its node, or None if not given. node: the
+    number of devices in a node. network: the network between nodes. project_to: the numbers of
+    devices to project step times to. buffer_sizes: bytes per rank of collective calls. If it is
+    empty, each experiment has its own default.
     """
 
     bytes_per_second: float | None = None

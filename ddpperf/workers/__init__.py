@@ -1,1 +1,1 @@
-"""Process sets: start their ranks, send them commands, collect samples, end them."""
+"""Process sets: start rank processes, send them commands, collect their samples and end them."""

@@ -1,11 +1,11 @@
-"""The first file that a rank's interpreter runs. It starts a rank or prints what it can import.
+"""The first file that a rank's Python interpreter runs, which starts the rank.
 
     python bootstrap.py rank PACKAGE FOLDER RANK
     python bootstrap.py probe PACKAGE MODEL
 
-PACKAGE is the folder of the ddpperf that the rank uses. It is imported by its path: its parent
-folder on sys.path could hide the interpreter's own torch. Standard library only; Python 3.7 can run
-it too.
+The second command prints what the interpreter can import. PACKAGE is the folder of the ddpperf that
+the rank uses. ddpperf is imported by its path, because its parent folder on sys.path could hide the
+interpreter's own torch. This file imports only the standard library. Python 3.7 can run it too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ERROR_LETTERS = 200
 
 
 def main(command: str, package: str, *arguments: str) -> None:
-    """Run one command, with the sys.path of `python -c`: the current folder, not this file's."""
+    """Start a rank or print what it can import, with the current folder first on sys.path."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = ""
     if command == "probe":
@@ -33,7 +33,10 @@ def main(command: str, package: str, *arguments: str) -> None:
 
 
 def run_rank(package: str, folder: str, rank: str) -> None:
-    """Serve the controller at the other end of standard input; `folder` is its private folder."""
+    """Run a rank, which receives the controller's commands over standard input.
+
+    folder: the controller's private folder.
+    """
     import_package(package)
     from ddpperf.workers.worker import main
 
@@ -41,7 +44,10 @@ def run_rank(package: str, folder: str, rank: str) -> None:
 
 
 def print_probe(package: str, model: str) -> None:
-    """Print a line of JSON before the imports and one after; imports print to stderr."""
+    """Print Python's version as JSON, then import torch and the model and print the result.
+
+    What the imports print goes to stderr.
+    """
     output = os.dup(1)
     os.dup2(2, 1)
     found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
@@ -53,7 +59,7 @@ def print_probe(package: str, model: str) -> None:
 
 
 def probe(package: str, model: str) -> dict[str, Any]:
-    """Import ddpperf, torch and the model's module; return versions and the folders they come from.
+    """Import ddpperf, torch and the model's module, and return their versions and folders.
 
     Where an import fails, the result says which module is `missing` and `why`.
     """

@@ -1,7 +1,7 @@
-"""Messages between the controller and a rank: JSON over a pair of connected sockets.
+"""Exchange JSON messages between the controller process and a rank over a pair of sockets.
 
-Nobody else can open the pair. Nothing that arrives is unpickled, imported or called. A closed
-connection means that the other end is dead.
+No other process can open the pair. Nothing that arrives is unpickled, imported or called. A closed
+connection means that the process at the other end is dead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ Message = dict[str, Any]
 
 
 def send(channel: Connection, message: Message) -> None:
-    """Send a message; raise ValueError if it contains a NaN or an infinity."""
+    """Send a JSON message to the process at the other end of a connection.
+
+    Raises ValueError if the message contains a NaN or an infinity.
+    """
     channel.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
 def receive(channel: Connection) -> Message:
-    """Wait for the next message; raise EOFError if the connection is closed."""
+    """Wait for the next JSON message on a connection and return it.
+
+    Raises EOFError if the connection is closed.
+    """
     message = json.loads(channel.recv_bytes())
     assert isinstance(message, dict)
     return message

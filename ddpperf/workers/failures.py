@@ -1,4 +1,4 @@
-"""The failures of ranks, and the error of a process set that names the likeliest cause first."""
+"""Failures of ranks, and the exception for a process set, which names the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 
 class Cause(enum.IntEnum):
-    """Why a rank gave no answer. The smallest value is the likeliest cause of other failures.
+    """Why a rank did not answer a command.
 
-    A rank that dies breaks its peers' collectives. A rank that raises an exception leaves its peers
+    The smallest value is the likeliest cause of other failures. A rank that dies breaks the
+    collective calls of the other ranks. A rank that raises an exception leaves the other ranks
     waiting.
     """
 
@@ -22,10 +23,10 @@ class Cause(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """The failure of one rank.
+    """How one rank failed.
 
-    what: the end of a sentence that begins with the rank. detail: its traceback, log or stacks.
-    limit: whether a device or a library may simply have been asked for too much.
+    what: the end of a sentence that begins with the rank. detail: the rank's traceback, log or
+    stacks. limit: whether the rank may simply have needed too much memory or too large indices.
     """
 
     rank: int
@@ -36,7 +37,10 @@ class RankFailure:
 
 
 class SetFailure(Exception):
-    """The failure of a process set. Its text names the first cause, the rank and its traceback."""
+    """Raised if ranks of a process set fail.
+
+    The message names the first cause, its rank and the rank's traceback.
+    """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         first, *others = sorted(failures, key=lambda failure: (failure.cause, failure.rank))

@@ -1,4 +1,4 @@
-"""The interpreter, code and environment that ranks run with, and a check that they can."""
+"""The Python interpreter, code and environment of ranks, and a check that ranks can start."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def rank_environment(device: str) -> dict[str, str]:
-    """Return the environment of every rank, before its side's own variables."""
+    """Return the environment variables that the ranks of base and candidate have in common."""
     return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """The interpreter, code folder and environment of one side's ranks.
+    """The Python interpreter, code and environment of the base's or the candidate's ranks.
 
-    name: "A" for the base (or the only side), "B" for the candidate. root: a folder that comes
-    first on the ranks' path; if it holds a ddpperf, the ranks run that one.
+    name: "A" for the base (or without a comparison), "B" for the candidate. root: a folder that
+    comes first on the ranks' path. If it holds a ddpperf, the ranks run that ddpperf.
     """
 
     name: str = "A"
@@ -59,7 +59,7 @@ class Side:
         return own if own is not None and (own / "__init__.py").is_file() else Path(ddpperf.__file__).parent
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that this side adds to the environment of its ranks."""
+        """Return the environment variables that the base or the candidate adds for its ranks."""
         if self.root is None:
             return dict(self.environment)
         inherited = self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
@@ -68,16 +68,16 @@ class Side:
         return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
     def command(self, task: str, *arguments: str) -> list[str]:
-        """Return the command line that runs a task of bootstrap.py with this side's interpreter."""
+        """Return the command line that runs bootstrap.py with the ranks' Python interpreter."""
         return [self.python, str(BOOTSTRAP), task, str(self.package), *arguments]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a side's interpreter can import.
+    """What a Python interpreter of ranks can import, with versions and folders.
 
-    folders: by module, the folder on the path that it comes from. missing, why: the first module
-    that cannot be imported, and the error; empty if all can.
+    folders: the folder on the path from which each module was imported. missing, why: the first
+    module that cannot be imported, and the error. Both are empty if all modules can be imported.
     """
 
     python: str
@@ -90,9 +90,10 @@ class Found:
 
 
 def check_side(side: Side, requested: str, device: str, model: str) -> Found:
-    """Check that a side's ranks can start and that its root is used; raise Refused otherwise.
+    """Check that ranks can start with the interpreter and the code of the base or the candidate.
 
-    requested: the options that name the side, for the message.
+    Raises Refused if they cannot, or if nothing is imported from its root. requested: the options
+    that name the interpreter and the code, for the message.
     """
     found = _probe(side, requested, model)
     if _release(found.python) < _release(MIN_PYTHON):
@@ -127,7 +128,7 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def _probe(side: Side, requested: str, model: str) -> Found:
-    """Import what a rank imports, in a child process of the side's interpreter."""
+    """Return what ranks can import, found by a child process with the interpreter of the ranks."""
     try:
         ended = run_child(side.command("probe", model), side.variables(), PROBE_SECONDS)
     except OSError as error:
@@ -146,9 +147,9 @@ def _probe(side: Side, requested: str, model: str) -> Found:
 
 
 def _parse_answers(requested: str, answers: Sequence[str], end: str) -> Found:
-    """Parse the line that the probe prints before its imports and the line after them.
+    """Parse the JSON lines that bootstrap.py prints before and after its imports.
 
-    end: how the probe ended, for the message where one of the lines is missing.
+    end: how the child process ended, for the message where a line is missing.
     """
     found = []
     for line in answers:

@@ -1,4 +1,4 @@
-"""Builds what a spec describes, so that a rank can repeat and time it."""
+"""Build the measurement that a spec describes, so that a rank can repeat and time it."""
 
 from __future__ import annotations
 
@@ -37,36 +37,46 @@ from ddpperf.training.strategies import bucket_messages, gradient_bytes
 
 
 class Measurement(Protocol):
-    """Work that can be repeated, timed and checked."""
+    """Interface of work that a rank can repeat, time and check."""
 
     max_iterations: int
 
     def warm_up(self, steps: int) -> None:
-        """Run about `steps` steps, until all later steps take the same time."""
+        """Run about `steps` untimed steps, until all later steps take the same time."""
 
     def start_round(self) -> None:
-        """Prepare a round, untimed."""
+        """Prepare a timed round, before the clock starts."""
 
     def step(self) -> None:
-        """Do the timed work."""
+        """Do the work that is timed."""
 
     def end_round(self, steps: int) -> None:
-        """Check the result of a round's `steps` steps, untimed; raise if it is wrong."""
+        """Check the result of a timed round of `steps` steps, after the clock has stopped.
+
+        Raises an exception if the result is wrong.
+        """
 
     def finish(self) -> dict[str, float]:
-        """Check the final state, and return the rank's counters."""
+        """Check the final state of the measured work, and return the rank's counters by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A measurement, its step with the spec's delay, and the training in it, if there is one."""
+    """A measurement that a rank has built, and the function that runs its timed step.
+
+    step: includes the delay of the measurement spec. training: None if the measurement does not
+    train.
+    """
 
     measurement: Measurement
     step: Callable[[], None]
     training: MeasuredStep | None = None
 
     def close(self) -> None:
-        """Free everything at once: a loader that waits for the garbage collector may hang."""
+        """Free the memory and the processes of a measurement at once.
+
+        A data loader that waits for the garbage collector may hang.
+        """
         held: list[Any] = [self.measurement]
         if self.training is not None:
             held += [self.training, self.training.training]
@@ -77,7 +87,7 @@ class Opened:
 def open_measurement(
     spec: Spec, *, rank: int, device: torch.device, report: Callable[[float], None]
 ) -> Opened:
-    """Build the measurement of a spec.
+    """Build the measurement that a measurement spec describes.
 
     report: called now and then with the fraction of a long step that is done.
     """
@@ -103,7 +113,6 @@ def open_measurement(
 
 
 def _training(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
-    """Return a measurement of single training steps, and the steps."""
     if isinstance(spec, PartsSpec):
         marks = PartMarks(device)
         training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
@@ -121,9 +130,10 @@ def _training(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[Meas
 def _open_long(
     spec: EpochSpec | RunSpec, rank: int, device: torch.device, report: Callable[[float], None]
 ) -> Opened:
-    """Return an epoch or a run, in which every training step has the spec's delay.
+    """Build a measurement whose timed step is a whole epoch or a whole training run.
 
-    A rank that is silent during one long delay would count as hung.
+    The spec's delay is added to every training step. A rank that is silent during one long delay
+    would count as hung.
     """
     delay = delayed(lambda: None, spec.delay_seconds, device)
     if isinstance(spec, RunSpec):

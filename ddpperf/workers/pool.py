@@ -1,4 +1,4 @@
-"""The pool of process sets that measures specs and replaces sets that failed."""
+"""The pool of process sets, which measures specs and replaces process sets that have failed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs
 
 
 class Pool:
-    """`replicates` process sets of `size` ranks for each side, started at the first measurement.
+    """Process sets that are alive side by side and measure specs in interleaved rounds.
 
-    The sets are alive side by side and their rounds interleave; only one set samples at a time. A
-    set that fails is killed, and replaced under a new name before the next measurement.
+    There are `replicates` process sets of `size` ranks for each of `sides`, the base and the
+    candidate. They are started at the first measurement. Only one process set samples at a time. A
+    process set that fails is killed, and replaced under a new name before the next measurement.
 
-    rounds: how often each spec is timed on each set. deadline_seconds: how long a rank may take for
-    a command. sets_made: how many sets earlier pools made, so that no name is used twice.
-    log_folder: where the ranks' output stays; by default it goes with the pool. cores: by rank, the
-    cores that it is pinned to. progress: called with a spec and the fraction of its measurement
-    that is done. check_round: called before the first round and after each, with the process ids of
-    all ranks and the number of rounds done; returns why the last round is spoiled, or an empty
-    string. A spoiled round is measured again.
+    rounds: how often each spec is timed on each process set. deadline_seconds: how long a rank may
+    take for a command. sets_made: how many process sets earlier pools made, so that no name is used
+    twice. log_folder: where the ranks' output stays. Without a folder it is removed with the pool.
+    cores: the CPU cores that each rank is pinned to. progress: called with a spec and the fraction
+    of its measurement that is done. check_round: called before the first round and after each
+    round, with the process ids of all ranks and the number of rounds done. It returns why the last
+    round is spoiled, or an empty string. A spoiled round is measured again.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Pool:
         self.close()
 
     def live_sets(self, most: int | None = None) -> list[ProcessSet]:
-        """Return all sets, or the first `most`; start missing or failed sets side by side."""
+        """Return the process sets, after starting those that are missing or have failed.
+
+        most: how many of the process sets to return, all by default. They start side by side.
+        """
         places = range(len(self._sides))[:most]
         started = []
         try:
@@ -105,9 +109,10 @@ class Pool:
         return [self._sets[place] for place in places]
 
     def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Measure `spec` on every set; with `candidate`, the candidate's sets measure that instead.
+        """Measure `spec` on every process set.
 
-        Raises SetFailure, and ValueError if a set is too small or measured no duration.
+        candidate: what the candidate's process sets measure instead. Raises SetFailure, and
+        ValueError if a process set is too small or measured no duration.
         """
         if spec.world_size > self.options.size:
             raise ValueError(
@@ -122,14 +127,14 @@ class Pool:
         return self._measure(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
-        """Measure `spec` on the first set, after all others have ended and freed their memory."""
+        """Measure `spec` on the first process set, after all other process sets have ended."""
         for place, process_set in self._sets.items():
             if place > 0:
                 process_set.close()
         return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Measure as `measure` does, or return what the same sets have measured before."""
+        """Measure `spec` on every process set, or return their stored measurement."""
         names = tuple(live.name for live in self.live_sets())
         if (known := self._remembered.get((spec, candidate, names))) is not None:
             return known
@@ -139,12 +144,10 @@ class Pool:
         return measured
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Open the measurement on each set, sample its rounds in turn, and close it."""
         parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
         rounds = 1 if spec.counts else self.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
-            """Report the fraction of all rounds, or of this one where rounds are long."""
             self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
 
         self._progress(spec, 0.0)
@@ -166,10 +169,10 @@ class Pool:
         return measured
 
     def _replace_sets_that_cannot_map(self, world_size: int) -> None:
-        """End the sets in which a smaller group than `world_size` has mapped its memory.
+        """End the process sets in which fewer than `world_size` ranks have mapped GPU memory.
 
-        Torch before 2.15 counts mappings per process. A rank that a smaller group left out would
-        wait in a larger one forever (pytorch issue 196082).
+        Torch before 2.15 counts mappings per process. A rank that was not in the smaller group
+        would wait in a larger group forever (pytorch issue 196082).
         """
         for process_set in self._sets.values():
             if self._fewest_mapped.get(process_set.name, world_size) < world_size:
@@ -180,11 +183,14 @@ class Pool:
         }
 
     def environment(self) -> dict[str, object]:
-        """Return the versions that the first set computes with; empty if none has started."""
+        """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""
         return next((made.environment for made in self._sets.values() if made.environment), {})
 
     def close(self) -> None:
-        """End all sets, side by side, and remove the private folder; may be called again."""
+        """End all process sets, side by side, and remove the private folder.
+
+        May be called again.
+        """
         try:
             for process_set in self._sets.values():
                 process_set.begin_to_close()
@@ -197,10 +203,11 @@ class Pool:
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up the measurement on each set; return the most steps per round, by set.
+    """Build and warm up a measurement on each process set.
 
-    The sets do this at the same time, as nothing is timed yet. Compiled work is opened set after
-    set: the compiler chooses kernels by timing them.
+    Returns the most steps that a round may have on each process set. The process sets do this at
+    the same time, as nothing is timed yet. Compiled work is opened on one process set after the
+    other, because the compiler chooses kernels by timing them.
     """
     for process_set, spec in jobs:  # before the first request: one may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
@@ -218,7 +225,10 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
 
 
 def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Message]]:
-    """Return the answers of all sets; if several fail, raise the base's failure."""
+    """Return the answers of all process sets to their last command.
+
+    If several fail, the base's failure is raised.
+    """
     answers, failures = [], []
     for process_set in sets:
         try:
@@ -231,7 +241,10 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Mess
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
-    """End the measurement on a set; if it is compared with others, ask for its kernels too."""
+    """End the measurement on a process set and return the process set's sample.
+
+    compared: whether to ask for the names of kernels, which are compared with other process sets.
+    """
     ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
     arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)
@@ -252,5 +265,4 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
 
 
 def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:
-    """Return the ranks that take part in a measurement."""
     return [rank for turn in spec.turns(process_set.options.size) for rank in turn]

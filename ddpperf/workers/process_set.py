@@ -1,4 +1,4 @@
-"""A set of rank processes on one node. All of its ranks end together."""
+"""A process set: the rank processes of one process group on one node, which end together."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Progress = Callable[[float], None]  # called with the fraction of a command that
 
 @dataclass(frozen=True, kw_only=True)
 class SetOptions:
-    """What all process sets of a pool have in common.
+    """The options that all process sets of a pool have in common.
 
     size: the number of ranks. deadline_seconds: how long a rank may take for a command, or be
     silent in a command that reports progress. folder: a private folder for sockets and temporary
-    files. log_folder: where the ranks' output goes, one file per rank. cores: by rank, the cores
-    that it is pinned to.
+    files. log_folder: where the output of the ranks goes, one file for each rank. cores: the CPU
+    cores that each rank is pinned to.
     """
 
     size: int
@@ -44,10 +44,10 @@ class SetOptions:
 
 
 class ProcessSet:
-    """The ranks of one process set, and the commands to them. Each failure kills the whole set.
+    """The ranks of one process set, and the commands that the controller process sends to them.
 
-    `spawn` starts the ranks and `wait_ready` waits until all have their devices, so that several
-    sets start side by side.
+    If one rank fails, all ranks are killed. `spawn` starts the ranks and `wait_ready` waits until
+    all have their devices, so that several process sets start side by side.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
@@ -63,13 +63,13 @@ class ProcessSet:
 
     @property
     def environment(self) -> Message:
-        """The versions that rank 0 computes with; empty before `wait_ready`."""
+        """The versions that rank 0 computes with, or an empty dict before `wait_ready`."""
         return dict(self._setup.get("environment", {}))
 
     # --- starting
 
     def spawn(self) -> None:
-        """Start the ranks' processes, and tell them to take their devices."""
+        """Start the processes of the ranks, and tell each rank to prepare its device."""
         options = self.options
         with self._killed_on_error():
             try:
@@ -87,7 +87,7 @@ class ProcessSet:
         self.ask("setup", device=options.device, cores=options.cores)
 
     def wait_ready(self) -> None:
-        """Wait until all ranks have their devices."""
+        """Wait until all ranks of a process set have prepared their devices."""
         self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
 
     # --- commands
@@ -100,12 +100,18 @@ class ProcessSet:
         progress: Progress | None = None,
         **arguments: object,
     ) -> dict[int, Message]:
-        """Send a command to `ranks` (default: all) and return their answers; raise SetFailure."""
+        """Send a command to ranks of a process set, and return the answer of each rank.
+
+        ranks: all by default. Raises SetFailure if a rank fails.
+        """
         self.ask(command, ranks=ranks, **arguments)
         return self.answers(progress)
 
     def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
-        """Send a command to `ranks` (default: all); call `answers` before the next command."""
+        """Send a command to ranks of a process set, without waiting for their answers.
+
+        ranks: all by default. Call `answers` before the next command.
+        """
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._pending = command, asked
         with self._killed_on_error():
@@ -116,12 +122,19 @@ class ProcessSet:
     def answers(
         self, progress: Progress | None = None, deadline_seconds: float | None = None
     ) -> dict[int, Message]:
-        """Return the answers to the last command, by rank; raise SetFailure if a rank fails."""
+        """Wait for the answers to the last command, and return the answer of each rank.
+
+        Raises SetFailure if a rank fails.
+        """
         with self._killed_on_error():
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
     def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
-        """Wait for all ranks at once, or an error in rank 1 would look like a hang of rank 0."""
+        """Wait for the answers of all ranks at once.
+
+        If the function waited for rank 0 first, an error in rank 1 would look like a hang of rank
+        0.
+        """
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
@@ -157,17 +170,20 @@ class ProcessSet:
         return answers
 
     def dead_ranks(self) -> list[RankProcess]:
-        """Return the ranks whose process has ended."""
+        """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
     def require_alive(self) -> None:
-        """Raise SetFailure if a rank has died, even a rank that had nothing to do."""
+        """Raise SetFailure if the process of any rank has ended, even of an idle rank."""
         with self._killed_on_error():
             if dead := self.dead_ranks():
                 raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
-        """Tell ranks 0..world_size-1 to form the process group; return whether to wait for it."""
+        """Tell ranks 0 to world_size-1 to form a process group, unless they have formed it before.
+
+        Returns whether the caller must wait for the answers.
+        """
         if self._group_size == world_size:
             return False
         self.leave()
@@ -183,7 +199,10 @@ class ProcessSet:
         return True
 
     def leave(self, unless: int = 0) -> None:
-        """End the process group, if there is one, unless it has `unless` ranks."""
+        """End torch's process group, if there is one.
+
+        unless: a process group of this many ranks is kept.
+        """
         if self._group_size not in (0, unless):
             self.request("leave", ranks=range(self._group_size))
             self._group_size = 0
@@ -191,12 +210,12 @@ class ProcessSet:
     # --- ending
 
     def begin_to_close(self) -> None:
-        """Ask the ranks to exit; do nothing if they were asked before."""
+        """Tell all ranks to exit, unless they were told before."""
         if self.alive and self._pending[0] != "exit":
             self.ask("exit")
 
     def close(self) -> None:
-        """Let the ranks exit, for at most EXIT_SECONDS, then kill what is left."""
+        """Wait at most EXIT_SECONDS until all ranks have exited, then kill those that have not."""
         self.begin_to_close()
         if self.alive:
             with contextlib.suppress(SetFailure):
@@ -206,7 +225,10 @@ class ProcessSet:
         self.kill()
 
     def kill(self) -> None:
-        """Kill every rank and all that it started, and remove their files; may be called again."""
+        """Kill all ranks and the processes that they started, and remove their temporary files.
+
+        May be called again.
+        """
         self.alive = False
         for rank in self.ranks:
             rank.kill()
@@ -229,7 +251,6 @@ class ProcessSet:
         return SetFailure(self.name, f"at {command}", failures)
 
     def _hangs(self, ranks: list[RankProcess], deadline_seconds: float) -> list[RankFailure]:
-        """Return the failures of ranks that did not answer, the first with all stacks."""
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
         stacks = "\n".join([*stacks_of(self.ranks), hint])
         what = f"did not answer within {deadline_seconds:g} s"
@@ -243,7 +264,7 @@ class ProcessSet:
 
 
 def _receive(connected: Connection, rank: RankProcess) -> Message | None:
-    """Return the next message of a rank that is ready; None if the rank is dead."""
+    """Return the next message on a rank's readable connection, or None if the rank is dead."""
     try:
         if rank.is_dead() and not connected.poll(0):
             return None  # a child of the rank keeps the connection open

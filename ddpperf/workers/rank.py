@@ -1,4 +1,7 @@
-"""The commands that a rank carries out. Arguments and answers are plain JSON values."""
+"""The commands that a rank carries out for the controller process.
+
+Arguments and answers are plain JSON values.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
 
 
 class Rank:
-    """The state of a rank between commands: its device, its process group and the open measurement.
+    """A rank's device, process group and open measurement, which last from one command to the next.
 
     report: called now and then with the fraction of a long command that is done.
     """
@@ -44,14 +47,17 @@ class Rank:
         self.compiled_graphs = 0
 
     def run(self, command: str, arguments: Message) -> Message:
-        """Carry out one of COMMANDS and return its answer."""
+        """Carry out a command of the controller and return the answer."""
         if command not in COMMANDS:
             raise ValueError(f"a rank knows the commands {', '.join(COMMANDS)}, got {command}")
         answer: Message = getattr(self, command)(**arguments)
         return answer
 
     def setup(self, device: str, cores: list[list[int]] | None) -> Message:
-        """Take this rank's device and cores; rank 0 also starts the store for process groups."""
+        """Choose this rank's device and pin the rank to its CPU cores.
+
+        Rank 0 also starts the TCP store with which ranks form process groups.
+        """
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
         torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
@@ -73,11 +79,14 @@ class Rank:
         return port
 
     def ping(self) -> Message:
-        """Answer."""
+        """Return an empty answer, to show that this rank answers."""
         return {}
 
     def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
-        """Form the process group `name`, a new one each time, with ranks 0..world_size-1."""
+        """Form the torch process group `name` of ranks 0 to world_size-1.
+
+        The controller chooses a new name each time.
+        """
         began = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
@@ -95,7 +104,7 @@ class Rank:
         return {}
 
     def leave(self) -> Message:
-        """End the process group, together with its other ranks."""
+        """End torch's process group, together with the other ranks of the group."""
         self._drop_measurement()
         dist.barrier()
         synchronize(self.device)
@@ -103,7 +112,7 @@ class Rank:
         return {}
 
     def open(self, spec: Message) -> Message:
-        """Build the spec's measurement and warm it up."""
+        """Build the measurement that a spec describes, and warm it up."""
         self._drop_measurement()
         self.spec = specs.from_json(spec)
         inject(self.spec.fault, self.rank, "open")
@@ -118,9 +127,10 @@ class Rank:
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
-        """Measure one round: a barrier, an untimed step, `iterations` timed steps, and a check.
+        """Measure one round of `iterations` timed steps, and check their result.
 
-        A step that is a whole epoch or run has no untimed step before it.
+        A barrier and an untimed step come first. A step that is a whole epoch or a whole training
+        run has no untimed step before it.
         """
         assert self.opened is not None
         assert self.spec is not None
@@ -145,9 +155,9 @@ class Rank:
         return {"seconds": seconds}
 
     def close(self, kernels: bool = False) -> Message:
-        """Check the measurement a last time, free it, and return its counters.
+        """Check the measurement a last time, free its memory, and return its counters.
 
-        kernels: whether to return a digest of a training step's kernels too.
+        kernels: whether to return a digest of the kernels of a training step too.
         """
         assert self.opened is not None
         assert self.spec is not None
@@ -161,12 +171,15 @@ class Rank:
         return {"counters": counters, "kernels": kernel_digest}
 
     def _kernels(self, training: MeasuredStep) -> str:
-        """Return a digest of the kernels of an epoch's first step, without the epoch's start."""
+        """Return a digest of the kernels that the first training step of an epoch runs.
+
+        The kernels that start the epoch do not count.
+        """
         training.begin_epoch()
         return digest(kernel_names(training.step, self.device))
 
     def exit(self) -> Message:
-        """End the process group, if there is one, before the process exits."""
+        """End torch's process group, if there is one, so that this process can exit."""
         if dist.is_initialized():
             self.leave()
         return {}
@@ -184,15 +197,19 @@ class Rank:
 
 
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for a measurement: a new one for a CUDA graph, else the default one.
+    """Return a new CUDA stream for measurements with CUDA graphs, else the default stream.
 
-    The default stream cannot be captured. On it, each NCCL call of a graph takes 4 to 8 us longer.
+    The default stream cannot be captured in a CUDA graph. On it, each NCCL call of a graph takes 4
+    to 8 us longer.
     """
     return torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device)
 
 
 def environment(device: torch.device) -> Message:
-    """Return the versions that this interpreter computes with, None where they do not apply."""
+    """Return the versions of Python, torch and the libraries that this rank computes with.
+
+    Values that do not apply to the device are None.
+    """
     cuda = device.type == "cuda"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
     return {

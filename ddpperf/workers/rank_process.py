@@ -1,4 +1,4 @@
-"""The process of one rank, as the controller sees it."""
+"""Start, watch and end the process of one rank from the controller process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ LOG_TAIL_LINES = 20
 
 
 class RankProcess:
-    """Starts the process of a rank, connected to this one; raises OSError if it cannot be started.
+    """The process of one rank, which is connected to the controller process.
 
-    log: the file for everything that the process prints. folder: where its temporary files go,
-    within the private folder of the pool.
+    The constructor raises OSError if the process cannot be started. log: the file for everything
+    that the process prints. folder: where its temporary files go, within the private folder of the
+    pool.
     """
 
     def __init__(self, rank: int, *, device: str, side: Side, log: Path, folder: Path) -> None:
@@ -55,14 +56,17 @@ class RankProcess:
         return self._process.poll() is not None
 
     def death(self) -> RankFailure:
-        """Return how the process ended, with the last lines that it printed."""
+        """Return how the rank's process ended, with the last lines that it printed."""
         what = describe_exit(self._process)
         lines = end_of(self._log).splitlines()[-LOG_TAIL_LINES:]
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
     def request_stacks(self) -> int:
-        """Ask the process to log its threads' stacks; return where in the log they begin."""
+        """Ask the rank's process to print the stacks of its threads into its log.
+
+        Returns the byte of the log at which the stacks begin.
+        """
         begin = self._log.stat().st_size
         if not self.is_dead():
             self._process.send_signal(STACKS_SIGNAL)
@@ -72,22 +76,22 @@ class RankProcess:
         return end_of(self._log, begin)
 
     def wait(self) -> None:
-        """Wait for the end of the process, for at most EXIT_SECONDS."""
+        """Wait at most EXIT_SECONDS until the rank's process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=EXIT_SECONDS)
 
     def kill(self) -> None:
-        """Kill the process and all that it started, without waiting."""
+        """Kill the rank's process and all processes that it started, without waiting."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection to a process that has ended."""
+        """Close the connection to a rank whose process has ended."""
         self.connection.close()
 
 
 def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:
-    """Return the stacks of all threads of each rank, as its signal handler prints them."""
+    """Return the stacks of all threads of each rank, which the ranks print into their logs."""
     begins = {rank: rank.request_stacks() for rank in ranks}
     end = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < end and not all(rank.log_from(begin) for rank, begin in begins.items()):

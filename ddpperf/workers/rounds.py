@@ -1,4 +1,4 @@
-"""The rounds of a measurement: their length, their order and which are measured again."""
+"""The rounds of a measurement: how long they are, in which order, and which are measured again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or
 
 
 def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) -> int:
-    """Return how many steps a round should have, from trial rounds of 1, 4, 16, ... steps.
+    """Return how many steps a timed round should have, found by ever longer trial rounds.
 
-    limit: the most steps that a round may have. parts: into how many parts a usual round is
-    divided.
+    limit: the most steps that a round may have. parts: the number of parts into which a usual round
+    is divided.
     """
     round_seconds = ROUND_SECONDS[process_set.options.device]
     iterations = 1
@@ -31,7 +31,10 @@ def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) 
 
 
 def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
-    """Return the steps of a round of about `round_seconds`, a power of two."""
+    """Return how many steps make a round of about `round_seconds`, as a power of two.
+
+    limit: the most steps that a round may have.
+    """
     wanted = min(max(1.0, round_seconds / max(step_seconds, 1e-9)), limit)
     return 1 << math.floor(math.log2(wanted))
 
@@ -45,12 +48,13 @@ def sample_rounds(
     check_round: Callable[[list[int], int], str],
     progress: Callable[[int, float], None],
 ) -> dict[str, list[Seconds]]:
-    """Return the seconds of `rounds` rounds by set, or of as many as take `enough_seconds`.
+    """Measure up to `rounds` rounds on each process set and return the seconds of the rounds.
 
-    A round that `check_round` calls spoiled is measured again, by all sets in the same order: at
-    most `rounds` times, and only until such rounds have taken `enough_seconds`. Later spoiled
-    rounds count. check_round: see `Pool`. progress: called with the number of rounds that count so
-    far, and the fraction of the next that is done.
+    Measuring stops early when the rounds have taken `enough_seconds` in total. A round that
+    `check_round` calls spoiled is measured again, by all process sets in the same order. This
+    happens at most `rounds` times, and only until spoiled rounds have taken `enough_seconds`. Later
+    spoiled rounds count. check_round: see `Pool`. progress: called with the number of rounds that
+    count so far, and the fraction of the next round that is done.
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []
@@ -78,7 +82,7 @@ def sample_rounds(
 
 
 def sample(process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress | None = None) -> Seconds:
-    """Measure one round and return its seconds, by rank."""
+    """Measure one round on a process set and return the seconds that each rank took."""
     answers: dict[int, Message] = {}
     for ranks in spec.turns(process_set.options.size):
         answers |= process_set.request("sample", ranks=ranks, progress=progress, iterations=iterations)

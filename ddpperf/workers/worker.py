@@ -1,7 +1,7 @@
-"""The main program of a rank: it carries out the commands of the controller.
+"""The main program of a rank, which carries out the commands of the controller process.
 
-bootstrap.py starts it. Standard input is the channel to the controller. It also is a lifeline: it
-closes when the controller ends, whatever the main thread waits for.
+bootstrap.py starts this program. Standard input is the channel to the controller. It closes when
+the controller ends, which ends the rank, too, whatever its main thread waits for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little mem
 
 
 def main(folder: str, rank: int) -> None:
-    """Serve the controller until it says "exit" or ends; `folder` is its private folder."""
+    """Carry out the controller's commands until the controller sends "exit" or ends.
+
+    folder: the controller's private folder.
+    """
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     connection = Connection(os.dup(0))
     with open(os.devnull) as nothing:
@@ -59,7 +62,7 @@ def _serve(connection: Connection, rank: int) -> None:
 
 
 def describe(error: Exception) -> channel.Message:
-    """Return an exception as a message: its first line, its traceback and its kind."""
+    """Convert an exception to a JSON message with its first line, its traceback and its kind."""
     import torch.distributed as dist
 
     text = str(error)
@@ -73,7 +76,7 @@ def describe(error: Exception) -> channel.Message:
 
 
 def _die_with_controller(channel_fd: int, folder: Path) -> None:
-    """Wait until the controller ends; then remove its folder and kill this process group."""
+    """Wait until the controller ends, then remove the controller's folder and kill this rank."""
     hangup = select.poll()
     hangup.register(channel_fd, select.POLLRDHUP)
     hangup.poll()
