@@ -24,7 +24,7 @@ Points = Sequence[tuple[int, float]]  # sizes with their seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """The minimum of several lines, seconds = start + nbytes * slope.
+    """A model of all-reduce time: the minimum of several lines start + nbytes * slope, in seconds.
 
     Each line stands for one protocol of a communication library.
     """
@@ -33,7 +33,7 @@ class Envelope:
 
     @property
     def byte_seconds(self) -> float:
-        """Seconds to all-reduce one more byte of a large buffer, the smallest slope."""
+        """The seconds per byte of a large all-reduce, which is the smallest slope of the lines."""
         return min(slope for _, slope in self.lines)
 
     def seconds(self, nbytes: float) -> float:
@@ -42,7 +42,7 @@ class Envelope:
 
 
 def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
-    """Fit this many lines to measured all-reduce times by least squares of logarithms.
+    """Fit a given number of lines to all-reduce times by least squares of logarithms.
 
     Each line is fitted to neighbouring sizes. Raises ValueError for fewer than two sizes per line.
     """
@@ -65,7 +65,7 @@ def _envelope(fits: Iterable[LogFit]) -> Envelope:
 
 
 def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
-    """Yield all ways to cut the points into `parts` consecutive groups of two or more."""
+    """Yield all ways to cut a list of points into `parts` consecutive groups of two or more."""
     if parts == 1:
         yield [points]
         return
@@ -81,7 +81,7 @@ def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The envelope whose number of lines predicts left-out buffer sizes best.
+    """The model of all-reduce time whose number of lines predicts left-out buffer sizes best.
 
     `latency` is the smallest start of a line. `byte_seconds` is the smallest slope. Their intervals
     use the residuals of all lines. `held_out_error` is the median of |predicted / measured - 1|
@@ -96,7 +96,7 @@ class Chosen:
 
 
 def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
-    """Fit lines to all-reduce times; choose the number of lines by cross-validation.
+    """Fit lines to all-reduce times, as many as predict left-out buffer sizes best.
 
     Each size but the first and the last is left out once. The lines say nothing about sizes beyond
     the measured ones. Raises ValueError for fewer than four sizes.
@@ -117,7 +117,6 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
 
 
 def _best_lines(points: Points, most: int) -> int:
-    """Return the smallest number of lines that predicts left-out sizes as well as any other."""
     errors = {lines: _held_out_error(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 

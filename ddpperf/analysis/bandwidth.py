@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 def algbw(S: float, t: float) -> float:
-    """Return the algorithm bandwidth S / t in bytes per second."""
+    """Return the algorithm bandwidth of S bytes in t seconds, S / t, in bytes per second."""
     if not (S >= 0 and t > 0):
         raise ValueError(f"a bandwidth needs bytes and a positive time, got {S} bytes in {t} s")
     return S / t
 
 
 def all_reduce_busbw(S: float, t: float, N: int) -> float:
-    """Return the bus bandwidth of an all-reduce in bytes per second, algbw * 2(N-1)/N.
+    """Return the bus bandwidth of an all-reduce of S bytes on N ranks, algbw * 2(N-1)/N.
 
     Each rank must send and receive at least this many bytes per second: its part S/N must leave it
     N-1 times in a reduce-scatter and again in an all-gather. So the bus bandwidth compares with a

@@ -75,7 +75,7 @@ class EpochCost:
 
 
 def epoch_cost(T1: float, TN: float, N: int) -> EpochCost:
-    """Return the cost of an epoch on N devices from its seconds on one device and on N.
+    """Return the cost of an epoch on N devices, given its seconds on one device and on N.
 
     Both epochs have the same images.
     """

@@ -1,8 +1,8 @@
-"""The exposed communication of a step, in seconds per step and rank, by three methods.
+"""Exposed communication, which computation does not hide, by three methods of measuring.
 
-(a) A difference: DDP's step minus the step of ranks that do not communicate. (b) A trace: the time
-in which a rank communicates and does not compute. (c) The step's messages alone: how long sending
-takes, but not how much of it is exposed.
+All seconds are per step and rank. (a) A difference: DDP's step minus the step of ranks that do not
+communicate. (b) A trace: the time in which a rank communicates and does not compute. (c) The step's
+messages alone: how long sending takes, but not how much of it is exposed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agr
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Exposed communication as the difference between steps with and without communication.
+    """Exposed communication, measured as the step time with communication minus that without.
 
     `exposed` is the seconds that communication adds to the step, on the rank that waits most.
     `bucket_copies` is the part of `exposed` in which DDP fills and divides its buckets and sends
@@ -35,7 +35,7 @@ class Difference:
 
 
 def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[float]) -> Difference:
-    """Compute exposed communication from step times with and without communication.
+    """Return exposed communication: step seconds with communication minus those without.
 
     The inputs are seconds[rank] of DDP, of DDP under no_sync, and of DDP that sends nothing.
     """
@@ -50,7 +50,7 @@ def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[f
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """Exposed communication as found in a trace of each rank.
+    """Exposed communication, measured in a profiler trace of each rank.
 
     `rank` is the rank that waits most. `total` is the communication of this rank, and `exposed` the
     part of it beside which nothing computes. `overlap_fraction` is the part of `total` that is not
@@ -69,7 +69,7 @@ class Traced:
 
 
 def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
-    """Return the exposed communication from each rank's traced seconds; None if a rank had none."""
+    """Return the exposed communication from traces; None if a rank did not communicate."""
     _require_ranks(total, exposed)
     if not all(total):
         return None
@@ -97,9 +97,10 @@ def _require_ranks(*by_rank: Sequence[float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """The difference between exposed communication by difference and by trace, over the step.
+    """The disagreement of step time differences and traces about exposed communication.
 
-    `reason` explains the difference if it is large.
+    `fraction` is the result by difference minus that by trace, over the step. `reason` explains the
+    difference if it is large.
     """
 
     fraction: float
@@ -107,7 +108,7 @@ class Disagreement:
 
 
 def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float) -> Disagreement:
-    """Compare exposed communication by difference with that by trace.
+    """Compare exposed communication from step time differences with that from traces.
 
     The last two arguments are the seconds of a step without and with the profiler.
     """
@@ -127,7 +128,7 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Return a sentence about the rank that other ranks wait for; empty for short waits."""
+    """Return a sentence that names the last rank in a step; empty if others hardly wait."""
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
     by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""

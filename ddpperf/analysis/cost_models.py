@@ -24,7 +24,7 @@ from ddpperf.specs.collective import ring_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The work of an all-reduce algorithm on its busiest rank.
+    """The work of an all-reduce algorithm on its busiest rank: messages, bytes sent, bytes added.
 
     `latency` counts successive messages. `volume` is the bytes over a link, and `reduced` the bytes
     added, both in units of a rank's buffer.
@@ -88,7 +88,7 @@ class LinkModel:
 
     @property
     def bandwidth(self) -> Estimate:
-        """The link's bytes per second; infinite if the fit gives sending no time."""
+        """The link's fitted bandwidth in bytes per second; infinite if sending costs no time."""
         return self.byte_seconds.inverse()
 
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
@@ -104,7 +104,7 @@ class Undetermined(ValueError):
 
 
 def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
-    """Fit the cost model to measured all-reduces by least squares of logarithms.
+    """Fit a cost model to measured all-reduces by least squares of logarithms.
 
     No value is negative. `reduction` says whether addition has its own value. Raises ValueError for
     cases of one size, and Undetermined if the cases do not determine all values.
@@ -131,7 +131,7 @@ def _row(case: Case, *, reduction: bool) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenLinks:
-    """The cost model, with or without a cost of addition, that predicts left-out sizes best.
+    """The cost model, with or without a cost of addition, that predicts left-out buffer sizes best.
 
     `held_out_error` is the median of |predicted / measured - 1| over sizes that neither the fit nor
     the choice used.
@@ -142,7 +142,7 @@ class ChosenLinks:
 
 
 def choose_links(cases: Sequence[Case]) -> ChosenLinks:
-    """Fit the cost model with or without a cost of addition, chosen by cross-validation.
+    """Fit a cost model to all-reduces; cross-validation decides whether addition has a cost.
 
     Each size but the smallest and the largest is left out once. Raises ValueError for fewer than
     four sizes, and Undetermined.
@@ -188,7 +188,7 @@ class ReportFormula:
     is_time: bool = False
 
     def seconds(self, N: int, S: float, B: float) -> float:
-        """Return the formula's value as seconds; bytes are divided by one link's bandwidth B."""
+        """Return a course report formula's value in seconds; bytes are divided by bandwidth B."""
         return self.value(N, S, B) / (1 if self.is_time else B)
 
 

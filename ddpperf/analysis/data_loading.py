@@ -22,7 +22,7 @@ def loading_fraction(with_loading: float, without: float) -> float:
 
 
 def enough_workers(fractions: Mapping[int, float]) -> int | None:
-    """Return the smallest number of loader workers that makes loading negligible.
+    """Return the fewest data loader workers that keep image loading below 5% of an epoch.
 
     With this number and all greater ones, loading takes less than `LEAST_FRACTION` of an epoch. The
     keys of `fractions` are numbers of workers. Returns None if no number is enough.

@@ -25,7 +25,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """Return the length of time that is covered by both groups of intervals."""
+    """Return the total length of the intersection of two groups of intervals."""
     one, other = merged(first), merged(second)
     return length(one) + length(other) - length([*one, *other])
 
@@ -54,7 +54,10 @@ def split(
     copies: Iterable[Interval],
     all_reduces: Iterable[Interval] = (),
 ) -> Split:
-    """Return the durations of communication, computation, copies and idle time within `whole`."""
+    """Split a rank's time into communication, computation, copies and idle time.
+
+    Intervals count as far as they lie within `whole`.
+    """
     begin, end = whole
     sending, computing, copying, reducing = (
         [(max(start, begin), min(stop, end)) for start, stop in kind]

@@ -10,10 +10,10 @@ MOST = 2**30
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int) -> int:
-    """Return the largest batch size that fits, within `RESOLUTION`; 0 if `first` does not fit.
+    """Return the largest batch size that fits into memory, or 0 if `first` does not fit.
 
-    Sizes grow from `first` by `FACTOR` until a size does not fit. Then the interval is halved. No
-    size is tried twice.
+    The result is exact to `RESOLUTION`. Sizes grow from `first` by `FACTOR` until a size does not
+    fit. Then the interval is halved. No size is tried twice.
     """
     low, high = 0, first
     while high <= MOST and fits(high):

@@ -1,4 +1,4 @@
-"""Least-squares fits of times that are sums of parts, with residuals of logarithms."""
+"""Least-squares fits of measured times that are sums of parts, with logarithmic residuals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Estimate:
     high: float
 
     def inverse(self, numerator: float = 1.0) -> Estimate:
-        """Return `numerator` over this estimate; infinite where the estimate is 0."""
+        """Divide `numerator` by an estimate and by its interval's bounds; 0 gives infinity."""
         low, value, high = (
             numerator / bound if bound else math.inf for bound in (self.high, self.value, self.low)
         )
@@ -61,7 +61,7 @@ class LogFit:
 
 
 def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> LogFit:
-    """Fit seconds[call] = counts[call] @ values, without negative values.
+    """Fit times as sums of parts: seconds[call] = counts[call] @ values, with values >= 0.
 
     The residuals are logarithms because relative errors would favour low values: half the time is
     off by 0.5, twice the time by 1.

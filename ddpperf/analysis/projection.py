@@ -1,4 +1,4 @@
-"""The projection of t(N) - t(1), a step's extra time, to more devices than were measured.
+"""The projection of extra step time, t(N) - t(1), to more devices than were measured.
 
 The extra time is excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N.
 exposed(N) is the part of sending that computation does not hide. sending(N) is the sum of the
@@ -27,7 +27,7 @@ DOUBLING_ERROR = 0.15
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
-    """Return the seconds of one all-reduce on N devices of a node, from measured envelopes.
+    """Return the predicted seconds of one all-reduce on N devices of a node.
 
     For a number that was not measured, the lines of the nearest number are scaled. Their slopes
     grow as a ring's bytes do. Their starts grow for each doubling by as much as between the
@@ -113,7 +113,7 @@ def sending_seconds(
 
 
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Return the relative standard error of a step's all-reduce time within nodes.
+    """Return the relative standard error of a step's predicted all-reduce time within nodes.
 
     The input `measured` holds errors by number of devices. The result combines the error for the
     nearest measured number with `DOUBLING_ERROR` for each doubling from there to N, or to a whole
@@ -126,7 +126,7 @@ def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """The extra seconds of a step on N devices compared with one device.
+    """The extra step time on N devices compared with one device, with standard errors.
 
     `error` is the standard error of the step on N devices. `one_device_error` is that of t(1),
     which is the same t(1) for every N of a process set.
@@ -139,7 +139,7 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """Projected extra seconds of a step, with a 95% interval.
+    """Projected extra step time compared with one device, in seconds, with a 95% interval.
 
     The interval covers the errors of the measured times and of the all-reduce model. `plain` is a
     simple guess: the extra time on the largest measured number of devices.
@@ -160,7 +160,7 @@ def project(
     hideable: float,
     error: float,
 ) -> Projection:
-    """Project a step's extra time to N devices, from the extra time on other numbers of devices.
+    """Project the extra step time compared with one device to another number of devices N.
 
     `hideable` is the seconds of the backward pass, behind which sending may hide. `error` is the
     relative standard error of sending(N) within nodes. Raises ValueError without any measured extra

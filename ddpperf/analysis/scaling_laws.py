@@ -69,7 +69,7 @@ def over_sets(fractions: Sequence[float]) -> SerialFraction:
 def _fit(
     world_sizes: Sequence[int], speedups: Sequence[float], weight: Callable[[int, float], float]
 ) -> SerialFraction:
-    """Fit 1 - S/N = s * weight to the measurements beyond one device by least squares."""
+    """Fit s in 1 - S/N = s * weight by least squares to the speedups S on N > 1 devices."""
     from scipy.optimize import curve_fit  # imported here because it takes 0.5 s
     from scipy.stats import t
 

@@ -57,7 +57,7 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """A regular expression of the metric names that this definition covers."""
+        """A regular expression that matches all names of a metric, such as speedup_of_4."""
         words = {"N": "[0-9]+"}
         return re.sub(
             r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{words.get(found[1], '[A-Za-z0-9_]+')})", self.name
@@ -79,14 +79,14 @@ def find(name: str) -> Metric:
 
 
 def register(metric: Metric) -> None:
-    """Add a metric of another test suite; raise ValueError if its name is taken."""
+    """Add the metric of a custom test suite; raise ValueError if its name is taken."""
     if metric.name in _METRICS:
         raise ValueError(f"a metric {metric.name} is registered already; choose another name")
     _METRICS[metric.name] = metric
 
 
 def registered() -> tuple[Metric, ...]:
-    """Return all metric definitions; names that differ in a placeholder share one definition."""
+    """Return the definitions of all metrics; one such as speedup_of_{N} covers several names."""
     return tuple(_METRICS.values())
 
 

@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measured samples of one measurement spec, over one or more process sets.
+    """All samples that were measured with one measurement spec, from one or more process sets.
 
     Each round has `iterations` steps. `candidate_spec` is the spec that the candidate's process
     sets measured, if it differs from the base's. Both specs have the same type and world size, so
@@ -88,12 +88,15 @@ class Measured:
         return self.candidate_spec if side == CANDIDATE and self.candidate_spec is not None else self.spec
 
     def of(self, side: str) -> Measured:
-        """Return the samples of the base or the candidate alone; raise ValueError without any."""
+        """Return the samples of the base alone or of the candidate alone.
+
+        Raises ValueError if there are none.
+        """
         samples = tuple(sample for sample in self.samples if sample.side == side)
         return Measured(spec=self.spec_of(side), iterations=self.iterations, samples=samples)
 
     def of_set(self, name: str) -> Sample:
-        """Return the sample of a process set by name; raise KeyError for an unknown name."""
+        """Return the sample of the process set with this name; raise KeyError for an unknown name."""
         return {sample.set: sample for sample in self.samples}[name]
 
     def step_seconds(self, sample: Sample) -> list[float]:
@@ -112,9 +115,13 @@ class Measured:
         """Return the median step time over rounds of each process set, in seconds."""
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
 
-    def rank_step_seconds(self, sample: Sample) -> list[float]:
-        """Return the median step time over rounds of each of the first `world_size` ranks."""
-        return self._rank_medians(sample, self.spec.world_size)
+    def rank_step_seconds(self, sample: Sample, ranks: int | None = None) -> list[float]:
+        """Return the median step time over rounds of each of the first `ranks` ranks, in seconds.
+
+        `ranks` defaults to the world size.
+        """
+        by_rank = list(zip(*sample.seconds, strict=True))[: ranks or self.spec.world_size]
+        return [median(rounds) / self.iterations for rounds in by_rank]
 
     def slowest_device_seconds(self, devices: int) -> dict[str, float]:
         """Return the step time of the slowest of the first `devices` ranks, for each process set.
@@ -123,17 +130,12 @@ class Measured:
         each round's maximum would grow with the number of devices, because these rounds were not
         simultaneous.
         """
-        return {sample.set: max(self._rank_medians(sample, devices)) for sample in self.samples}
-
-    def _rank_medians(self, sample: Sample, ranks: int) -> list[float]:
-        return [
-            median(rounds) / self.iterations for rounds in list(zip(*sample.seconds, strict=True))[:ranks]
-        ]
+        return {sample.set: max(self.rank_step_seconds(sample, devices)) for sample in self.samples}
 
     def counter(self, name: str) -> dict[str, float]:
-        """Return the maximum of a counter over the first `world_size` ranks, for each process set.
+        """Return the maximum of a counter, such as peak memory, over ranks for each process set.
 
-        Process sets without this counter are left out.
+        Only the first `world_size` ranks count. Process sets without this counter are left out.
         """
         ranks = slice(self.spec.world_size)
         counted = (sample for sample in self.samples if name in sample.counters)

@@ -72,11 +72,11 @@ class Storage:
         return self.root / "perf" / "baselines" / self.hardware_key
 
     def save_run(self, document: dict[str, Any], commit: str) -> Path:
-        """Write a run into the folder of runs under the next number; raise OSError on failure."""
+        """Write a run into the folder of runs under the next file number; raise OSError on failure."""
         return _write_numbered(self.runs, f"{commit}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}", document)
 
     def promote(self, document: dict[str, Any], name: str) -> Path:
-        """Write a run into the folder of baselines under the next number; raise OSError on failure."""
+        """Write a run as a baseline under the next file number; raise OSError on failure."""
         return _write_numbered(self.baselines, name, document)
 
     def find(self, wanted: str | Literal[True]) -> Path:
@@ -112,7 +112,7 @@ class Storage:
         return self._baseline(_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
-        """Return the stored runs of this hardware and the compared run, oldest first.
+        """Return the stored runs of this hardware and the run to compare with, oldest first.
 
         At most `MOST_READ` files are read: the first five baselines, the newest baselines, and then
         the newest runs that were compared and passed. Other runs may have slower code. Unreadable
@@ -181,7 +181,7 @@ class Storage:
 
 
 def _document(path: Path) -> Any:
-    """Return the JSON of a stored run; raise NoBaseline if it is damaged or has a NaN."""
+    """Read the JSON of a stored run; raise NoBaseline if the file is damaged or has a NaN."""
     try:
         return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
@@ -269,7 +269,7 @@ def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
 
 
 def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
-    """Write a JSON file under the next number, completely or not at all, and never replace a file."""
+    """Write JSON completely or not at all under the next file number; never replace a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with _temporary_file(folder, document) as temporary:
         number = max(map(_number, folder.iterdir()), default=0)
@@ -283,7 +283,7 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
-    """Yield a temporary file that holds the document; raise ValueError for a NaN in JSON."""
+    """Yield the path of a temporary file with the document; raise ValueError for a NaN in JSON."""
     text = document
     if not isinstance(text, str):
         text = json.dumps(text, indent=1, allow_nan=False, default=_plain)
@@ -300,7 +300,6 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Pa
 
 
 def _plain(value: object) -> object:
-    """Return a JSON value for a path, a measurement spec, or another test parameter."""
     if isinstance(value, Spec):
         return specs.to_json(value)
     return str(value) if isinstance(value, Path) else repr(value)

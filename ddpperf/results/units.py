@@ -23,34 +23,12 @@ def bandwidth(value: float) -> str:
     return f"{nbytes(value)}/s"
 
 
-def percent(value: float) -> str:
-    """Format a fraction as a percentage: 95.0%."""
-    return f"{value:.1%}"
-
-
-def change(value: float) -> str:
-    """Format a difference of fractions with its sign: +1.2%."""
-    return f"{value:+.1%}"
-
-
-def factor(value: float) -> str:
-    """Format a ratio: 1.95x."""
-    return f"{value:.2f}x"
-
-
-def whole(value: float) -> str:
-    """Format a number without digits after the point: 12,346."""
-    return f"{value:,.0f}"
-
-
-def decimal(value: float) -> str:
-    """Format a number with three digits after the point: 2.303."""
-    return f"{value:.3f}"
-
-
-def rate(value: float) -> str:
-    """Format images per second: 12,346 images/s."""
-    return f"{value:,.0f} images/s"
+percent = "{:.1%}".format  # 95.0%
+change = "{:+.1%}".format  # +1.2%
+factor = "{:.2f}x".format  # 1.95x
+whole = "{:,.0f}".format  # 12,346
+decimal = "{:.3f}".format  # 2.303
+rate = "{:,.0f} images/s".format  # 12,346 images/s
 
 
 def counted(number: int, noun: str) -> str:

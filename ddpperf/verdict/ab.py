@@ -69,14 +69,14 @@ class Row:
 
     @property
     def undecided(self) -> bool:
-        """Whether a change as large as the tolerance may have been missed."""
+        """Whether a change of this metric as large as its tolerance may have been missed."""
         return self.finding is Finding.UNDECIDED or (
             self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
         )
 
 
 class Decision:
-    """The rows of an A/B run, judged in two stages.
+    """The findings of an A/B run for all metrics of all tests, decided in two stages.
 
     The constructor screens the first measurement. `confirm` decides the suspected regressions by a
     second measurement on new process sets.
@@ -111,7 +111,7 @@ class Decision:
         return list(dict.fromkeys(suspects))
 
     def confirm(self, again: Iterable[MetricEstimates]) -> None:
-        """Decide the suspected regressions by their second measurement, on new process sets.
+        """Decide each suspected regression by its second measurement, on new process sets.
 
         A suspected regression without a second measurement becomes missing.
         """
@@ -133,7 +133,7 @@ class Decision:
         self._excuse_speedups()
 
     def _excuse_speedups(self) -> None:
-        """Change a worse speedup to undecided unless the step got slower too.
+        """Change the finding of a worse speedup to undecided unless the step itself got slower.
 
         The speedup t(1)/t(N) also falls if one device gets faster. "Slower" means by any amount,
         significant at the level of the suite over all gated metrics.
@@ -143,7 +143,7 @@ class Decision:
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
-        """Return a row for each of these estimates, all of one metric and one number of sets."""
+        """Return the findings for estimates of one metric, all from equally many process sets."""
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
@@ -186,7 +186,7 @@ class Decision:
         ]
 
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
-        """Return the noise of each test, shrunk towards the noise of its class.
+        """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
 
         The second measurement reuses the class noise that the screening found.
         """
@@ -203,7 +203,7 @@ class Decision:
 def _noise_by_class(
     group: Sequence[MetricEstimates], logs: LogEstimates
 ) -> dict[Hashable, tuple[float, float]]:
-    """Return the variance and the degrees of freedom of each noise class.
+    """Return the variance and degrees of freedom for each class of metrics that vary alike.
 
     A measurement that several tests share counts once. A control measurement counts only in a class
     without tests.
@@ -224,7 +224,7 @@ def _noise_by_class(
 
 
 def _exact_row(estimates: MetricEstimates) -> Row:
-    """Return the row of a metric without noise: any increase of its maximum is worse."""
+    """Return the finding for a metric without noise: any increase of its maximum is worse."""
     base, candidate = max(estimates.base), max(estimates.candidate)
     ratio = candidate / base if base else max(1.0, candidate)  # if the base has 0 bytes, divide by one byte
     finding = Finding.WORSE if candidate > base else Finding.BETTER if candidate < base else Finding.UNCHANGED
@@ -256,7 +256,7 @@ def ab_answer(
     unmeasured: Sequence[str] = (),
     sets_option: str = "--replicates",
 ) -> Answer:
-    """Return the result of an A/B run from its rows and its missing measurements.
+    """Return the result of an A/B run from the findings for all metrics of its tests.
 
     `missing` says for each test why it cannot be judged. `problems` says why the whole run cannot
     be judged. `unmeasured` lists the tests that the candidate cannot measure. `sets_option` names
@@ -290,7 +290,7 @@ def ab_answer(
 
 
 def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspects: Collection[str]) -> Answer:
-    """Return the result of a comparison with a stored run and the A/B run that followed.
+    """Return the result of a comparison with a stored run that an A/B run then decided.
 
     The A/B run alone decides about the suspected regressions.
     """
@@ -327,7 +327,7 @@ def _missing_controls(rows: Sequence[Row]) -> list[str]:
 
 
 def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option: str) -> list[str]:
-    """Return why too many tests are undecided, or nothing if at most 5% of the tests are undecided."""
+    """Return why too many tests are undecided; empty if at most 5% of the tests are undecided."""
     undecided = [row for row in primaries if row.undecided]
     total = len(primaries) + len(unmeasured)
     if primaries and len(undecided) + len(unmeasured) <= MOST_UNDECIDED * total:

@@ -1,4 +1,4 @@
-"""One estimate per process set for each metric of a test in an A/B run."""
+"""The estimates of metrics in an A/B run, one from each process set."""
 
 from __future__ import annotations
 

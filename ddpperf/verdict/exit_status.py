@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ddpperf.results import units
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status, Verdict
 
 _EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips 125
@@ -74,15 +75,13 @@ def decide(
     if missing:
         return Verdict(status=Status.NO_VERDICT, reasons=tuple(missing))
 
-    count = f"{len(measured)} test{'s' if len(measured) != 1 else ''} measured"
     skipped = sum(outcome.kind.skipped for outcome in outcomes.values())
+    reason = f"{units.counted(len(measured), 'test')} measured"
+    if skipped:
+        reason += f", {skipped} skipped"
     compared = "not compared with a baseline: no --benchmark-compare was given"
-    parts = [
-        count,
-        *([f"{skipped} skipped"] if skipped else []),
-        compared if answer is None else answer.summary,
-    ]
-    return Verdict(status=Status.PASS, reasons=(", ".join(parts),))
+    reason += f", {compared if answer is None else answer.summary}"
+    return Verdict(status=Status.PASS, reasons=(reason,))
 
 
 def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The variation of step times between stored runs of the same code, and slow drifts over many runs.
+"""The variation of step times between stored runs, and slow drifts over many runs.
 
 From the variation follows the limit for each test's change between two runs. All values are natural
 logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater is worse. One
@@ -33,10 +33,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The two limits for the difference of the log step times of two runs.
+    """The limits above which a later run's log step time is suspected, or called, slower.
 
-    Above `suspect` the test may be slower and needs a second measurement. Above `slower` it counts
-    as slower.
+    Both limits are differences from the earlier run. Above `suspect` the test may be slower and
+    needs a second measurement. Above `slower` it counts as slower.
     """
 
     suspect: float
@@ -58,7 +58,7 @@ def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[P
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
-    """Return a test's spread between runs, shrunk towards the usual spread (Smyth 2004).
+    """Return a test's standard deviation between runs, shrunk towards a usual one (Smyth 2004).
 
     tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. `logs[run]` are log
     step times, oldest first. `usual` is the standard deviation of similar tests. s^2 is half the
@@ -85,7 +85,7 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
 
 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
-    """Return the limits for the difference of two runs, margin + t tau sqrt(2).
+    """Return the limits for the difference of two runs' log step times, margin + t tau sqrt(2).
 
     If nothing changed by more than the margin, a test exceeds `suspect` with probability
     `SCREEN_ALPHA`. The probability that any of `compared` tests exceeds `slower` is at most
@@ -118,7 +118,7 @@ def first_and_last(
 
 
 def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
-    """Return the log ratio of the last runs' step times to the first; 0 if not significant.
+    """Return the log ratio by which the last runs are slower than the first; 0 if not significant.
 
     A significant difference exceeds `DRIFT_MARGIN` by a one-sided t test at level `alpha`. Its
     standard error is tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the

@@ -1,4 +1,4 @@
-"""The numbers that decide comparisons, such as margins and error probabilities.
+"""The settings that decide whether a difference counts as a change, such as margins.
 
 Each hardware class and each metric may have its own numbers. These come from [decision] in
 perf/thresholds.toml, with built-in defaults. A misspelt name, a value out of range, or values that
@@ -51,7 +51,7 @@ _METRIC_KEYS = ("margin", "tolerance")  # the other values hold for all metrics
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings:
-    """The numbers that decide comparisons on one class of hardware.
+    """The settings that decide comparisons of measurements on one hardware class, gpu or cpu.
 
     `metrics` holds the metrics with numbers of their own. `run_spread` is the usual standard
     deviation of the log of a step time between runs of the same code, for tests whose rounds have

@@ -83,7 +83,7 @@ class Controls:
         return failed
 
     def measured(self) -> Mapping[str, Change]:
-        """Return the control measurements that exist, by a description of what they measure."""
+        """Return the control measurements that were made, by a description of the work."""
         named = {"a copy of memory": self.negative, "a slowed step": self.positive}
         return {what: change for what, change in named.items() if change is not None}
 
@@ -115,7 +115,10 @@ class Comparison:
         return {test: change for test, change in self.changes.items() if change.suspect}
 
     def median_shift(self) -> float | None:
-        """Return the median log ratio of step times; positive is slower, None without any."""
+        """Return the median log ratio of this run's step times to the stored run's, or None.
+
+        A positive ratio is slower. The result is None if no step times were compared.
+        """
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
@@ -282,7 +285,7 @@ def is_launch_bound(measured: Measured) -> bool:
 
 
 def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:
-    """Return whether launches bound both runs and no CUDA graph replaces the launches."""
+    """Return whether kernel launches limit the step in both runs, without a CUDA graph."""
     return (
         is_launch_bound(then) and not then.spec.captured and (is_launch_bound(now) or not now.launch_bound())
     )

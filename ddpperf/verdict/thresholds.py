@@ -32,7 +32,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """One entry of perf/thresholds.toml, which bounds metrics of one test function on one hardware.
+    """One entry of perf/thresholds.toml: bounds for a test's metrics on one hardware key.
 
     `where` holds the required values of measurement spec fields, compared with their types; an
     empty `where` fits every spec. `minimum` and `maximum` map metric names to bounds in the
@@ -47,13 +47,13 @@ class Threshold:
     number: int
 
     def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
-        """Return whether this threshold bounds a measurement by test function, hardware and spec."""
+        """Return whether this threshold applies to a measurement of a test on some hardware."""
         if (hardware, test) != (self.hardware, self.test):
             return False
         return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each bound that these metrics violate.
+        """Return one sentence for each bound of this threshold that the metrics violate.
 
         A missing or infinite value violates its bound.
         """
@@ -227,7 +227,7 @@ def _require_possible(where: Any, place: str) -> None:
 
 
 def _require_distinct(thresholds: Sequence[Threshold], name: str) -> None:
-    """Raise ValueError if two entries bound the same metric of the same case."""
+    """Raise ValueError if two thresholds bound the same metric of the same test case."""
     first: dict[tuple[object, ...], int] = {}
     for threshold in thresholds:
         for metric in (*threshold.minimum, *threshold.maximum):

@@ -69,7 +69,10 @@ class Settings:
             )
 
     def confirm_alpha(self, gated: int) -> float:
-        """Return the level of the second measurement's test in a suite with `gated` metrics."""
+        """Return the error probability of the second measurement's test for one metric.
+
+        The suite has `gated` metrics.
+        """
         return min(self.screen_alpha, self.suite_alpha / (gated * self.screen_alpha))
 
 
@@ -79,7 +82,10 @@ CPU = Settings(margin=0.01, tolerance=0.15, screen_alpha=0.05, screen_sets=3, co
 
 @dataclass(frozen=True)
 class LogEstimates:
-    """Logs of the estimates `base[metric, set]` and `candidate[metric, set]`; greater is worse."""
+    """Natural logs of a metric's estimates in base and candidate; greater is worse.
+
+    The shapes are `base[metric, set]` and `candidate[metric, set]`.
+    """
 
     base: Array
     candidate: Array
@@ -95,7 +101,7 @@ class LogEstimates:
 
     @property
     def sets(self) -> int:
-        """The number of process sets of the base, which equals that of the candidate."""
+        """The number of process sets of the base, which the candidate has, too."""
         return int(self.base.shape[1])
 
     @property
@@ -124,7 +130,7 @@ class Noise:
     degrees_of_freedom: Array
 
     def standard_error(self, sets: int) -> Array:
-        """Return the standard error of a log ratio from `sets` process sets per version."""
+        """Return the standard error of log(candidate / base) from `sets` process sets each."""
         error: Array = np.sqrt(self.variance * 2 / sets)
         return error
 
@@ -137,7 +143,7 @@ class Noise:
 
 
 def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: float) -> Noise:
-    """Return for each metric the usual noise of its noise class.
+    """Return the noise that is usual for each metric, from all metrics that vary alike.
 
     The variance is the median variance in the class, divided by the median of chi-square over its
     mean, and at least `floor`. Its degrees of freedom are those of the other members together, at
@@ -172,7 +178,10 @@ def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Nois
 
 
 def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
-    """Return each metric's finding from the screening, in a suite with `gated` metrics."""
+    """Return each metric's finding from the screening, such as suspect or unchanged.
+
+    `gated` is the number of metrics of the suite whose worsening fails the run.
+    """
     error = noise.standard_error(estimates.sets)
     suspect = estimates.effect - noise.quantile(settings.screen_alpha) * error > settings.margin
     better = estimates.effect + noise.quantile(settings.suite_alpha / gated) * error < -settings.margin
@@ -199,14 +208,14 @@ def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: S
 
 
 def _unchanged(estimates: LogEstimates, noise: Noise, settings: Settings) -> Mask:
-    """Return for each metric whether two one-sided tests put its change within the tolerance."""
+    """Return for each metric whether its change is within the tolerance, by two one-sided tests."""
     half_width = noise.quantile(UNCHANGED_P) * noise.standard_error(estimates.sets)
     within: Mask = np.abs(estimates.effect) + half_width < settings.tolerance
     return within
 
 
 def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
-    """Return for each metric the first finding whose mask is true, or undecided if no mask is true."""
+    """Return for each metric the first finding whose condition holds, else undecided."""
     masks, names = zip(*findings, strict=True)
     return list(map(Finding, np.select(masks, names, default=Finding.UNDECIDED)))
 
@@ -214,10 +223,10 @@ def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
 def minimum_detectable_effect(
     noise: Noise, settings: Settings, gated: int, *, screened: bool = True
 ) -> Array:
-    """Return for each metric the smallest log ratio that is called worse with probability `POWER`.
+    """Return the smallest worsening of each metric that is detected with probability `POWER`.
 
-    The probability is approximate, and counts both stages. `screened` is False if there was no
-    screening, so that the second measurement alone decides.
+    It is a log ratio. The probability is approximate, and counts both stages. `screened` is False
+    if there was no screening, so that the second measurement alone decides.
     """
     screening, confirmation = _standard_errors_needed(noise, settings, gated)
     effect: Array = confirmation * noise.standard_error(settings.confirm_sets)
@@ -238,7 +247,7 @@ def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool 
 
 
 def _standard_errors_needed(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
-    """Return how many standard errors a detectable change exceeds the margin by, in both stages."""
+    """Return how many standard errors a detectable change lies above the margin, by stage."""
     from scipy.stats import norm
 
     power = norm.ppf(POWER)
