@@ -136,7 +136,8 @@ def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
         "from ddpperf.specs import TrainingSpec\n\n"
         "def test_step(measure):\n"
         '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    measure.metric("speedup", {name: sent / 2**14 for name, sent in step.counter("gradient_bytes").items()})\n'
+        '    sent = step.counter("gradient_bytes")\n'
+        '    measure.metric("speedup", {name: nbytes / 2**14 for name, nbytes in sent.items()})\n'
     )
     mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
     text = f"{ONE_LOOK}\n{mine}"
@@ -199,7 +200,10 @@ def test_wrong_root_is_refused(project: CannedSuite, tmp_path_factory: pytest.Te
     (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (other / "mine.py").write_text("")
     finished = project.run("--against-root", str(other), "perf")
-    sentence = f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; name the tests"
+    sentence = (
+        f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; "
+        "name the tests"
+    )
     finished.assert_one_sentence(4, sentence)
     assert not (other / ".ddpperf").exists()
 

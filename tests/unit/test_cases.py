@@ -278,7 +278,8 @@ def test_cases_must_be_specs(project: CannedSuite, cases: str, sentence: str) ->
 def test_slow_down_reaches_marked_cases(project: CannedSuite) -> None:
     project.experiment.write_text(
         "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cases(options):\n    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
+        "def cases(options):\n"
+        "    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
         "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
     )
     run = project.run("perf", "--slow-down", "0.01", "--rounds", "1")

@@ -107,7 +107,8 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
     )
     run.assert_one_sentence(
         1,
-        "test_references_of_two_sets failed: a process set was replaced between the reference other and the test",
+        "test_references_of_two_sets failed: a process set was replaced between the reference other and "
+        "the test",
     )
     run.assert_one_sentence(1, "warning: the moon is full: test_warned")
     header, stored = canned_suite.saved_runs()[-1]["ddpperf"], canned_suite.measured()

@@ -183,8 +183,9 @@ def test_missing_baseline_advises_how_to_save_one(storage: Storage) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
-    [("0001", "0001_main.json"), ("1", "0001_main.json"), ("10000", "10000_b.json"), ("main", "0002_main.json"),
-     ("b", "10000_b.json"), ("0001_ma", "0001_main.json"), ("0002_main.json", "0002_main.json"),
+    [("0001", "0001_main.json"), ("1", "0001_main.json"), ("10000", "10000_b.json"),
+     ("main", "0002_main.json"), ("b", "10000_b.json"), ("0001_ma", "0001_main.json"),
+     ("0002_main.json", "0002_main.json"),
      ("0003", "0003_abc_20260101.json"), ("0003_abc", "0003_abc_20260101.json")],
 )  # fmt: skip
 def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: str) -> None:
@@ -231,22 +232,25 @@ def other(**header: object) -> dict[str, Any]:
     [
         ({}, r"was not saved by ddpperf \(no 'ddpperf'\); name a file below"),
         ([], r"was not saved by ddpperf .*; name a file below"),
-        (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
-        (other(schema=SCHEMA - 1), rf"has schema {SCHEMA - 1}, this ddpperf reads {SCHEMA}; save a baseline anew$"),
+        *((other(schema=schema), rf"has schema {schema}, this ddpperf reads {SCHEMA}; save a baseline anew$")
+          for schema in (SCHEMA + 1, SCHEMA - 1)),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         (run_of() | {"benchmarks": {"t": 1}}, r"is damaged \(TypeError"),
-        ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
+        ({"ddpperf": run_of()["ddpperf"]},
+         r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
         (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
         (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
         (with_seconds(-1.0), r"is damaged .*no duration"),
-        ({name: part for name, part in run_of().items() if name != "machine_info"}, r"is damaged \(KeyError\('machine_info'"),
+        ({name: part for name, part in run_of().items() if name != "machine_info"},
+         r"is damaged \(KeyError\('machine_info'"),
         (other(environment=[1]), r"is damaged \(AttributeError"),
         (with_seconds(10**400), r"is damaged \(OverflowError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
         (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
-        *((each, r"cannot be read \(.*\); name another, or save one anew$") for each in (b"", b'{"', b"\xff", b"[" * 100_000)),
+        *((text, r"cannot be read \(.*\); name another, or save one anew$")
+          for text in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_with_gives_one_sentence(

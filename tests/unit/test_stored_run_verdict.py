@@ -114,7 +114,8 @@ def test_suspect_passes_and_is_counted() -> None:
     verdict = decide(outcomes, measured=outcomes, answer=comparison.answer())
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith(
-        f"none slower than in 0001_x.json by more than its limit ({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
+        "none slower than in 0001_x.json by more than its limit "
+        f"({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
     )
     slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": suspect}, then)
     assert (set(slower.suspects), set(slower.slower)) == ({"u"}, {"t"})

@@ -121,7 +121,8 @@ def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None
         (entry().replace('"test_x"', "4"), "has test = 4; write a name, such as 'test_weak_scaling'"),
         (
             entry(test="test_x[world_size=4]"),
-            "has test = 'test_x[world_size=4]'; write only the function's name, and the case's fields in where",
+            "has test = 'test_x[world_size=4]'; write only the function's name, and the case's fields "
+            "in where",
         ),
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
         (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {KNOWN}"),
