@@ -113,7 +113,7 @@ class AllReduce(RepeatedCall):
             self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
 
     def end_round(self, steps: int) -> None:
-        """Raise ArithmeticError unless `steps` all-reduce steps left the right sum."""
+        """Raise ArithmeticError unless a round of `steps` all-reduces gave the right sum."""
         calls = steps * self.spec.calls if self.in_place else 1
         # scaled back in two halves: the whole power may not fit into float32
         back = float(self.world_size) ** (-(calls - 1) / 2)

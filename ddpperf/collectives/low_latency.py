@@ -30,8 +30,8 @@ from ddpperf.specs import FLOAT32_BYTES
 WORDS_BYTES = 2**18  # the largest buffer that is sent in words
 WORDS_BLOCK, FLAGGED_BLOCK = 128, 2048  # elements for each thread block
 FLAGGED_WARPS = 8
-# Calls use two slots of the mailbox in turn. A rank is at most one call ahead of another, since it
-# needs the other's elements.
+# Calls use two slots of the mailbox in turn. A rank is at most one call ahead of another rank, since
+# each call needs the other rank's elements.
 SLOTS = 2
 
 
@@ -128,9 +128,9 @@ def launch(
     rank: int,
     N: int,
 ) -> None:
-    """Launch the Triton kernel of the low-latency all-reduce that fits the mailbox's type.
+    """Launch one of the two Triton kernels of the low-latency all-reduce.
 
-    The parameters are those of the kernels.
+    The mailbox's type decides which kernel. The parameters are those of the kernels.
     """
     grid = (calls.numel(),)
     arguments = (source, result, mailbox, addresses, calls, source.numel(), slot, rank)

@@ -211,7 +211,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_older(source: _Source, path: Path) -> None:
-    """Remove the files that were cached when the same source held other images."""
+    """Remove the cached files of earlier contents of the same image folder."""
     for sidecar in path.parent.glob(f"{source.name}-*.json"):
         with contextlib.suppress(*UNREADABLE):
             if sidecar != _sidecar(path) and json.loads(sidecar.read_text())["source"] == str(source):

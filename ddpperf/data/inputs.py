@@ -110,7 +110,7 @@ class DeviceImages:
         return plan.pin_memory() if self.device.type == "cuda" else plan
 
     def batch(self, plan: Tensor) -> Batch:
-        """Return the images and labels of a batch from the batch's columns of an epoch's plan."""
+        """Return the images and labels of a batch, cropped and flipped as the plan says."""
         index, top, left, flipped, *corner = plan
         rows = top[:, None] + self.rows
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.columns)
@@ -163,7 +163,7 @@ class DeviceInput(Input):
         if self.plan.shape != plan.shape:
             self.plan = plan.to(self.images.device)
         else:
-            self.plan.copy_(plan, non_blocking=True)  # in place: a graph reads it there
+            self.plan.copy_(plan, non_blocking=True)  # in place: a CUDA graph reads this memory
         self.first.zero_()
         self.remaining = plan.shape[1]
 
@@ -194,7 +194,7 @@ class LoaderInput(Input):
         device: torch.device,
         memory_format: torch.memory_format,
     ) -> None:
-        # this process cannot be forked: it uses CUDA
+        # a process that uses CUDA cannot be forked
         context = torch.multiprocessing.get_context("forkserver") if workers else None
         if context is not None:
             context.set_forkserver_preload([__name__, "torchvision.transforms"])
@@ -221,7 +221,7 @@ class LoaderInput(Input):
         if self.batch[0].shape != images.shape:
             on_device = images.to(self.device, non_blocking=True, memory_format=self.memory_format)
             self.batch = on_device, labels.to(self.device, non_blocking=True)
-        else:  # in place: a graph reads it there
+        else:  # in place: a CUDA graph reads this memory
             self.batch[0].copy_(images, non_blocking=True)
             self.batch[1].copy_(labels, non_blocking=True)
 

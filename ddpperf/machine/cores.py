@@ -38,20 +38,16 @@ def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
     left = set(allowed)
     cores = {}
     for core in sorted(left):
-        siblings = _listed(system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list") & left | {
-            core
-        }
+        listed = _listed(system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list")
+        siblings = listed & left | {core}
         if core == min(siblings):
             cores[core] = tuple(sorted(siblings))
-    folders = sorted(
-        (system / "node").glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))
-    )
     nodes = {}
-    for folder in folders:
+    for folder in (system / "node").glob("node[0-9]*"):
         listed = _listed(folder / "cpulist")
         if mine := [threads for core, threads in cores.items() if core in listed]:
             nodes[int(folder.name.removeprefix("node"))] = mine
-    return nodes or {0: list(cores.values())}
+    return dict(sorted(nodes.items())) or {0: list(cores.values())}
 
 
 def _listed(path: Path) -> set[int]:

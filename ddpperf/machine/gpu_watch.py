@@ -15,8 +15,8 @@ from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
 EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; they move in steps below 1%
-# A round is throttled from this fraction of its time on. Less slows it by less than steady rounds
-# differ.
+# A round counts as throttled from this fraction of its time on. A smaller fraction slows the round
+# by less than the usual difference between rounds.
 THROTTLED_FRACTION = 0.01
 
 # NVML's counters of nanoseconds with throttled clocks, by field: NVML_FI_DEV_PERF_POLICY_*. The
@@ -103,10 +103,11 @@ class GpuWatch:
         self._rounds: list[Round] = []
 
     def look(self, own: Collection[int], done: int) -> str:
-        """Record what disturbed the last round, and return what spoiled it or an empty string.
+        """Record what disturbed the GPUs in the last round, and return why to repeat the round.
 
-        own: the process ids of the ranks. done: the number of rounds so far. 0 starts a
-        measurement. A round with the number of the last round replaces it.
+        Returns an empty string if the round counts. own: the process ids of the ranks. done: the
+        number of rounds so far. 0 starts a measurement. A round with the number of the last round
+        replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
         before, self._last = self._last, self._states()

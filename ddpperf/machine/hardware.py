@@ -21,8 +21,8 @@ from ddpperf.machine.git import commit
 from ddpperf.machine.links import Links
 from ddpperf.specs import Spec
 
-# flags of CPUs on which torch computes in bf16 quickly: on x86 the first or the second set, on Arm
-# the last
+# CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
+# third on Arm
 BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
@@ -43,7 +43,7 @@ class Gpu:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any | None]:
-    """Load the driver's library NVML, or yield None if there is no driver, GPU or nvidia-ml-py."""
+    """Yield the driver's library NVML, or None if there is no driver, GPU or nvidia-ml-py."""
     try:
         import pynvml
 

@@ -10,7 +10,7 @@ from ddpperf.specs import Fault
 
 
 def inject(fault: Fault | None, rank: int, command: str) -> None:
-    """Make this rank fail as a test wants, if the fault is for this rank and this command."""
+    """Make this rank fail on purpose, if the fault is for this rank and this command."""
     if fault is None or (fault.rank, fault.command) != (rank, command):
         return
     print(f"injected into rank {rank} at {command}: {fault.kind}", flush=True)

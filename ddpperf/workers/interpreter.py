@@ -74,7 +74,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a Python interpreter of ranks can import, with versions and folders.
+    """The modules that the ranks' Python interpreter can import, with versions and folders.
 
     folders: the folder on the path from which each module was imported. missing, why: the first
     module that cannot be imported, and the error. Both are empty if all modules can be imported.

@@ -1,4 +1,4 @@
-"""Build the measurement that a spec describes, so that a rank can repeat and time it."""
+"""Build the measurement that a measurement spec describes, which a rank repeats and times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Measurement(Protocol):
         """Prepare a timed round, before the clock starts."""
 
     def step(self) -> None:
-        """Do the work that is timed."""
+        """Do the work whose duration a rank measures."""
 
     def end_round(self, steps: int) -> None:
         """Check the result of a timed round of `steps` steps, after the clock has stopped.

@@ -1,4 +1,4 @@
-"""The pool of process sets, which measures specs and replaces process sets that have failed."""
+"""The pool of process sets, which measures on all of them and replaces those that have failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs
 
 
 class Pool:
-    """Process sets that are alive side by side and measure specs in interleaved rounds.
+    """Process sets that are alive side by side and take the rounds of a measurement in turn.
 
     There are `replicates` process sets of `size` ranks for each of `sides`, the base and the
     candidate. They are started at the first measurement. Only one process set samples at a time. A
@@ -72,7 +72,9 @@ class Pool:
         self._sets: dict[int, ProcessSet] = {}  # by their place in `_sides`
         self._progress = progress
         self._check_round = check_round
-        self._fewest_mapped: dict[str, int] = {}  # by set, the smallest world size that mapped memory
+        self._fewest_mapped: dict[
+            str, int
+        ] = {}  # the smallest world size in which each process set mapped memory
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -109,15 +111,15 @@ class Pool:
         return [self._sets[place] for place in places]
 
     def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Measure `spec` on every process set.
+        """Take the measurement that `spec` describes on every process set.
 
         candidate: what the candidate's process sets measure instead. Raises SetFailure, and
         ValueError if a process set is too small or measured no duration.
         """
         if spec.world_size > self.options.size:
             raise ValueError(
-                f"world_size={spec.world_size} needs as many ranks, the sets have {self.options.size}; "
-                f"add it to --world-sizes, or measure fewer"
+                f"world_size={spec.world_size} needs {spec.world_size} ranks, but each process set has "
+                f"{self.options.size}; pass --world-sizes {spec.world_size}, or measure fewer ranks"
             )
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
             self._replace_sets_that_cannot_map(spec.world_size)
@@ -139,7 +141,7 @@ class Pool:
         if (known := self._remembered.get((spec, candidate, names))) is not None:
             return known
         measured = self.measure(spec, candidate)
-        names = tuple(sample.set for sample in measured.samples)  # sets may have been replaced
+        names = tuple(sample.set for sample in measured.samples)  # process sets may have been replaced
         self._remembered[spec, candidate, names] = measured
         return measured
 
@@ -209,7 +211,7 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     the same time, as nothing is timed yet. Compiled work is opened on one process set after the
     other, because the compiler chooses kernels by timing them.
     """
-    for process_set, spec in jobs:  # before the first request: one may fail
+    for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     joining = [
         process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)

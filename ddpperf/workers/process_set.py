@@ -56,7 +56,9 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankProcess] = []
         self.alive = True
-        self._folder = options.folder / name  # a killed set leaves no half-compiled kernels to other sets
+        self._folder = (
+            options.folder / name
+        )  # so that half-compiled kernels go when the process set is killed
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankProcess]] = ("", [])  # the last command, and to whom
@@ -215,7 +217,7 @@ class ProcessSet:
             self.ask("exit")
 
     def close(self) -> None:
-        """Wait at most EXIT_SECONDS until all ranks have exited, then kill those that have not."""
+        """Wait at most EXIT_SECONDS until all ranks have exited, then kill the remaining ranks."""
         self.begin_to_close()
         if self.alive:
             with contextlib.suppress(SetFailure):

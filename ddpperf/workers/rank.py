@@ -112,7 +112,7 @@ class Rank:
         return {}
 
     def open(self, spec: Message) -> Message:
-        """Build the measurement that a spec describes, and warm it up."""
+        """Build the measurement that a measurement spec describes, and warm it up."""
         self._drop_measurement()
         self.spec = specs.from_json(spec)
         inject(self.spec.fault, self.rank, "open")
@@ -145,13 +145,8 @@ class Rank:
         seconds = seconds_of(step, iterations, self.device) / self.spec.calls
         require_none_new(self.compiled_graphs)
         measurement.end_round(self.spec.repeats + iterations)
-        record = {
-            "spec": self.spec.id,
-            "iterations": iterations,
-            "seconds": seconds,
-            "ended": time.monotonic(),
-        }
-        print(json.dumps(record))  # for the rank's log
+        record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds}
+        print(json.dumps({**record, "ended": time.monotonic()}))  # for the rank's log
         return {"seconds": seconds}
 
     def close(self, kernels: bool = False) -> Message:

@@ -10,8 +10,8 @@ from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
 from ddpperf.workers.process_set import ProcessSet, Progress
 
-Job = tuple[ProcessSet, Spec]  # a set, and what it measures
-Seconds = tuple[float, ...]  # of one round, by rank
+Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
+Seconds = tuple[float, ...]  # each rank's duration of one round
 ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or one step
 
 
@@ -31,7 +31,7 @@ def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) 
 
 
 def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
-    """Return how many steps make a round of about `round_seconds`, as a power of two.
+    """Return how many steps make a round of about `round_seconds` seconds, as a power of two.
 
     limit: the most steps that a round may have.
     """
@@ -48,7 +48,7 @@ def sample_rounds(
     check_round: Callable[[list[int], int], str],
     progress: Callable[[int, float], None],
 ) -> dict[str, list[Seconds]]:
-    """Measure up to `rounds` rounds on each process set and return the seconds of the rounds.
+    """Measure up to `rounds` rounds on each process set and return their durations in seconds.
 
     Measuring stops early when the rounds have taken `enough_seconds` in total. A round that
     `check_round` calls spoiled is measured again, by all process sets in the same order. This
@@ -64,7 +64,7 @@ def sample_rounds(
     progress(0, 0.0)
     while len(kept) < rounds and kept_seconds < enough_seconds:
         index = len(kept)
-        # The order is A B, B A, ...: drift affects both sides alike.
+        # The order is A B, B A, ..., so that drift affects base and candidate alike.
         taken = {
             process_set.name: sample(process_set, spec, iterations, partial(progress, index))
             for process_set, spec in (jobs if index % 2 == 0 else reversed(jobs))
@@ -82,7 +82,7 @@ def sample_rounds(
 
 
 def sample(process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress | None = None) -> Seconds:
-    """Measure one round on a process set and return the seconds that each rank took."""
+    """Measure one round on a process set and return each rank's duration in seconds."""
     answers: dict[int, Message] = {}
     for ranks in spec.turns(process_set.options.size):
         answers |= process_set.request("sample", ranks=ranks, progress=progress, iterations=iterations)

@@ -67,7 +67,7 @@ def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
 
 
 def test_spec_larger_than_the_set_is_refused(canned: Canned) -> None:
-    sentence = "world_size=3 needs as many ranks, the sets have 2; add it to --world-sizes"
+    sentence = "world_size=3 needs 3 ranks, but each process set has 2; pass --world-sizes 3"
     with pool_of(2) as pool, pytest.raises(ValueError, match=sentence):
         pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
 
