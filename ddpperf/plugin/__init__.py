@@ -49,13 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read ddpperf's options, and turn off pytest-benchmark's own saving and comparing."""
     config.addinivalue_line(
         "markers",
-        "specs(cases=f, gate=g): f takes the Options and yields the specs to measure, a test for each; "
-        "g takes the Options and a spec, and says whether -m gate selects it",
+        "specs(cases=f, gate=g): f(options) yields the specs to measure, one test for each spec; "
+        "g(options, spec) returns whether -m gate selects the test",
     )
-    config.addinivalue_line("markers", "gate: worth its time before every merge; set by the specs marker")
+    config.addinivalue_line("markers", "gate: a test to run before every merge; set by the specs marker")
     config.addinivalue_line(
         "markers",
-        "candidate_cannot: only the candidate of an A/B run cannot measure it; set by the specs marker",
+        "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
     )
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -71,14 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if not _is_xdist_worker(config):
             config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
             config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
-    config.option.benchmark_storage = "file://."  # so that no folder is made: nothing is kept there
+    config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     baseline = session.run.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
-    config.option.benchmark_quiet = (
-        True  # one table at the end; --benchmark-verbose brings pytest-benchmark's own back
-    )
+    config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
@@ -144,7 +142,7 @@ def _has_no_cases(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
         return False
     spec = item.callspec.params["spec"]
-    return spec is not None and not isinstance(spec, Spec)  # a placeholder of pytest's, which it skips
+    return spec is not None and not isinstance(spec, Spec)  # pytest's placeholder for "no parameters"
 
 
 def _relative(argument: str, config: pytest.Config) -> str:
@@ -163,9 +161,7 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
         pytest.exit(_NO_XDIST, returncode=4)
 
 
-_NO_XDIST = (
-    "perf/ measures time and cannot share the machine with itself, but -n was given; run it without -n"
-)
+_NO_XDIST = "the tests in perf/ measure time one after another, but -n was given; run them without -n"
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:

@@ -35,7 +35,7 @@ class ABRun:
     replicates: number of process sets per side; None for the number in `settings`.
     """
 
-    baseline: Baseline | None = None  # the stored run: none is compared with
+    baseline: Baseline | None = None
     comparison: Comparison | None = None
 
     def __init__(
@@ -45,9 +45,9 @@ class ABRun:
         self._device = device
         self._settings = settings.with_sets(replicates) if replicates is not None else settings
         self._decision: Decision | None = None
-        self._confirmed: dict[str, Any] = {}  # by test, what the confirmation stored
+        self._confirmed: dict[str, Any] = {}  # by test id, the stored second measurement
         self._sets_option = "--replicates"
-        self._torch: dict[str, str] = {}  # by side
+        self._torch: dict[str, str] = {}  # the version of torch, by side
         self._problems: list[str] = []
 
     @property
@@ -62,12 +62,11 @@ class ABRun:
 
     @property
     def confirmation(self) -> ABRun:
-        """The run that measures suspected regressions again, which is this run itself."""
+        """The A/B run that measures suspected regressions again, which is this A/B run itself."""
         return self
 
     @property
     def decided(self) -> bool:
-        """Whether base and candidate were compared."""
         return self._decision is not None
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
@@ -82,7 +81,7 @@ class ABRun:
         specs = measuring.measured().values()
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
-            self._problems.append(f"no test measures anything that --against-spec {fields} changes")
+            self._problems.append(f"--against-spec {fields} changes no test of this run")
         self._decision = Decision(estimates, self._settings)
         return self._decision.suspects()
 
@@ -102,7 +101,7 @@ class ABRun:
         for test in suspects:
             if test not in judged:
                 self._decision.missing.setdefault(
-                    test, "is a suspect, and two sides cannot judge what it stands for"
+                    test, "looks slower, but has no metric to compare between base and candidate"
                 )
         self._keep(measuring)
 
@@ -220,7 +219,7 @@ def _of_side(seconds: Mapping[str, float], side: str) -> dict[str, float]:
 def _control(
     control: Control, base: Mapping[str, float], candidate: Mapping[str, float], noise_class: Hashable
 ) -> MetricEstimates:
-    """Convert the step times of a control measurement for the comparison of base and candidate.
+    """Convert step times of a control measurement to the input of the A/B comparison.
 
     base, candidate: seconds by the name of the process set.
     """

@@ -24,8 +24,8 @@ from ddpperf.specs.strategy import APART, DDP_OPTIONS
 
 Case = Spec | ParameterSet
 
-# DDP's options of a captured step: NCCL's own average, gradients that are views of their buckets,
-# and no broadcast of BatchNorm's statistics.
+# DDP's options of a step in a CUDA graph. NCCL averages the gradients, gradients are views of their
+# buckets, and BatchNorm statistics are not broadcast.
 FASTEST_DDP: dict[str, Any] = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": False}
 OWN_DDP: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}
 
@@ -46,7 +46,7 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     make = marker.kwargs.get("cases")
     if make is None:
         raise Refused(
-            f"{test} is marked with specs but names no cases; write @pytest.mark.specs(cases=function)"
+            f"{test} is marked with specs but has no cases; write @pytest.mark.specs(cases=function)"
         )
     try:
         cases = list(make(options) or ())
@@ -96,9 +96,8 @@ def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | No
     if options.sides is None:
         return None
     if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
-        return Outcome(
-            kind=OutcomeKind.SKIPPED, reason="it needs torchvision, which one of the sides has not"
-        )
+        reason = "it needs torchvision, which the base or the candidate lacks"
+        return Outcome(kind=OutcomeKind.SKIPPED, reason=reason)
     reason = change_reason(spec, options.sides.spec_fields, machine)
     return Outcome(kind=OutcomeKind.CANDIDATE_CANNOT, reason=reason) if reason else None
 

@@ -19,8 +19,8 @@ from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
-COPY_BYTES = {"cpu": 2**20, "cuda": 2**28}  # on the CPU no more than fits into a core's own cache
-SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # fractions of a step
+COPY_BYTES = {"cpu": 2**20, "cuda": 2**28}  # the CPU's size fits into a core's own cache
+SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # the delay as a fraction of the step time
 CANNOT_MEASURE = (SetFailure, ValueError, OSError)
 
 

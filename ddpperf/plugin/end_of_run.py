@@ -26,11 +26,8 @@ from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
 from ddpperf.verdict.exit_status import Answer, exit_status
 
-NOT_STORED = (
-    "given",
-    "images",
-    "sides",
-)  # fields of Options; the images' digest and the sides stand elsewhere
+# Fields of Options that are stored elsewhere, or not at all.
+NOT_STORED = ("given", "images", "sides")
 
 
 class Ending:
@@ -53,7 +50,7 @@ class Ending:
         self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
         self._verdict_to = verdict_to
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
-        self._signal = ""  # the name of the one that interrupted the run
+        self._signal = ""  # the name of the signal that interrupted the run
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
@@ -198,10 +195,10 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
 
 def _no_baseline(header: dict[str, Any]) -> str:
     if "against" in header:
-        return "two sides were measured in turn, and a baseline is of one"
+        return "an A/B run measures base and candidate, and a baseline has one of them"
     if header["unfit"]:
         return str(header["unfit"][0])
-    return "not every test of this run was measured, undelayed, and passed"
+    return "a test of this run failed, was not measured, or was delayed by --slow-down"
 
 
 def _append(path: Path, text: str) -> Path:
@@ -211,7 +208,7 @@ def _append(path: Path, text: str) -> Path:
 
 
 def _path(option: Path | IO[bytes] | None) -> Path | None:
-    """Return the path of --benchmark-json, which pytest-benchmark 5.2 has already opened as a file."""
+    """Return the path of --benchmark-json, which pytest-benchmark has already opened as a file."""
     if option is None or isinstance(option, Path):
         return option
     option.close()

@@ -235,10 +235,9 @@ class Measure:
                 self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
             elif isinstance(error, OSError) and self._sides is not None:
-                self.ended_as = (
-                    OutcomeKind.BASE_FAILED
-                )  # the machine lacks something, which is not the candidate's fault
-        pytest.fail(failure, pytrace=False)  # outside of the handler, or the error would be printed twice
+                # The machine lacks something, which is not the candidate's fault.
+                self.ended_as = OutcomeKind.BASE_FAILED
+        pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
 
     def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Return the candidate's spec if it differs from the base's spec, else None.

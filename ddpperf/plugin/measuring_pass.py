@@ -122,6 +122,5 @@ class Measuring:
         return self._pool.environment() | self._devices.environment()
 
     def close(self) -> None:
-        """End all worker processes."""
         if self._pool is not None:
             self._pool.close()

@@ -101,7 +101,7 @@ class PlainRun:
         return copied | {"confirmed": self.confirmation.sides_json()}
 
     def _suspects(self) -> list[str]:
-        """Return the ids of tests that are slower than in the stored run, or look slower."""
+        """Return the ids of tests that are or look slower than in the stored run."""
         return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
 
     def _compare(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Comparison | None:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from ddpperf.specs import Spec
 
-QUIET_SECONDS = 2.0  # a shorter measurement shows nothing
+QUIET_SECONDS = 2.0  # a shorter measurement shows no progress line
 REDRAW_SECONDS = 0.5
 MAKE_ROOM = "\x1bD\x1b[A"  # one line down, which scrolls at the end of the screen, and up again
 SAVE, RESTORE = "\x1b7", "\x1b8"  # the cursor's position

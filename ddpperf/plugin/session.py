@@ -165,8 +165,7 @@ class Session:
         self.run.confirm(self.passes[-1])
 
     def _expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests below the paths of the command
-        line.
+        """Return the ids of collected tests, and of stored tests that the command line names.
 
         Tests that the command line deselected are left out.
         """

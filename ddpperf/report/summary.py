@@ -22,7 +22,7 @@ MOST_NAMED = 3  # tests that one line names
 
 
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
-    """Return the summary of a stored run as lines of plain text."""
+    """Return the table and the verdict of a stored run as lines of plain text."""
     header = document["ddpperf"]
     stored = {
         benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]
@@ -118,15 +118,13 @@ def _time(measured: Measured | None) -> tuple[str, str, str]:
 
 
 def _spread_over_sets(measured: Measured | None) -> str:
-    """Return the difference between the slowest and the fastest process set, relative to the
-    median.
-    """
+    """Return how much slower the slowest process set is than the fastest, relative to the median."""
     seconds = list(measured.median_step_seconds().values()) if measured is not None else []
     return f"{(max(seconds) - min(seconds)) / median(seconds):.1%}" if len(seconds) > 1 else "-"
 
 
 def _ratio(change: Change) -> tuple[str, str]:
-    """Return the ratio of a step time to the stored run's step time, and its limit, as text.
+    """Return the ratio of a step time to that in the stored run, and its limit, as text.
 
     A ratio of CPU seconds, and a ratio of a suspected regression, is marked.
     """
@@ -135,7 +133,7 @@ def _ratio(change: Change) -> tuple[str, str]:
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    """Return lines that explain the ratios, and lines on what all ratios show together."""
+    """Return lines of text that explain and summarize the ratios to a stored run."""
     lines = [f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower"]
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
@@ -172,7 +170,6 @@ def _largest(slowdowns: Mapping[str, float]) -> str:
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    """Return a line with the number of thresholds that were applied on this hardware."""
     thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:
         return f"thresholds: none for {header['hardware_key']}"
@@ -182,7 +179,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
-    """Return a line with the duration of the run and the fraction spent in timed rounds."""
+    """Return a line with the seconds of the run and the fraction spent in timed rounds."""
     if timing is None or not timing["overhead_seconds"]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]

@@ -10,10 +10,10 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured
 
 NOISY_IQR = 0.25
-MOST_NAMED = 3  # references whose rounds spread; more share one warning
-ONE_DEVICE = "one_device"  # the reference whose slowest device gives t(1)
+MOST_NAMED = 3  # reference measurements that one warning names
+ONE_DEVICE = "one_device"  # the reference measurement of the single-device step time
 UNEQUAL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1%
-FASTER_TOGETHER = 0.985  # a captured step in a row takes no less time than a single one, within 0.5%
+FASTER_TOGETHER = 0.985  # steps in a row and a single step usually take equal time within 0.5%
 
 
 def warnings_of(stored: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from ddpperf.plugin.options.values import Value
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import SHARDED_STRATEGIES
 
-GPU_INDUCTOR = "combo_kernels"  # launches small kernels together: saves 8% of a step of 32 images
+GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster
 CPU_EPOCH_IMAGES = 1024
 
 

@@ -50,7 +50,6 @@ def make_folder(option: str, path: Path | None) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Return whether a file is empty, or begins like a Markdown page with a verdict."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(PAGE_BEGINS))

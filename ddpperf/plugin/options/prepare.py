@@ -39,7 +39,7 @@ def prepare(options: Options, root: Path) -> Options:
 
 
 def check_compiler(options: Options) -> None:
-    """Raise Refused if a requested compilation is impossible on this machine."""
+    """Raise Refused if this machine cannot compile as the command line requests."""
     candidate = options.sides.spec_fields if options.sides is not None else {}
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):

@@ -65,9 +65,7 @@ class Sides:
 
 
 def is_elsewhere(side: Side) -> bool:
-    """Return whether a side of an A/B run has another interpreter, code or environment than
-    ddpperf.
-    """
+    """Return whether a side of an A/B run has another interpreter or environment than this process."""
     return side != Side(name=side.name)
 
 

@@ -24,7 +24,7 @@ MAX_WORLD_SIZE = 1024
 MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-QUOTED_LETTERS = 40  # of a refused text within a sentence
+QUOTED_LETTERS = 40  # the most letters of a refused value that an error message quotes
 # Variables that ddpperf sets for each rank, or relies on.
 RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 
