@@ -36,16 +36,16 @@ CPU_MARGIN = Decimal("0.25")
 FEWEST_RUNS = 5
 MADE = "# Made by tools/update_thresholds.py"  # begins the first line that is not written by hand
 
-# Between runs, cases bound by the GPUs move by up to 3%, cases bound by the CPU's launches by 10%
-# to a factor of two. A threshold for the latter would be crossed by chance or be meaningless. With
-# a spread of at most 10%, no threshold is below 0.9 x 0.95 of the median, so a loss of a sixth of
-# the speed is found.
+# Between test runs, a test that the GPUs limit changes by up to 3%. A test that the CPU's launches
+# limit changes by 10% to a factor of two, so it has no useful threshold. If the values of a test
+# differ by at most 10%, its threshold is at least 0.9 x 0.95 of the median value. So a loss of a
+# sixth of the speed is found.
 MOST_SPREAD = 0.10
-# The IQR over a case's rounds in one run. A case with a larger one is quiet between runs only by
-# chance.
+# The largest relative interquartile range of a test's rounds. A test with a larger one agrees
+# between test runs only by chance.
 MOST_IQR, MOST_IQR_ON_CPU = 0.03, 0.10
-# The spread of CPU seconds between runs. A run must leave the range by its whole width to exceed
-# the margin.
+# The largest difference of a test's CPU seconds between test runs, over their median. It equals the
+# margin, so a run must exceed the largest value by the whole range to cross the limit.
 MOST_CPU_SPREAD = 0.25
 
 Case = tuple[str, Spec]  # the test function's name, and the spec of the measurement
@@ -70,13 +70,14 @@ def made(root: Path) -> str:
     be read.
     """
     parts = [
-        f"{MADE}: the worst of the runs in perf/baselines, less {MARGIN:.0%}.\n"
-        f"# A case has a threshold if {FEWEST_RUNS} runs or more measured it, if it spreads by at most\n"
-        f"# {MOST_SPREAD:.0%} between runs, and by at most {MOST_IQR:.0%} ({MOST_IQR_ON_CPU:.0%} on a CPU) "
-        "between the rounds of a run (IQR).\n"
-        "# A step whose kernels the CPU launches one by one has a limit on cpu_seconds instead, because\n"
-        f"# launches may bind it elsewhere: the worst plus {CPU_MARGIN:.0%}, if runs spread by at most "
-        f"{MOST_CPU_SPREAD:.0%}.\n"
+        f"{MADE}. A threshold is a test's worst value in the runs in\n"
+        f"# perf/baselines, less {MARGIN:.0%}. A test has a threshold if {FEWEST_RUNS} stored runs or more "
+        "measured it, if its\n"
+        f"# values differ by at most {MOST_SPREAD:.0%} between the runs, and if the IQR of its rounds is\n"
+        f"# at most {MOST_IQR:.0%} on GPUs and {MOST_IQR_ON_CPU:.0%} on a CPU.\n"
+        "# An eager training step on a GPU has an upper limit on cpu_seconds instead, because the CPU may\n"
+        f"# limit its speed on another machine. The limit is the worst value plus {CPU_MARGIN:.0%}, if the "
+        f"values differ by\n# at most {MOST_CPU_SPREAD:.0%} between the runs.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -89,9 +90,9 @@ def made(root: Path) -> str:
             continue
         entries = [entry(threshold) for threshold in thresholds(folder.name, runs)]
         how = (
-            f"the worst of {basis}, less {MARGIN:.0%}"
+            f"each threshold is the worst value in {basis}, less {MARGIN:.0%}"
             if entries
-            else f"no thresholds, because no case is steady over {FEWEST_RUNS} of {basis}"
+            else f"no thresholds, because no test is steady over {FEWEST_RUNS} of {basis}"
         )
         parts += [f"# {folder.name}: {how}.\n", *entries]
     return "\n".join(parts)
