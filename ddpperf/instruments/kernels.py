@@ -75,7 +75,9 @@ def other_kernels(measured: Measured) -> list[str]:
             named = [
                 sample.set for sample in measured.samples if any(sample.set in group for group in others)
             ]
-            warnings.append(f"{_sets(named)} ran other kernels than {'the rest' if alone else _sets(most)}")
+            warnings.append(
+                f"process {_sets(named)} ran other kernels than {'all others' if alone else _sets(most)}"
+            )
     return warnings
 
 

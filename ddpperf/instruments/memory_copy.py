@@ -50,7 +50,7 @@ class Copy:
         """Raise ArithmeticError unless the target buffer is equal to the source buffer."""
         if not torch.equal(self.target, self.source):
             raise ArithmeticError(
-                f"a copy of {len(self.target)} bytes is not what was copied, after {steps} steps"
+                f"a copy of {len(self.target)} bytes differs from its source after {steps} steps"
             )
 
     def finish(self) -> dict[str, float]:

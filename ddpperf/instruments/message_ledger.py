@@ -31,7 +31,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One collective that a rank called, with its size in bytes and its phase of the step.
+    """One collective that a rank called, with its size in bytes and the training step's phase.
 
     nbytes: the size of the collective's buffer as nccl-tests counts it. The buffer is what an
     all_reduce or broadcast works on, the output of an all_gather, or the input of a reduce_scatter.
@@ -139,7 +139,7 @@ class CountedSteps:
         self.training.end_round(steps)
 
     def finish(self) -> dict[str, float]:
-        """Return the number and bytes of each kind of message, at the start and in the last step.
+        """Return how many messages and bytes of each kind the start and the last step sent.
 
         The messages of the last step are also counted for each collective. The counters
         "bucket 0: bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients.

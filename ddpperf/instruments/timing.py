@@ -65,7 +65,7 @@ def _cycles_per_second(device: torch.device) -> float:
 
 
 def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool) -> tuple[float, float]:
-    """Return the CPU seconds of one step, and its GPU seconds if the GPU never waits for the CPU.
+    """Return the CPU seconds of one step, and its GPU seconds without waits for the CPU.
 
     The CPU seconds are the minimum of several steps. Each of these steps starts on an idle device,
     so that the CPU never waits for a full queue. The GPU seconds are the median of several steps.

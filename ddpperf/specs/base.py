@@ -31,7 +31,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Base class of all measurement specs, with the number of ranks, an added delay and a fault.
+    """Base class of all measurement specs: number of ranks, added delay, and fault to inject.
 
     measurement: the name by which the ranks find the measurement.
     repeats: whether a round has one untimed step and then many timed steps. If False, a round is

@@ -46,7 +46,8 @@ class PartsSpec(TrainingSpec):
         super().__post_init__()
         if self.strategy not in self.strategies:
             raise ValueError(
-                f"a step's parts are timed of {', '.join(self.strategies)}, got {self.strategy}; use ddp"
+                f"a step's parts are timed for strategy {', '.join(self.strategies)}, "
+                f"got {self.strategy}; use ddp"
             )
 
 
@@ -71,7 +72,8 @@ class MessagesSpec(TrainingSpec):
             )
         if self.strategy == "own_ddp" and self.maps_memory:
             raise ValueError(
-                "what own_ddp reads in mapped memory is no message, got comm_hook symmetric_memory; use none"
+                "reads of mapped memory by own_ddp cannot be counted as messages, "
+                "got comm_hook symmetric_memory; use none"
             )
         if self.execution != "eager":
             raise ValueError(
@@ -93,7 +95,7 @@ class BucketReplaySpec(TrainingSpec):
         super().__post_init__()
         if self.strategy != "ddp" or self.comm_hook not in DELAYED_HOOKS:
             raise ValueError(
-                f"messages are replayed of ddp with hook {', '.join(DELAYED_HOOKS)}, "
+                f"a bucket replay needs strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}, "
                 f"got {self.strategy} with {self.comm_hook}"
             )
 

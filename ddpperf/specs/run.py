@@ -99,11 +99,12 @@ class RunSpec(TrainingSpec):
             ),
             (
                 self.precision == "fp16",
-                "a run begins anew without fp16's scaler, which goes on, got precision fp16; use bf16",
+                "each round restarts the training, which cannot reset fp16's scaler, "
+                "got precision fp16; use bf16",
             ),
             (
                 self.comm_hook == "powersgd",
-                "a run begins anew without what PowerSGD keeps of earlier steps, "
+                "each round restarts the training, which cannot reset PowerSGD's state, "
                 "got comm_hook powersgd; use bf16",
             ),
             (
@@ -112,7 +113,7 @@ class RunSpec(TrainingSpec):
                 f"got grow_from={self.grow_from}; use eager or graph",
             ),
             (not self.drop_last, "a run's epochs have batches of one size; use drop_last"),
-            (not self.rate, "rate must be more than 0, at which nothing is learned, got 0"),
+            (not self.rate, "rate must be more than 0, got 0"),
             (
                 not 0 < self.momentum < 1,
                 f"momentum must be between 0 and 1, got {self.momentum:g}",
@@ -124,7 +125,7 @@ class RunSpec(TrainingSpec):
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
 
     def turns(self, size: int) -> list[list[int]]:
-        """Return rank 0 alone for single-device training, so that no other rank trains again."""
+        """Return the groups of ranks that train together; on a single device only rank 0 trains."""
         return [[0]] if self.strategy == "single" else super().turns(size)
 
     @property
@@ -177,10 +178,10 @@ class RunSpec(TrainingSpec):
 
 
 def linearly_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """Scale a learning rate in proportion to the batch size (Goyal et al. 2017)."""
+    """Multiply a learning rate by batch_size / base_batch_size (Goyal et al. 2017)."""
     return rate * batch_size / base_batch_size
 
 
 def square_root_scaled(rate: float, batch_size: int, base_batch_size: int) -> float:
-    """Scale a learning rate by the square root of the batch size's ratio (Krizhevsky 2014)."""
+    """Multiply a learning rate by sqrt(batch_size / base_batch_size) (Krizhevsky 2014)."""
     return rate * math.sqrt(batch_size / base_batch_size)

@@ -117,7 +117,7 @@ class StrategyFields(Work):
                 )
         if self.comm_delay_rank >= self.world_size:
             raise ValueError(
-                f"comm_delay_rank={self.comm_delay_rank} is none of {self.world_size} ranks; name one of them"
+                f"comm_delay_rank={self.comm_delay_rank} must be less than world_size={self.world_size}"
             )
         if self.comm_hook in DELAYED_HOOKS:
             return
@@ -135,7 +135,8 @@ class StrategyFields(Work):
                 )
         if strategy == "own_ddp" and self.comm_hook not in OWN_DDP_HOOKS:
             raise ValueError(
-                f"comm_hook={self.comm_hook} is DDP's, got strategy own_ddp; use none or symmetric_memory"
+                f"comm_hook={self.comm_hook} works with strategy ddp only, got own_ddp; "
+                "use none or symmetric_memory"
             )
         if self.sync_batch_norm and strategy not in GROUPED_STRATEGIES:
             raise ValueError(
@@ -144,16 +145,15 @@ class StrategyFields(Work):
             )
         if strategy == "fsdp" and self.precision == "fp16":
             raise ValueError(
-                "fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; "
-                "use precision bf16"
+                "fp16's gradient scaler checks a rank's own shard only, got strategy fsdp; use precision bf16"
             )
         if strategy in SHARDED_STRATEGIES and self.memory_format != "contiguous":
             raise ValueError(
-                f"{strategy} lays parameters one after the other, got {self.memory_format}; use contiguous"
+                f"{strategy} stores parameters in one flat buffer, got {self.memory_format}; use contiguous"
             )
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
-                "static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out"
+                "static_graph does not work with accumulation_steps above 1; leave one of them out"
             )
 
     def _require_execution(self) -> None:
@@ -230,7 +230,7 @@ def gpu_reason(spec: StrategyFields, device: str) -> str:
         (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),
         (spec.comm_hook in ("avg", "powersgd"), f"comm_hook {spec.comm_hook} needs NCCL"),
         (spec.maps_memory, "comm_hook symmetric_memory maps the memory of GPUs"),
-        (spec.sync_batch_norm, "sync_batch_norm is there for GPUs alone"),
+        (spec.sync_batch_norm, "sync_batch_norm works on GPUs only"),
     ):
         if needed:
             return f"{what}; this runs on the CPU"

@@ -74,13 +74,13 @@ class TrainingSpec(StrategyFields):
         if self.model == "resnet18" and self._least_batch_size < 2 * parts:
             in_parts = f" in {parts} parts" if parts > 1 else ""
             raise ValueError(
-                "resnet18 normalizes one value an image in its last stage, "
+                "resnet18's last BatchNorm needs at least two images, "
                 f"got a batch of {self._least_batch_size}{in_parts}; use batches of at least {2 * parts}"
             )
         if self.captured and self._last_batch_size != self.process_batch_size:
             raise ValueError(
-                f"execution {self.execution} repeats one batch size, an epoch ends with a smaller one; "
-                "use drop_last"
+                f"execution {self.execution} needs batches of one size, "
+                "but an epoch's last batch is smaller; use drop_last"
             )
 
     def _require_input(self) -> None:
@@ -198,5 +198,8 @@ class EpochSpec(TrainingSpec):
     repeats: ClassVar[bool] = False
 
     def turns(self, size: int) -> list[list[int]]:
-        """Return rank 0 alone for single-device training, so that no other rank trains an epoch."""
+        """Return the groups of ranks that train together; on a single device only rank 0 trains.
+
+        An epoch takes too long to be repeated by each rank.
+        """
         return [[0]] if self.strategy == "single" else super().turns(size)

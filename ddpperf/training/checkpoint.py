@@ -48,14 +48,16 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CannotTrain(
             f"the checkpoint {path} cannot be read ({first_line(error)}); "
-            "it may be cut short: remove it to begin anew"
+            "it may be cut short; remove it to start again"
         ) from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
-        raise CannotTrain(f"the checkpoint {path} is none of this version's; remove it to begin anew")
+        raise CannotTrain(
+            f"the checkpoint {path} was not written by this version of ddpperf; remove it to start again"
+        )
     if stored["torch"] != torch.__version__:
         raise CannotTrain(
-            f"the checkpoint {path} is of torch {stored['torch']}, this is {torch.__version__}, "
-            "which may train otherwise; remove it, or name another folder"
+            f"the checkpoint {path} was written by torch {stored['torch']}, but this is {torch.__version__}, "
+            "which may train differently; remove it, or name another folder"
         )
     others = sorted(name for name in {*stored["spec"], *spec} if stored["spec"].get(name) != spec.get(name))
     if others:
@@ -93,6 +95,6 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
         raise
     except (RuntimeError, KeyError, IndexError, ValueError) as error:
         raise CannotTrain(
-            f"the checkpoint {path} is of other parameters than the model's ({first_line(error)}); "
+            f"the checkpoint {path} has other parameters than the model ({first_line(error)}); "
             "remove it, or name another"
         ) from error

@@ -21,7 +21,7 @@ ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of 
 def register(
     model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
 ) -> None:
-    """Register a communication hook with a DDP model: `hook` if given, else the spec's hook.
+    """Register a communication hook with a DDP model: `hook` or else the training spec's hook.
 
     With comm_hook "none" DDP keeps its default, which divides the gradients and then sums them.
     """

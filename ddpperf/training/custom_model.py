@@ -28,7 +28,10 @@ class CustomModel:
     loss: Callable[[Any, Tensor], Tensor]
 
     def batch(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Return a batch, or raise CannotTrain unless it is two tensors of `batch_size` rows."""
+        """Return a custom model's batch, which must be two tensors of `batch_size` rows.
+
+        Raises CannotTrain for any other batch.
+        """
         made = self.make_batch(batch_size)
         if not (
             isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
@@ -47,7 +50,7 @@ class CustomModel:
 
 
 def custom_model(name: str) -> CustomModel:
-    """Import the function of a custom model, call it, and return its module, batch maker and loss.
+    """Import and call a custom model's function, and return its module, batch maker and loss.
 
     name: `package.module:function`.
     Raises CannotTrain if the name was not given when this process started, if the function cannot

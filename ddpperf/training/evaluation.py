@@ -18,7 +18,7 @@ STATISTICS_IMAGES = 4096  # images, over all ranks, for recomputing BatchNorm's 
 
 
 class Evaluation:
-    """One rank's part of the test images, and the function that evaluates a model on all parts."""
+    """Evaluates a model on the test images, of which each rank holds a part."""
 
     def __init__(
         self,

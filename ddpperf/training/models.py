@@ -77,7 +77,7 @@ def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequenti
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, depth: int, *, stride: int
 ) -> nn.Sequential:
-    """Return `depth` residual blocks, of which the first has the stride and changes the width."""
+    """Return `depth` residual blocks, of which only the first has the given stride."""
     first = block(in_channels, channels, stride)
     return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
 
@@ -148,13 +148,11 @@ def build(model: str) -> nn.Module:
     try:
         import torchvision.models
     except ImportError as error:
-        raise CannotTrain(
-            f"model {model} needs torchvision, which this interpreter has not; install it"
-        ) from error
+        raise CannotTrain(f"model {model} needs torchvision, which is not installed; install it") from error
     if name not in torchvision.models.list_models(module=torchvision.models):
         near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
         such = f", such as {', '.join(near)}" if near else ""
-        raise CannotTrain(f"model {model} is none of torchvision's; name one of them{such}")
+        raise CannotTrain(f"model {model} is not in torchvision; name one of its models{such}")
     sized = {"image_size": 32} if name.startswith("vit_") else {}
     built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
     return built

@@ -211,7 +211,7 @@ class Muon(torch.optim.Optimizer):
     def _step_matrices(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
     ) -> None:
-        """Update all weight matrices of one shape together, to launch fewer kernels."""
+        """Update all weight matrices of one shape together, to launch fewer GPU kernels."""
         if not parameters:
             return
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])

@@ -179,24 +179,21 @@ def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[
     buckets.
     """
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        yield from _divided([parameter for parameter in parameters if parameter.dtype == dtype], spec)
-
-
-def _divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:
-    rest = sum(parameter.nbytes for parameter in parameters)
-    half = rest / 2
-    bucket: list[nn.Parameter] = []
-    for parameter in parameters:
-        held = sum(parameter.nbytes for parameter in bucket)
-        if spec.bucket_cap_mb:
-            full = held + parameter.nbytes > spec.bucket_cap_mb * 2**20
-        elif spec.compiled:
-            full = held >= half
-        else:
-            full = held + parameter.nbytes > min(MOST_BYTES, rest / 2)
-        if full and held >= LEAST_BYTES:
-            yield bucket
-            rest -= held
-            bucket = []
-        bucket.append(parameter)
-    yield bucket
+        of_type = [parameter for parameter in parameters if parameter.dtype == dtype]
+        rest = sum(parameter.nbytes for parameter in of_type)
+        half = rest / 2
+        bucket: list[nn.Parameter] = []
+        for parameter in of_type:
+            held = sum(parameter.nbytes for parameter in bucket)
+            if spec.bucket_cap_mb:
+                full = held + parameter.nbytes > spec.bucket_cap_mb * 2**20
+            elif spec.compiled:
+                full = held >= half
+            else:
+                full = held + parameter.nbytes > min(MOST_BYTES, rest / 2)
+            if full and held >= LEAST_BYTES:
+                yield bucket
+                rest -= held
+                bucket = []
+            bucket.append(parameter)
+        yield bucket

@@ -65,7 +65,7 @@ class StepRecord:
         self.number.add_(1)
 
     def of_epoch(self, epoch: int) -> Epoch:
-        """Return an epoch's mean training loss and its accuracy on the training images.
+        """Return the mean loss and the accuracy on the training images in one epoch.
 
         Raises FloatingPointError on every rank if a step's loss is NaN or infinite on any rank.
         """
@@ -79,7 +79,7 @@ class StepRecord:
             if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"the loss is {loss} in epoch {epoch + 1}, step {number + 1} of {steps}; "
-                    "use a smaller rate, or a warm-up"
+                    "use a smaller learning rate, or a warm-up"
                 )
         return {
             "train_loss": math.fsum(losses) / steps,
@@ -145,7 +145,7 @@ class TrainingRun:
             step.warm_up(min(steps, self.spec.of_batches(batch_size).steps_per_epoch))
 
     def start_round(self) -> None:
-        """Do nothing, because each step begins the training anew."""
+        """Do nothing, because each measured step restarts the training."""
 
     # --- the run
 
@@ -203,7 +203,8 @@ class TrainingRun:
         test_loss, test_accuracy = self._evaluate(epoch)
         if not math.isfinite(test_loss):
             raise FloatingPointError(
-                f"the loss on the test images is {test_loss} after epoch {epoch + 1}; use a smaller rate"
+                f"the loss on the test images is {test_loss} after epoch {epoch + 1}; "
+                "use a smaller learning rate"
             )
         self.report(self._done(epoch + 1))
         return {
@@ -215,7 +216,7 @@ class TrainingRun:
         }
 
     def _done(self, epochs: float) -> float:
-        """Return the fraction that is done of all epochs that do not come from a checkpoint."""
+        """Return the completed fraction of the epochs that were not resumed from a checkpoint."""
         return (epochs - self.resumed_epochs) / (self.spec.epochs - self.resumed_epochs)
 
     def _evaluate(self, epoch: int) -> tuple[float, float]:
@@ -246,7 +247,7 @@ class TrainingRun:
         return Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
 
     def _save(self) -> None:
-        """Write a checkpoint of rank 0's state, to which the state of every other rank is equal.
+        """Write a checkpoint of rank 0's state, which is equal to every other rank's state.
 
         BatchNorm's statistics are equal because they were averaged over the ranks.
         """

@@ -82,7 +82,7 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
 
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:
-    """Return the learning rate of each of `steps` training steps, by one of torch's schedulers."""
+    """Return the first `steps` learning rates of one of torch's schedulers."""
     if not steps:
         return []
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
@@ -120,7 +120,7 @@ class Schedule:
             group["lr"] = rate
 
     def begin(self, step: int = 0) -> None:
-        """Go to the learning rate of the given training step, by default the first step."""
+        """Continue with the learning rate of the given training step, by default the first step."""
         self.steps = step
         if self.rate is not None:
             self.step_on_device.fill_(step)

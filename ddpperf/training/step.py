@@ -74,7 +74,7 @@ class TrainingStep:
         self.schedule.begin()
 
     def train(self) -> None:
-        """Make one optimizer step on the batch that the input has loaded."""
+        """Make one optimizer step on the batch that was loaded last."""
         self.enter("data")
         inputs, targets = self.take()
         self.enter("optimizer")
@@ -103,7 +103,7 @@ class TrainingStep:
             return self.task.loss(self.model(inputs), targets)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which a model computes with the precision of its training spec.
+        """Return the autocast context for the precision of a training spec.
 
         For a CUDA graph autocast caches no casted weights, because each replay would reuse those of
         the capture.

@@ -95,10 +95,7 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 
 
 def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Return the context for forward and backward of one part of a batch.
-
-    Gradients are synchronized only if the part is the `last` part of the batch.
-    """
+    """Return a context manager that synchronizes gradients only in the last part of a batch."""
     fsdp: Any = model
     if hasattr(fsdp, "set_requires_gradient_sync"):
         fsdp.set_requires_gradient_sync(last)

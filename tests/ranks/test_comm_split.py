@@ -150,7 +150,10 @@ def test_measured_as_drops_the_delay() -> None:
         ),
         ({"communication": "off"}, "communication must be one of on, local, no_sync"),
         ({"comm_delay_seconds": -1.0}, "comm_delay_seconds must be a number from 0 to 10"),
-        ({"comm_delay_seconds": 1.0, "comm_delay_rank": 2}, "comm_delay_rank=2 is none of 2 ranks"),
+        (
+            {"comm_delay_seconds": 1.0, "comm_delay_rank": 2},
+            "comm_delay_rank=2 must be less than world_size=2",
+        ),
         (
             {"communication": "local", "comm_hook": "powersgd"},
             "hook powersgd cannot have communication=local",
@@ -164,6 +167,6 @@ def test_wrong_communication_fields_are_refused(fields: dict, words: str) -> Non
 
 def test_messages_of_another_strategy_are_not_replayed() -> None:
     with pytest.raises(
-        ValueError, match="messages are replayed of ddp with hook none, avg, bf16, fp16, got zero1"
+        ValueError, match="a bucket replay needs strategy ddp with comm_hook none, avg, bf16, fp16, got zero1"
     ):
         measured_as(BucketReplaySpec, dataclasses.replace(DDP, strategy="zero1"))

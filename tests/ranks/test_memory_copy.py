@@ -30,7 +30,7 @@ def test_all_bytes_are_copied() -> None:
 
 
 def test_a_wrong_copy_is_found() -> None:
-    with pytest.raises(ArithmeticError, match="a copy of 1000 bytes is not what was copied, after 7 steps"):
+    with pytest.raises(ArithmeticError, match="a copy of 1000 bytes differs from its source after 7 steps"):
         copy().end_round(7)
     made = copy()
     made.step()

@@ -194,7 +194,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ),
         (
             "torchvision:resnet999",
-            r"model torchvision:resnet999 is none of torchvision's; name one of them, such as resnet",
+            r"model torchvision:resnet999 is not in torchvision; name one of its models, such as resnet",
         ),
     ],
 )
@@ -273,9 +273,9 @@ def test_built_in_models_are_not_checked(read: Read, monkeypatch: pytest.MonkeyP
 def test_run_with_a_wrong_model_ends_with_status_4(
     canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = Finished(status=1, output="", errors="model x is none of torchvision's; name another")
+    ended = Finished(status=1, output="", errors="model x is not in torchvision; name another")
     monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", lambda *_: ended)
     canned_suite.experiment.write_text(EXPERIMENT)
     run = canned_suite.run("perf", "--model", "torchvision:resnet999")
-    run.assert_one_sentence(4, "ERROR: --model: model x is none of torchvision's; name another")
+    run.assert_one_sentence(4, "ERROR: --model: model x is not in torchvision; name another")
     assert canned_suite.saved_runs() == []

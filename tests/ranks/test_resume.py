@@ -104,17 +104,19 @@ def test_a_wrong_or_short_checkpoint_is_refused(tmp_path: Path) -> None:
     for cut in (b"", whole[: len(whole) // 2], b"nothing like it"):
         path.write_bytes(cut)
         with pytest.raises(
-            CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short: remove it to begin anew"
+            CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short; remove it to start again"
         ):
             checkpoint.load(path, spec, CPU)
     torch.save({**torch.load(io.BytesIO(whole)), "torch": "2.11.9"}, path)
     with pytest.raises(
         CannotTrain,
-        match=r"run.pt is of torch 2.11.9, this is .*, which may train otherwise; remove it, or name",
+        match=r"run.pt was written by torch 2.11.9, but this is .*, which may .*; remove it, or name",
     ):
         checkpoint.load(path, spec, CPU)
     torch.save([1, 2], path)
-    with pytest.raises(CannotTrain, match="is none of this version's; remove it to begin anew"):
+    with pytest.raises(
+        CannotTrain, match="was not written by this version of ddpperf; remove it to start again"
+    ):
         checkpoint.load(path, spec, CPU)
     assert [each.name for each in tmp_path.iterdir()] == ["run.pt"], "nothing half-written stays"
 
@@ -126,7 +128,7 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
     state = checkpoint.state_of(kept.training.task.module, kept.training.optimizer)
     del state["model"]["fc.bias"]
     with pytest.raises(
-        CannotTrain, match=r"x.pt is of other parameters than the model's \(.*\); remove it, or name another$"
+        CannotTrain, match=r"x.pt has other parameters than the model \(.*\); remove it, or name another$"
     ):
         checkpoint.restore(tmp_path / "x.pt", state, now.training.task.module, now.training.optimizer)
 

@@ -232,7 +232,7 @@ def test_training_resumes_from_its_checkpoint(project: Project) -> None:
     cut = project.run(*arguments)
     assert cut.status == 1
     assert "cannot be read" in cut.output
-    assert "remove it to begin anew" in cut.output
+    assert "remove it to start again" in cut.output
     assert "Traceback" not in cut.output
 
 
@@ -241,7 +241,7 @@ def test_nan_loss_fails_with_its_epoch(project: Project) -> None:
     run = project.run("perf", "--world-sizes", "1")
     assert run.status == 1
     assert re.search(r"the loss (on the test images )?is \S+ (in|after) epoch 1", run.output), run
-    assert "use a smaller rate" in run.output
+    assert "use a smaller learning rate" in run.output
     assert "Traceback" not in run.output
 
 

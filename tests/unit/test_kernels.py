@@ -189,21 +189,24 @@ def measured(**kernels: str) -> Measured:
         ({"A1": "x", "B2": "y", "A3": "x", "B4": "y"}, []),  # two sides may differ
         (
             {"A1": "y", "A2": "x", "A3": "y", "A4": "x", "A5": "x"},
-            ["sets A1 and A3 ran other kernels than the rest"],
+            ["process sets A1 and A3 ran other kernels than all others"],
         ),
         (
             {"A1": "y", "A2": "z", "A3": "w", "A4": "x", "A5": "x"},
-            ["sets A1, A2 and A3 ran other kernels than the rest"],
+            ["process sets A1, A2 and A3 ran other kernels than all others"],
         ),
-        ({"A1": "x", "A2": "x", "A3": "y"}, ["set A3 ran other kernels than the rest"]),
-        ({"A1": "x", "A2": "y"}, ["set A2 ran other kernels than set A1"]),
+        ({"A1": "x", "A2": "x", "A3": "y"}, ["process set A3 ran other kernels than all others"]),
+        ({"A1": "x", "A2": "y"}, ["process set A2 ran other kernels than set A1"]),
         (
             {"A1": "x", "A2": "y", "A3": "y", "A4": "x"},
-            ["sets A2 and A3 ran other kernels than sets A1 and A4"],
+            ["process sets A2 and A3 ran other kernels than sets A1 and A4"],
         ),
         (
             {"A1": "x", "B2": "y", "A3": "x", "B4": "x", "A5": "y", "B6": "y"},
-            ["set A5 ran other kernels than the rest", "set B4 ran other kernels than the rest"],
+            [
+                "process set A5 ran other kernels than all others",
+                "process set B4 ran other kernels than all others",
+            ],
         ),
     ],
 )

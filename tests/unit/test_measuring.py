@@ -63,7 +63,9 @@ def test_sets_that_ran_other_kernels_are_warned_about() -> None:
     ]
     different = Measured(spec=STEP, iterations=1, samples=tuple(samples))
     for fresh in (True, False):
-        assert measuring().notes(different, fresh) == [warning("set A3 ran other kernels than the rest")]
+        assert measuring().notes(different, fresh) == [
+            warning("process set A3 ran other kernels than all others")
+        ]
 
 
 def test_devices_ask_their_watch_after_a_round() -> None:

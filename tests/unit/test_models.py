@@ -135,15 +135,15 @@ def test_a_transformer_is_built_for_images_of_32x32() -> None:
     ("name", "advice"),
     [
         ("torchvision:mobilnet_v3_small", r"such as mobilenet_v3_small, "),
-        ("torchvision:vit", r"name one of them"),
-        ("torchvision:zzzzzz", r"name one of them$"),
-        ("torchvision:fasterrcnn_resnet50_fpn", r"name one of them"),  # it classifies no images
+        ("torchvision:vit", r"name one of its models"),
+        ("torchvision:zzzzzz", r"name one of its models$"),
+        ("torchvision:fasterrcnn_resnet50_fpn", r"name one of its models"),  # it classifies no images
         ("vgg16_by_hand", r"such as vgg16"),
     ],
 )
 def test_an_unknown_model_is_refused_with_similar_names(name: str, advice: str) -> None:
     pytest.importorskip("torchvision")
-    with pytest.raises(ValueError, match=rf"^model {name} is none of torchvision's; .*{advice}") as refusal:
+    with pytest.raises(ValueError, match=rf"^model {name} is not in torchvision; .*{advice}") as refusal:
         build(name)
     assert "\n" not in str(refusal.value)
 
@@ -153,6 +153,7 @@ def test_without_torchvision_only_built_in_models_exist(monkeypatch: pytest.Monk
     with torch.device("meta"):
         build("resnet18")
     with pytest.raises(
-        ValueError, match=r"^model torchvision:vit_b_16 needs torchvision, which .* has not; install it$"
+        ValueError,
+        match=r"^model torchvision:vit_b_16 needs torchvision, which is not installed; install it$",
     ):
         build("torchvision:vit_b_16")

@@ -123,7 +123,7 @@ def test_larger_group_maps_memory_on_fresh_sets(canned: Canned, monkeypatch: pyt
 def test_set_with_other_kernels_is_named(canned: Canned) -> None:
     canned.kernels = lambda spec, name: "b" * 12 if name == "A2" else "a" * 12
     with pool_of(1, replicates=3) as pool:
-        assert other_kernels(pool.measure(SINGLE)) == ["set A2 ran other kernels than the rest"]
+        assert other_kernels(pool.measure(SINGLE)) == ["process set A2 ran other kernels than all others"]
 
 
 def test_one_set_alone_is_not_asked_for_kernels(canned: Canned) -> None:

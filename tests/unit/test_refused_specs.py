@@ -65,20 +65,20 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
         TrainingSpec,
         TRAINING,
         {"per_rank_batch_size": 1},
-        "resnet18 normalizes one value .*, got a batch of 1; use batches of at least 2",
+        "resnet18's last BatchNorm needs at least two images, got a batch of 1; use batches of at least 2",
     ),
     (
         EpochSpec,
         TRAINING | {"epoch_images": 4 * 128},
         {"epoch_images": 4 * 129, "drop_last": False, "input": "device"},
-        "resnet18 normalizes one value .*, got a batch of 1; use batches of at least 2",
+        "resnet18's last BatchNorm needs at least two images, got a batch of 1; use batches of at least 2",
     ),
     (
         EpochSpec,
         TRAINING
         | {"world_size": 2, "per_rank_batch_size": 2, "strategy": "data_parallel", "input": "device"},
         {"epoch_images": 7, "drop_last": False},  # its last 3 images are 2 on one device and 1 on the other
-        "resnet18 normalizes one value .*, got a batch of 1; use batches of at least 2",
+        "resnet18's last BatchNorm needs at least two images, got a batch of 1; use batches of at least 2",
     ),
     (
         TrainingSpec,

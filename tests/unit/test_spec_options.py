@@ -306,7 +306,7 @@ GPU_REFUSALS = {
     ),
     "--spec strategy=fsdp": "graph cannot capture fsdp, whose parameters come and go in every step;",
     "--executions eager --precision fp16 --spec strategy=fsdp": (
-        "fp16's gradient scaler looks at a rank's own"
+        "fp16's gradient scaler checks a rank's own"
     ),
     "--executions eager,graph --spec inductor=a": (
         "--spec inductor=a needs a compiled execution, got eager, graph;"

@@ -182,5 +182,7 @@ def test_flops_count_forward_and_backward(in_parts: int, monkeypatch: pytest.Mon
 
 
 def test_parts_of_fsdp_are_refused() -> None:
-    with pytest.raises(ValueError, match="a step's parts are timed of single, ddp, zero1, got fsdp; use ddp"):
+    with pytest.raises(
+        ValueError, match="a step's parts are timed for strategy single, ddp, zero1, got fsdp; use ddp"
+    ):
         PartsSpec(world_size=2, per_rank_batch_size=4, strategy="fsdp")

@@ -89,19 +89,19 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             fields,
             {"memory_format": "channels_last"},
-            f"{fields['strategy']} lays parameters one after the other, got channels_",
+            f"{fields['strategy']} stores parameters in one flat buffer, got channels_",
         )
         for fields in (FSDP, ZERO1)
     ),
     (
         FSDP,
         {"precision": "fp16"},
-        "fp16's gradient scaler looks at a rank's own shard only, got strategy fsdp; use precision",
+        "fp16's gradient scaler checks a rank's own shard only, got strategy fsdp; use precision",
     ),
     (
         TRAINING | {"static_graph": True},
         {"accumulation_steps": 2},
-        "static_graph does not know no_sync, got accumulation_steps above 1; leave one of them out",
+        "static_graph does not work with accumulation_steps above 1; leave one of them out",
     ),
     *(
         (
@@ -159,14 +159,14 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         TRAINING | {"per_rank_batch_size": 8, "accumulation_steps": 4},
         {"accumulation_steps": 8},
-        "resnet18 normalizes one value an image in its last stage, "
+        "resnet18's last BatchNorm needs at least two images, "
         "got a batch of 8 in 8 parts; use batches of at least 16",
     ),
     *(
         (
             ALONE | {"epoch_images": 260, "input": "device", "execution": execution},
             {"drop_last": False},
-            f"execution {execution} repeats one batch size, an epoch ends with a smaller one; use drop_last",
+            f"execution {execution} needs batches of one size, but an epoch's last batch is smaller",
         )
         for execution in ("graph", "compile+graph")
     ),
@@ -295,7 +295,7 @@ ON_GPUS: list[tuple[dict[str, Any], str]] = [
     ({"comm_hook": "avg"}, "comm_hook avg needs NCCL"),
     ({"comm_hook": "powersgd"}, "comm_hook powersgd needs NCCL"),
     ({"comm_hook": "symmetric_memory"}, "comm_hook symmetric_memory maps the memory of GPUs"),
-    ({"sync_batch_norm": True}, "sync_batch_norm is there for GPUs alone"),
+    ({"sync_batch_norm": True}, "sync_batch_norm works on GPUs only"),
 ]
 
 
