@@ -88,10 +88,10 @@ def halving_doubling(buffer: Tensor, transport: Transport) -> None:
 
 @contextmanager
 def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
-    """Yield the largest power of two up to the number of ranks, or 0 on a rank that is left over.
+    """Restrict an all-reduce to a power-of-two number of ranks, and yield this number.
 
-    Before, each left-over rank sends its buffer to a rank that takes part, which adds it up. After,
-    the left-over rank receives the sum.
+    Before the all-reduce, each left-over rank sends its buffer to a rank that takes part, which
+    adds it up. After the all-reduce, the left-over rank receives the sum. It gets 0 as the number.
     """
     ranks = 2 ** (transport.world_size.bit_length() - 1)
     helped, helper = transport.rank - ranks, transport.rank + ranks

@@ -133,11 +133,11 @@ def shuffled(count: int) -> Tensor:
 
 def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) -> dict[str, Any]:
     train_labels, test_labels = (torch.tensor(split.targets)[shuffled(len(split))] for split in (train, test))
-    labels = {"train_labels": train_labels, "test_labels": test_labels}
     return {
         "train_images": train_images,
         "test_images": test_images,
-        **labels,
+        "train_labels": train_labels,
+        "test_labels": test_labels,
         "classes": list(train.classes),
     }
 
@@ -208,11 +208,8 @@ def save(document: dict[str, Any], path: Path) -> dict[str, object]:
     image_size: height and width in pixels. Raises Refused if the disk is full.
     """
     tensors = [value for value in document.values() if isinstance(value, Tensor)]
-    nbytes = (
-        sum(tensor.nbytes for tensor in tensors)
-        + sum(len(name.encode()) for name in document["classes"])
-        + 10_000
-    )
+    nbytes = 10_000 + sum(tensor.nbytes for tensor in tensors)
+    nbytes += sum(len(name.encode()) for name in document["classes"])
     try:
         with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, nbytes)  # torch.save would hide why it fails
@@ -246,7 +243,7 @@ def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
 
 
 def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
-    """Decode images, and write their summary or the reason for refusing them to out/result.json."""
+    """Decode images into out/images.pt, and write their summary or a refusal to out/result.json."""
     try:
         result = decode(kind, source, out, say)
     except Refused as refusal:

@@ -110,7 +110,7 @@ class DeviceImages:
         return plan.pin_memory() if self.device.type == "cuda" else plan
 
     def batch(self, plan: Tensor) -> Batch:
-        """Return the images and labels of a batch, cropped and flipped as the plan says."""
+        """Return the images and labels of a batch, cropped and flipped as an epoch's plan says."""
         index, top, left, flipped, *corner = plan
         rows = top[:, None] + self.rows
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.columns)
@@ -149,7 +149,7 @@ class DeviceInput(Input):
         return DeviceInput(self.images, batches)
 
     def prepare(self, number: int) -> None:
-        """Draw the crops and flips of epoch `number` in the CPU's memory."""
+        """Draw the crop and the flip of each image of epoch `number`, in the CPU's memory."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
         sampler = self.batches.sampler

@@ -227,7 +227,7 @@ def _processes(pids: Collection[int]) -> str:
 
 
 def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    """Return NVML's handle of each GPU by the GPU's index.
+    """Return a dict from each GPU's index to NVML's handle of the GPU.
 
     NVML stays loaded, since loading it takes long.
     """

@@ -23,7 +23,7 @@ class Cause(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """How one rank failed.
+    """The cause and the details of one rank's failure.
 
     what: the end of a sentence that begins with the rank. detail: the rank's traceback, log or
     stacks. limit: whether the rank may simply have needed too much memory or too large indices.

@@ -128,7 +128,7 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def _probe(side: Side, requested: str, model: str) -> Found:
-    """Return what ranks can import, found by a child process with the interpreter of the ranks."""
+    """Find out what ranks can import, in a child process with the interpreter of the ranks."""
     try:
         ended = run_child(side.command("probe", model), side.variables(), PROBE_SECONDS)
     except OSError as error:

@@ -136,7 +136,7 @@ class Pool:
         return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Measure `spec` on every process set, or return their stored measurement."""
+        """Return the measurement of `spec`, which is repeated only on new process sets."""
         names = tuple(live.name for live in self.live_sets())
         if (known := self._remembered.get((spec, candidate, names))) is not None:
             return known

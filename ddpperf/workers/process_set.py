@@ -65,7 +65,7 @@ class ProcessSet:
 
     @property
     def environment(self) -> Message:
-        """The versions that rank 0 computes with, or an empty dict before `wait_ready`."""
+        """The versions of Python and torch in rank 0, or an empty dict before `wait_ready`."""
         return dict(self._setup.get("environment", {}))
 
     # --- starting
@@ -132,7 +132,7 @@ class ProcessSet:
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
     def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
-        """Wait for the answers of all ranks at once.
+        """Wait for the answers of all ranks of a process set at the same time.
 
         If the function waited for rank 0 first, an error in rank 1 would look like a hang of rank
         0.
