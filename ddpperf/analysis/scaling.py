@@ -6,7 +6,7 @@ from __future__ import annotations
 def weak_speedup(t1: float, tN: float, N: int) -> float:
     """Return the weak-scaling speedup N * t(1) / t(N) for a constant batch per rank.
 
-    Gustafson (1988).
+    The formula is from Gustafson (1988).
     """
     _require_positive(t1, tN, N)
     return N * t1 / tN
@@ -15,7 +15,7 @@ def weak_speedup(t1: float, tN: float, N: int) -> float:
 def strong_speedup(t1: float, tN: float, N: int) -> float:
     """Return the strong-scaling speedup t(1) / t(N) for a constant global batch.
 
-    Amdahl (1967).
+    The formula is from Amdahl (1967).
     """
     _require_positive(t1, tN, N)
     return t1 / tN

@@ -160,8 +160,8 @@ class Measured:
     def different_kernels(self) -> dict[str, list[str]]:
         """Return the process sets that ran different GPU kernels, by digest of the kernels.
 
-        Sets of the base are compared with each other, and sets of the candidate. Base and candidate
-        may differ by design. Process sets with unknown kernels are left out.
+        Process sets of the base are compared with each other, and so are those of the candidate.
+        Base and candidate may differ by design. Process sets with unknown kernels are left out.
         """
         different: dict[str, list[str]] = {}
         for side in (BASE, CANDIDATE):

@@ -12,6 +12,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
+from ddpperf.results import units
 from ddpperf.verdict.estimates import Control, MetricEstimates
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
@@ -188,7 +189,7 @@ class Decision:
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
         """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
 
-        The second measurement reuses the class noise that the screening found.
+        The second measurement reuses the noise of similar tests from the screening.
         """
         keys = [(entry.test, entry.metric) for entry in group]
         if not all(key in self._class_noise for key in keys):
@@ -294,13 +295,13 @@ def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspect
 
     The A/B run alone decides about the suspected regressions.
     """
-    count = "1 suspect was" if len(suspects) == 1 else f"{len(suspects)} suspects were"
+    count = units.counted(len(suspects), "suspected test")
     return Answer(
         worse=judged.worse,
         untrusted=[*compared.untrusted, *judged.untrusted],
         undecided=[*compared.undecided, *judged.undecided],
         unfit=[*compared.untrusted, *judged.unfit],
-        summary=f"compared with {baseline}: {count} measured beside its code, and none is worse",
+        summary=f"compared with {baseline}: {count} measured again beside its code, none is worse",
     )
 
 
@@ -337,7 +338,9 @@ def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option:
         needed = [row.sets for row in undecided]
         enough = max(sets or 0 for sets in needed)
         advice = (
-            f"{sets_option} {enough} would do" if all(needed) else f"{MOST_SETS} sets would not be enough"
+            f"{sets_option} {enough} would do"
+            if all(needed)
+            else f"{MOST_SETS} process sets would not be enough"
         )
         sentences.append(
             f"{len(undecided)} of {total} tests are undecided, such as {undecided[0].test}; {advice}"

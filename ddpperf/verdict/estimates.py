@@ -52,8 +52,8 @@ class MetricEstimates:
         """The reason why this metric cannot be judged, or an empty string if it can be judged."""
         if len(self.base) != len(self.candidate) or len(self.base) < 2:
             return (
-                f"has {self.metric} of {len(self.base)} and {len(self.candidate)} sets; "
-                "equally many are needed, 2 or more"
+                f"has {self.metric} of {len(self.base)} base and {len(self.candidate)} candidate process "
+                "sets; both need the same number, at least 2"
             )
         values = self.base + self.candidate
         valid = all(0 <= value < math.inf for value in values) and (self.definition.exact or all(values))

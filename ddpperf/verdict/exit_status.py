@@ -44,7 +44,7 @@ def decide(
     answer: Answer | None,
     problems: Sequence[str] = (),
 ) -> Verdict:
-    """Return the verdict on all tests of a run.
+    """Return PASS, FAIL or NO VERDICT for a test run, with the reasons.
 
     The first of these that occurs decides: a failed test, a failed control measurement, a test that
     got worse, a missing result. `measured` holds the ids of the tests that stored a sample.
@@ -91,8 +91,8 @@ def _sentences(outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str) -
 def exit_status(status: Status, *, saved: bool) -> int:
     """Return the exit status of a test run from its verdict.
 
-    If a result file was not written, it is that of a usage error. A FAIL keeps its own exit status,
-    so that a full disk hides no regression.
+    The status is that of a usage error if a result file was not written. A FAIL keeps its own exit
+    status, so that a full disk hides no regression.
     """
     if not saved and status is not Status.FAIL:
         return _USAGE_ERROR

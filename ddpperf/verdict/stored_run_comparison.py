@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, PastRun
 from ddpperf.verdict.exit_status import Answer
@@ -143,7 +144,7 @@ class Comparison:
 
     def _summary(self) -> str:
         suspects = len(self.suspects)
-        but = f", but {suspects} {'is a suspect' if suspects == 1 else 'are suspects'}" if suspects else ""
+        but = f", but {units.counted(suspects, 'test')} may be slower" if suspects else ""
         limits = [change.limit for change in self.changes.values()]
         return f"none slower than in {self.baseline} by more than its limit{_limits(limits)}{but}"
 

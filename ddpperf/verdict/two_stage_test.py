@@ -65,7 +65,8 @@ class Settings:
             )
         if min(self.screen_sets, self.confirm_sets) < 2:
             raise ValueError(
-                f"two process sets per side are the least, got {self.screen_sets} and {self.confirm_sets}"
+                f"screening and confirmation need two process sets or more, got {self.screen_sets} and "
+                f"{self.confirm_sets}"
             )
 
     def confirm_alpha(self, gated: int) -> float:
@@ -93,8 +94,8 @@ class LogEstimates:
     def __post_init__(self) -> None:
         if self.base.ndim != 2 or self.base.shape != self.candidate.shape or self.base.shape[1] < 2:
             raise ValueError(
-                f"base and candidate need the same two sets or more, got {self.base.shape} and "
-                f"{self.candidate.shape}"
+                f"base and candidate need the same number of process sets, at least 2, got "
+                f"{self.base.shape} and {self.candidate.shape}"
             )
         if not (np.isfinite(self.base).all() and np.isfinite(self.candidate).all()):
             raise ValueError("an estimate is NaN or infinite; leave out a metric that has no finite value")

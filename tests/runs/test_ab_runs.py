@@ -163,7 +163,7 @@ def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     assert finished.status == 0, finished
     assert "test_step is slower" not in finished.output
     assert (
-        "compared with 0001_fast.json: 1 suspect was measured beside its code, and none is worse"
+        "compared with 0001_fast.json: 1 suspected test measured again beside its code, none is worse"
         in finished.output
     )
     assert "confirmed" in project.saved_runs()[-1]["ddpperf"], (

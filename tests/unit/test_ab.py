@@ -253,7 +253,8 @@ def test_gated_metric_without_candidate_is_missing() -> None:
     metrics = {"peak_memory_bytes": {"by_set": {"A1": 1e9, "A2": 1e9}}}
     decision = Decision(estimates_of("t", measured, metrics, "cuda"), GPU)
     assert decision.missing == {
-        "t": "has peak_memory_bytes of 2 and 0 sets; equally many are needed, 2 or more"
+        "t": "has peak_memory_bytes of 2 base and 0 candidate process sets; "
+        "both need the same number, at least 2"
     }
 
 
@@ -331,7 +332,7 @@ def test_advice_when_no_number_of_sets_is_enough() -> None:
         row(decision, "noisy").sets or -1,
     )
     _, (reason,) = verdict(decision)
-    assert reason == "2 of 10 tests are undecided, such as wild; 64 sets would not be enough"
+    assert reason == "2 of 10 tests are undecided, such as wild; 64 process sets would not be enough"
 
 
 def test_shared_base_alone_counts_twice() -> None:
@@ -357,8 +358,8 @@ def test_undecided_row_needs_more_sets() -> None:
 @pytest.mark.parametrize(
     ("base", "candidate", "words"),
     [
-        (QUIET, QUIET[:2], "time of 3 and 2 sets; equally many are needed, 2 or more"),
-        (QUIET[:1], QUIET[:1], "time of 1 and 1 sets"),
+        (QUIET, QUIET[:2], "time of 3 base and 2 candidate process sets; both need the same number"),
+        (QUIET[:1], QUIET[:1], "time of 1 base and 1 candidate process sets"),
         (QUIET, (1.0, math.nan, 1.0), "a time that is no positive number"),
         (QUIET, (1.0, 0.0, 1.0), "a time that is no positive number"),
         (QUIET, (1.0, math.inf, 1.0), "a time that is no positive number"),
@@ -479,9 +480,9 @@ def test_launch_bound_step_is_gated_without_a_stored_metric() -> None:
     (primary,) = [each for each in estimates_of("t", counted, {}, "cuda") if each.primary]
     assert (primary.metric, primary.base, primary.gated) == ("cpu_seconds", (0.5, 0.5), True)
     decision = Decision(estimates_of("t", measured(STEP, bound=2), {}, "cuda"), GPU)
-    assert decision.missing == {"t": "has cpu_seconds of 0 and 0 sets; equally many are needed, 2 or more"}, (
-        "never a pass"
-    )
+    assert decision.missing == {
+        "t": "has cpu_seconds of 0 base and 0 candidate process sets; both need the same number, at least 2"
+    }, "never a pass"
 
 
 def test_small_all_reduce_on_gpus_is_not_gated() -> None:

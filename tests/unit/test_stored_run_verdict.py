@@ -115,7 +115,7 @@ def test_suspect_passes_and_is_counted() -> None:
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith(
         "none slower than in 0001_x.json by more than its limit "
-        f"({comparison.changes['t'].limit:.4g}), but 1 is a suspect"
+        f"({comparison.changes['t'].limit:.4g}), but 1 test may be slower"
     )
     slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": suspect}, then)
     assert (set(slower.suspects), set(slower.slower)) == ({"u"}, {"t"})
