@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 import pytest
@@ -87,7 +87,7 @@ def largest(options: Options) -> Iterator[Case]:
 
 
 def contests(options: Options) -> Iterator[AllReduceSpec]:
-    """Yield measurement specs of NCCL's or gloo's all-reduce, to compare it with other algorithms."""
+    """Yield measurement specs of NCCL's or gloo's all-reduce, to compare with other algorithms."""
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
@@ -131,50 +131,34 @@ def collectives(options: Options) -> Iterator[Case]:
 @pytest.mark.specs(cases=calls, gate=gate.large_all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """How long does an all-reduce take, and which bandwidth does it reach?"""
-    call = measure(spec)
-    seconds = call.median_step_seconds()
-    measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
-    bandwidths(
-        measure, {name: all_reduce_busbw(spec.nbytes, t, spec.world_size) for name, t in seconds.items()}
-    )
-    framework_time(measure, call)
+    call_metrics(measure, measure(spec), lambda t: all_reduce_busbw(spec.nbytes, t, spec.world_size))
 
 
 @pytest.mark.specs(cases=collectives)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """How long do reduce_scatter, all_gather, broadcast and all_to_all take?"""
-    call = measure(spec)
-    seconds = call.median_step_seconds()
-    measure.metric("algbw_bytes_per_second", {name: algbw(spec.nbytes, t) for name, t in seconds.items()})
-    busbw = {
-        name: collective_busbw(spec.kind, spec.nbytes, t, spec.world_size) for name, t in seconds.items()
-    }
-    bandwidths(measure, busbw)
-    framework_time(measure, call)
+    N = spec.world_size
+    call_metrics(measure, measure(spec), lambda t: collective_busbw(spec.kind, spec.nbytes, t, N))
 
 
-def bandwidths(measure: Measure, busbw: Mapping[str, float]) -> None:
-    """Store the bus bandwidth of a collective call.
+def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], float]) -> None:
+    """Store the bandwidths of a collective call, and the part of its time outside NCCL's kernel.
 
-    If the link bandwidth is known, store its used fraction, too. busbw: the bandwidth of each
-    process set, in bytes per second.
+    busbw_of: the function that returns the bus bandwidth, in bytes per second, for a time in
+    seconds. The kernel's time is the shortest of all ranks, because the other ranks' kernels wait.
     """
+    assert isinstance(call.spec, AllReduceSpec | CollectiveSpec)
+    nbytes, seconds = call.spec.nbytes, call.median_step_seconds()
+    busbw = {name: busbw_of(t) for name, t in seconds.items()}
+    measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
     measure.metric("busbw_bytes_per_second", busbw)
     if link := measure.machine.link_bytes_per_second:
         measure.metric("link_utilization", {name: value / link for name, value in busbw.items()})
-
-
-def framework_time(measure: Measure, call: Measured) -> None:
-    """Store the part of a collective call's time that is not spent in NCCL's kernel.
-
-    The kernel's time is the shortest of all ranks, because the other ranks' kernels wait for it.
-    """
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }
     if all(kernels.values()):
-        rest = {name: t - kernels[name] for name, t in call.median_step_seconds().items()}
-        measure.metric("framework_seconds", rest)
+        measure.metric("framework_seconds", {name: t - kernels[name] for name, t in seconds.items()})
 
 
 @pytest.mark.specs(cases=contests)

@@ -10,6 +10,8 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import SamplerSpec
 
+COUNTED = ("missing_images", "repeated_images", "repeated_places")
+
 
 def images(options: Options, world_size: int) -> int:
     """Return an odd number of images that does not divide over an even number of ranks.
@@ -61,7 +63,7 @@ def sampled(measure: Measure, spec: SamplerSpec) -> tuple[float, float, float]:
     Each result is the maximum over process sets.
     """
     shards = measure(spec)
-    counted = [shards.counter(name) for name in ("missing_images", "repeated_images", "repeated_places")]
-    for name, by_set in zip(("missing_images", "repeated_images", "repeated_places"), counted, strict=True):
+    counted = {name: shards.counter(name) for name in COUNTED}
+    for name, by_set in counted.items():
         measure.metric(name, by_set)
-    return tuple(max(by_set.values()) for by_set in counted)  # type: ignore[return-value]
+    return tuple(max(by_set.values()) for by_set in counted.values())  # type: ignore[return-value]

@@ -55,21 +55,9 @@ def gate_table(run: str) -> str:
     the table.
     """
     header = json.loads((ROOT / run).read_text())["ddpperf"]
-    selecting = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "perf",
-        "-m",
-        "gate",
-        "--collect-only",
-        "-q",
-        "--device",
-        "cpu",
-    ]
-    selected = subprocess.run(
-        selecting, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    command = shlex.split(f"{sys.executable} -m pytest perf -m gate --collect-only -q --device cpu")
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    selected = finished.stdout.splitlines()
     seconds = header["timing"]["test_seconds"]
     rows = [row for row in header["against"]["rows"] if row["primary"]]
     information = {
@@ -196,13 +184,13 @@ def over_runs(pattern: str) -> str:
         warnings = [note for run in runs for note in warnings_of(run)]
         notes += map(of_any_gpu, warnings)
         measured = [Measured.from_json(stored) for stored in runs]
-        seconds = [median(each.all_step_seconds()) for each in measured]
+        seconds = [median(step.all_step_seconds()) for step in measured]
         spread = f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
         efficiencies = [
             run["metrics"]["efficiency"]["value"] for run in runs if "efficiency" in run["metrics"]
         ]
         efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
-        cpu_seconds = [value for each in measured for value in each.counter("cpu_seconds").values()]
+        cpu_seconds = [value for step in measured for value in step.counter("cpu_seconds").values()]
         cpu = units.seconds(median(cpu_seconds)) if cpu_seconds else "-"
         middle = f"{units.seconds(median(seconds))} {MARK * bool(warnings)}".rstrip()
         rows.append(f"| {name} | {middle} | {spread} | {len(runs)} | {efficiency} | {cpu} |")

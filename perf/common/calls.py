@@ -44,7 +44,7 @@ def too_few(sizes: Sequence[int]) -> str:
 
 
 def largest_of_all(links: Links) -> int:
-    """Return the largest buffer size, in bytes, at which all own all-reduce algorithms are measured.
+    """Return the largest buffer size, in bytes, that all own all-reduce algorithms are measured at.
 
     If only the ring algorithm has sizes, return the ring's largest size.
     """

@@ -38,7 +38,7 @@ def strong_scaling(options: Options, spec: TrainingSpec) -> bool:
 
 
 def strategies(options: Options, spec: TrainingSpec) -> bool:
-    """Return whether a test of a parallel strategy belongs to the benchmark that runs before merges.
+    """Return whether a strategy's test belongs to the benchmark that runs before every merge.
 
     The gate runs the first execution mode of --executions. On a CPU it leaves out FSDP, whose step
     time differs too much between process sets.

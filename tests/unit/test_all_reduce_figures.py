@@ -15,7 +15,7 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from perf.common.calls import as_fast, link_metric, the_fastest, warn_if_undetermined
-from perf.test_all_reduce import bandwidths, framework_time, model_metrics
+from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -77,11 +77,11 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
 
 def test_framework_time_excludes_the_kernel() -> None:
     measure = measure_on(Machine())
-    framework_time(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)))
+    call_metrics(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)), lambda t: 360e9)
     assert measure.metrics["framework_seconds"]["value"] == pytest.approx(11e-6 - 7e-6)
     silent = measure_on(Machine())
-    framework_time(silent, call(10e-6))
-    assert silent.metrics == {}
+    call_metrics(silent, call(10e-6), lambda t: 360e9)
+    assert "framework_seconds" not in silent.metrics
 
 
 def test_link_utilization_needs_a_known_link() -> None:
@@ -90,9 +90,9 @@ def test_link_utilization_needs_a_known_link() -> None:
         measure_on(Machine(device="cuda")),
     )
     for measure in (known, unknown):
-        bandwidths(measure, {"A1": 360e9})
+        call_metrics(measure, call(10e-6), lambda t: 360e9)
     assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
-    assert list(unknown.metrics) == ["busbw_bytes_per_second"]
+    assert list(unknown.metrics) == ["algbw_bytes_per_second", "busbw_bytes_per_second"]
 
 
 def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
