@@ -32,7 +32,7 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     `forbid_compiling`.
     """
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
-    forget_compiled()  # torch counts compilations by function, and stops compiling after eight
+    forget_compiled()  # torch stops compiling a function after eight compilations
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
         backend: Any = in_parts(part_bytes, options) if part_bytes else "inductor"

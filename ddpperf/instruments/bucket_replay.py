@@ -12,7 +12,7 @@ from torch import Tensor
 from ddpperf.compile_and_capture import capture
 from ddpperf.specs import BucketReplaySpec
 
-BucketMessage = tuple[int, torch.dtype]  # elements and their type
+BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
 
 

@@ -23,8 +23,8 @@ class Copy:
         memory = torch.zeros(begin + spec.nbytes, dtype=torch.uint8, device=device)
         self.host: tuple[memoryview, memoryview] | None = None
         if device.type == "cpu":
-            # The buffers' places within their pages change the time by a tenth, and would otherwise
-            # depend on file paths and environment variables.
+            # A buffer's offset within its page changes the time of a copy by a tenth. Without mmap
+            # the offset would depend on file paths and environment variables.
             mapped = mmap.mmap(-1, begin + spec.nbytes)
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
             whole = memoryview(mapped)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpperf.training.measured_step import MeasuredStep
 
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
-# The kind of a collective in a phase; every other combination is of kind OTHER.
+# The kind of a collective in a phase. Every other combination has the kind OTHER.
 KINDS = {
     ("start", "broadcast"): "initial state",
     ("start", "allgather"): "control",

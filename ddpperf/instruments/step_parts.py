@@ -22,7 +22,7 @@ from ddpperf.specs import PARTS
 if TYPE_CHECKING:
     from ddpperf.training.measured_step import MeasuredStep
 
-Mark = tuple[str, Any]  # a part, and its begin: seconds of the CPU's clock, or an event of a GPU
+Mark = tuple[str, Any]  # a part, and its begin in seconds or as a GPU's event
 
 
 class PartMarks:
@@ -72,7 +72,7 @@ class PartedSteps:
         self.training = training
         self.marks = marks
         self.running: deque[tuple[list[Mark], Any]] = deque()  # unread steps: their marks and ends
-        self.ended: Any = None  # the end of the step before
+        self.ended: Any = None  # the end of the previous step
         self.parted: list[dict[str, float]] = []  # seconds of each step of a round, by part
         self.rounds: list[tuple[int, dict[str, float]]] = []  # timed steps, and their mean by part
         self.hooks: list[RemovableHandle] = []
@@ -114,7 +114,7 @@ class PartedSteps:
                 if parameter.requires_grad
             ]
         self.training.warm_up_eagerly(steps)
-        # A hook on each parameter would slow a step that is bound by launches. One is enough.
+        # Hooks on all parameters would slow a step that is bound by launches. One hook is enough.
         for hook in self.hooks:
             hook.remove()
         if self.last_computed is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 TRACED_STEPS = 5
-MARGIN_SECONDS = 1e-3  # at both ends of a profile: kernels outside it by the GPU's clock are dropped
+MARGIN_SECONDS = 1e-3  # idle time at both ends, because the profiler drops kernels outside the profile
 MARK = "ddpperf steps"
 # NCCL's kernels, torch's kernels in memory that all GPUs have mapped, and gloo's threads.
 COMMUNICATION = re.compile(r"nccl.*kernel|(one|two)_shot_all_reduce|multimem_|gloo:", re.IGNORECASE)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
-# In memory that all GPUs of the node have mapped:
+# Algorithms that work in memory which all GPUs of the node have mapped:
 SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency"]
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
@@ -16,11 +16,11 @@ CallExecution = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
-ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # one library kernel each
+ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # each is one library kernel
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
 LOW_LATENCY_BYTES = 2**22  # largest buffer of low_latency, which sends all of it to every rank
-PIECE_BYTES = 2**20  # of a ring's segment, that are sent as one message
+PIECE_BYTES = 2**20  # size of the messages into which a ring divides a segment
 MOST_PIECES = 16
 
 

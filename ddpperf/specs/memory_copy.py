@@ -17,8 +17,8 @@ class CopySpec(Work):
     """
 
     measurement: ClassVar[str] = "copy"
-    # On 2 busy cores the copies of 4 process sets differ by 0.4% to 1.9%, and by 1.4% to 3.4% when
-    # the sets take turns in whole rounds.
+    # On 2 busy cores the copy times of 4 process sets differ by 0.4% to 1.9%. If the process sets
+    # take turns after whole rounds instead, their copy times differ by 1.4% to 3.4%.
     compared_parts: ClassVar[int] = 16
 
     nbytes: int

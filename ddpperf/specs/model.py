@@ -6,8 +6,8 @@ import re
 from typing import Literal, get_args
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
-# An environment variable of the ranks with the only custom model that they may import. A message
-# must not name a module to import.
+# An environment variable of the ranks with the only custom model that the ranks may import. A rank
+# imports no other module that a message names.
 MODEL_VARIABLE = "DDPPERF_MODEL"
 _PATTERN = r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 

@@ -13,7 +13,7 @@ from ddpperf.specs.training import TrainingSpec
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic"]
 MOST = {"rate": 1e3, "momentum": 1.0, "weight_decay": 1.0, "label_smoothing": 1.0, "clip_norm": 1e6}
-CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: a run's folder
+CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: the checkpoints' folder
 
 
 @dataclass(frozen=True, kw_only=True)

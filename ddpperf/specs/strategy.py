@@ -23,12 +23,12 @@ DDP_STRATEGIES = ("ddp", "zero1")  # gradients are synchronized by DistributedDa
 SHARDED_STRATEGIES = ("zero1", "fsdp")  # flat buffers lose a tensor's memory format
 EQUAL_STRATEGIES = (*DDP_STRATEGIES, "own_ddp")  # all ranks keep equal parameters
 GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
-NOT_CAPTURED = {  # what a CUDA graph cannot hold, and why
+NOT_CAPTURED = {  # strategies and hooks that a CUDA graph cannot hold, and why
     "data_parallel": "which starts threads in every step",
     "fsdp": "whose parameters come and go in every step",
     "powersgd": "which waits for the device where it compresses",
 }
-DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can stand in for
+DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can replace
 DDP_OPTIONS: dict[str, str | int | bool] = {
     "comm_hook": "none",
     "bucket_cap_mb": DEFAULT_BUCKET_CAP_MB,
@@ -38,7 +38,7 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
 }
 OWN_DDP_OPTIONS = ("comm_hook", "bucket_cap_mb")
 OWN_DDP_HOOKS = ("none", "symmetric_memory")
-# Fields that take DDP's communication apart. A training that is meant to learn leaves them alone.
+# Fields that switch off or delay DDP's communication, with the values that do neither.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
 
 _INDUCTOR_OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"

@@ -12,8 +12,8 @@ from ddpperf.specs.sampling import Shard
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, StrategyFields
 
 Input = Literal["fixed", "device", "dataloader"]
-# An environment variable of the ranks: the file with the tensors of a data set that is not
-# synthetic. A message must not name a file.
+# An environment variable of the ranks with the path of the data set's file, unless the data set is
+# synthetic. A rank opens no other file that a message names.
 DATA_VARIABLE = "DDPPERF_DATA"
 
 

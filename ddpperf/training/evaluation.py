@@ -43,7 +43,7 @@ class Evaluation:
         The loss is without label smoothing.
         """
         model.eval()
-        # Sums over images: the loss, those classified right, all.
+        # The sum of the losses, the number of correctly classified images, the number of images.
         sums = torch.zeros(3, dtype=torch.float64, device=self.labels.device)
         for pixels, labels in zip(self.pixels.split(BATCH_SIZE), self.labels.split(BATCH_SIZE), strict=True):
             with autocast():

@@ -16,9 +16,9 @@ from ddpperf.training.models import trained_parameters
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 
-LOSS_STEPS = 5  # the loss on one batch still falls then; after 20 steps it is near 0 in any precision
+LOSS_STEPS = 5  # after 20 steps on one batch the loss is near 0 in any precision
 Run = Callable[[], None]
-CAPTURE_WARMUP = 11  # steps in which DDP still arranges its buckets; without DDP LOSS_STEPS + 1 do
+CAPTURE_WARMUP = 11  # DDP still arranges its buckets in these steps
 
 
 class MeasuredStep:
@@ -36,7 +36,7 @@ class MeasuredStep:
         self.train = train or training.train
         self.run = self._first_train if training.spec.compiled else self.train
         self.startup_seconds: dict[str, float] = {}
-        self.captured_bytes = 0  # memory that a replay needs in addition to what is allocated
+        self.captured_bytes = 0  # memory that a replay needs in addition to the allocated memory
         self.steps = self.epoch = 0
         self.left = 0  # steps until the next epoch begins
         self.early_loss = training.loss
@@ -98,7 +98,7 @@ class MeasuredStep:
         began = time.perf_counter()
         self.run = arrange(lambda: capture(self.train, training.spec.execution).replay)
         self.startup_seconds["capture_seconds"] = time.perf_counter() - began
-        # A replay allocates nothing. Some of what is allocated now is left from the first steps.
+        # A replay allocates nothing. Some of the allocated memory is left from the first steps.
         peak = torch.cuda.max_memory_allocated(device)
         self.captured_bytes = peak - torch.cuda.memory_allocated(device)
 
@@ -155,7 +155,7 @@ class MeasuredStep:
         if not is_gpu:
             return counters | {"cpu_seconds": median(self.cpu_seconds)}
         if spec.captured:
-            # Read only now: the collectives above let NCCL free what it held for the graph's.
+            # Read only now: the collectives above let NCCL free memory of the graph's collectives.
             peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(training.device)
         if not spec.maps_memory:
             counters["peak_memory_bytes"] = float(peak_bytes)

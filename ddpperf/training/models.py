@@ -130,7 +130,7 @@ class ResNet(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
     "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
-    # a sixtieth of resnet18_cifar's work, for runs that learn something on a CPU
+    # needs a sixtieth of resnet18_cifar's FLOPs, so that a CPU can train it
     "resnet10_cifar": lambda: ResNet(BasicBlock, (1, 1, 1, 1), num_classes=10, cifar_stem=True, width=8),
     "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
 }

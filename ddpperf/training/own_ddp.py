@@ -14,9 +14,9 @@ from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, CopyEngines, symm
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import TrainingSpec
 
-MOST_BYTES = 25 * 2**20  # of a bucket, as in torch's DDP
+MOST_BYTES = 25 * 2**20  # the largest bucket, as in torch's DDP
 LEAST_BYTES = 2**19
-TWO_SHOT_BYTES = 2**21  # up to this size kernels delay the backward pass less than copy engines take
+TWO_SHOT_BYTES = 2**21  # up to this size a kernel delays the backward pass by less than copy engines take
 ALIGNED_BYTES = 16  # a kernel's widest read, which needs an aligned address
 
 
@@ -47,7 +47,7 @@ class OwnDDP(nn.Module):
         self.sent = 0  # buckets sent in this backward pass
         for state in module.state_dict().values():
             dist.broadcast(state, 0)
-        me = weakref.ref(self)  # torch never frees a hook from which its own parameter is reachable
+        me = weakref.ref(self)  # torch never frees a hook that refers to its own parameter
 
         def arrive(parameter: nn.Parameter) -> None:
             if (model := me()) is not None:
@@ -134,7 +134,7 @@ class Bucket:
             for parameter, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
         ]
         self.mapped = spec.maps_memory
-        # Nothing is computed during the last bucket, so that a kernel delays nothing.
+        # A kernel for the last bucket delays no computation, because the backward pass has ended.
         by_kernel = dtype in KERNEL_TYPES and (is_last or self.flat.nbytes <= TWO_SHOT_BYTES)
         self.engines = CopyEngines(self.flat) if self.mapped and not by_kernel else None
 

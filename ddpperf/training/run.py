@@ -40,11 +40,13 @@ class StepRecord:
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         self.spec = spec
-        # The warm-up for a capture may have more steps than the run.
+        # The warm-up for a capture may have more steps than the training.
         self.losses = torch.zeros(max(spec.steps, CAPTURE_WARMUP), device=device)
-        self.plain_loss = torch.zeros((), device=device)  # of the current step, without smoothing
-        self.right = torch.zeros((), dtype=torch.int64, device=device)  # images, of an epoch
-        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step
+        self.plain_loss = torch.zeros((), device=device)  # the current step's loss without label smoothing
+        self.right = torch.zeros(
+            (), dtype=torch.int64, device=device
+        )  # correctly classified images of an epoch
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # the number of the step
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.right.add_((outputs.detach().argmax(1) == targets).sum())
@@ -189,7 +191,7 @@ class TrainingRun:
         began = time.perf_counter()
         step = self.steps[spec.batch_sizes[epoch]]
         self.record.right.zero_()
-        # Dropout must not depend on the epoch in which the run was resumed.
+        # Dropout must not depend on the epoch in which the training was resumed.
         torch.manual_seed(Random(f"{spec.seed} {self.rank} {epoch}").getrandbits(32))
         step.training.task.input.begin(epoch)
         for _ in reported(spec.epoch_steps[epoch], lambda done: self.report(self._done(epoch + done))):
@@ -278,7 +280,7 @@ class TrainingRun:
         """
         if self.spec.grouped:
             require_equal_parameters(self.training.model)
-        self._go_to(0)  # a step that is made now, for its kernels, needs a place in the record
+        self._go_to(0)  # a later step, made to list its kernels, needs a place in the record
         counters = {
             f"{name}_{number}": value
             for number, epoch in enumerate(self.history, 1)

@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ddpperf.specs import RunSpec, ScheduleName, TrainingSpec
 
-PEAK_RATE = 0.01  # of a measured step, which has no recipe
-LEAST_RATE = 1e-3  # of the peak rate: where a linear decay ends and a warm-up begins
-DROP = 0.1  # factor of step and multistep
-CYCLES = 2  # triangles of cyclic in a run
+PEAK_RATE = 0.01  # learning rate of a measured step, which has no training recipe
+LEAST_RATE = 1e-3  # fraction of the peak rate at which a linear decay ends and a warm-up begins
+DROP = 0.1  # factor of each drop in the schedules step and multistep
+CYCLES = 2  # number of triangles in the schedule cyclic
 
 
 def rates_of(spec: TrainingSpec) -> list[float]:

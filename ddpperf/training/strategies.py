@@ -20,7 +20,7 @@ from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
 from ddpperf.training.task import make_task
 
-LEARNING_STEPS = 3  # DDP arranges its buckets anew after the first
+LEARNING_STEPS = 3  # DDP arranges its buckets again after the first step
 # DDP's option was renamed in torch 2.13.
 _BUFFER_SYNC = (
     "forward_sync_buffers"
@@ -130,7 +130,7 @@ def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list
     hook = comm_hooks.OwnAverage(spec, device)
     ddp = parallelize(task.module, spec, device, hook=hook)
     for _ in range(LEARNING_STEPS):
-        task.input.begin(0)  # in each step: an epoch may have only one batch
+        task.input.begin(0)  # in each step, because an epoch may have only one batch
         task.input.load()
         inputs, targets = task.input.take()
         task.loss(ddp(inputs), targets).backward()
