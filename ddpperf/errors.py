@@ -7,17 +7,11 @@ from __future__ import annotations
 
 
 class Refused(Exception):
-    """Raised if the user's input is invalid or if the machine cannot do what the user requested.
-
-    The message is one sentence that says what to do.
-    """
+    """Raised for invalid user input or an unsuitable machine. The message is one sentence."""
 
 
 class CannotTrain(ValueError):
-    """Raised if a model cannot be trained as its training spec requires.
-
-    The message is one sentence that says why and what to do.
-    """
+    """Raised if a model cannot be trained as its training spec says. The message is one sentence."""
 
 
 MAX_LETTERS = 200  # of an error that is quoted in a sentence

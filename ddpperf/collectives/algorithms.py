@@ -49,10 +49,7 @@ def tree(buffer: Tensor, transport: Transport) -> None:
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
-    """Sum a buffer over all ranks by exchanging whole buffers with partners at growing distances.
-
-    The distances are 1, 2, 4 and so on.
-    """
+    """Sum a buffer over all ranks by exchanging whole buffers at distance 1, 2, 4 and so on."""
     received = torch.empty_like(buffer)
     with power_of_two(buffer, transport) as ranks:
         distance = 1

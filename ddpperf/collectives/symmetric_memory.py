@@ -12,10 +12,7 @@ KERNEL_TYPES = (torch.float32, torch.bfloat16)  # that torch's kernels in mapped
 
 
 def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a buffer in memory that the GPUs of all ranks can access.
-
-    All ranks must call this function together.
-    """
+    """Allocate, together with all ranks, a buffer that the GPUs of all ranks can access."""
     import torch.distributed._symmetric_memory as symmetric_memory  # a torch for the CPU may lack it
 
     buffer: Tensor = symmetric_memory.empty(count, dtype=dtype, device=device)

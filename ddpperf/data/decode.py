@@ -47,10 +47,7 @@ Say = Callable[[str], None]
 
 
 def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
-    """Decode the images in folder/train/<class> and folder/test/<class> into tensors.
-
-    Raises Refused for images that cannot be used.
-    """
+    """Decode the images in folder/train/<class> and folder/test/<class>, or raise Refused."""
     try:
         train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
@@ -89,10 +86,7 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
 
 
 def load(path: str) -> Any:
-    """Return the pixels of an image file as a numpy array uint8 [H, W, 3] (RGB).
-
-    Raises Refused for a file that cannot be decoded.
-    """
+    """Return an image file's pixels as numpy uint8 [H, W, 3] (RGB), or raise Refused."""
     try:
         return numpy.asarray(pil_loader(path))
     except UnidentifiedImageError:
@@ -103,10 +97,7 @@ def load(path: str) -> Any:
 
 
 def room_for(count: int, height: int, width: int) -> Tensor:
-    """Allocate an uninitialized tensor uint8 [count, 3, height, width] for decoded images.
-
-    Raises Refused if the memory is too small.
-    """
+    """Allocate a uint8 tensor [count, 3, height, width], or raise Refused if memory is too small."""
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:
@@ -124,10 +115,7 @@ def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
 
 
 def shuffled(count: int) -> Tensor:
-    """Return a fixed random order of `count` images.
-
-    The first images then come from all classes.
-    """
+    """Return a fixed random order of `count` images, so that the first images have all classes."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
@@ -143,10 +131,7 @@ def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) 
 
 
 def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
-    """Decode CIFAR-10's published files in root/cifar-10-batches-py into tensors.
-
-    Raises Refused if a file is missing or damaged.
-    """
+    """Decode CIFAR-10's files in root/cifar-10-batches-py into tensors, or raise Refused."""
     if wrong := _wrong_cifar10(root):
         raise Refused(
             f"{wrong} is missing or damaged; "
@@ -232,10 +217,7 @@ def save(document: dict[str, Any], path: Path) -> dict[str, object]:
 
 
 def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
-    """Decode images into the file out/images.pt and return a summary of them.
-
-    Raises Refused for images that cannot be used.
-    """
+    """Decode images into the file out/images.pt and return a summary, or raise Refused."""
     if kind == "download":
         download_cifar10(source, out, say)
     document = decode_folder(source, say) if kind == "imagefolder" else decode_cifar10(source, say)

@@ -159,10 +159,7 @@ class Pinning:
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def _refusal(self, plan: Plan) -> str | None:
-        """Return why the kernel refuses the planned CPU cores, or None if it accepts them.
-
-        This process tries to move to the cores.
-        """
+        """Try the planned CPU cores, and return why the kernel refuses some of them, or None."""
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)
@@ -175,10 +172,7 @@ class Pinning:
         return None
 
     def hold(self) -> None:
-        """Move the current thread to the controller's CPU cores.
-
-        Threads and processes that it starts later inherit these cores.
-        """
+        """Move this thread, and all that it starts later, to the controller's CPU cores."""
         if isinstance(self._plan, Plan):
             with contextlib.suppress(OSError):  # `plan` has tried it; the ranks run already
                 os.sched_setaffinity(0, self._plan.controller)

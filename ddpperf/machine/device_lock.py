@@ -24,10 +24,7 @@ class DeviceLock:
         self._files: list[IO[str]] = []
 
     def acquire(self, devices: Sequence[str]) -> None:
-        """Lock all given devices, or no device if another test run has locked one of them.
-
-        Raises Refused with the process id of the other test run.
-        """
+        """Lock all given devices, or raise Refused if another test run has locked one of them."""
         try:
             for device in devices:
                 self._files.append(_lock(device))

@@ -59,10 +59,7 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """What disturbed one GPU in one round of a measurement.
-
-    throttled: the reasons for throttled clocks. foreign: the ids of other processes on the GPU.
-    """
+    """What disturbed one GPU in one round of a measurement, and the GPU's clock."""
 
     throttled: frozenset[str] = frozenset()
     foreign: frozenset[int] = frozenset()
@@ -227,14 +224,10 @@ def _processes(pids: Collection[int]) -> str:
 
 
 def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    """Return a dict from each GPU's index to NVML's handle of the GPU.
-
-    NVML stays loaded, since loading it takes long.
-    """
     try:
         import pynvml
 
-        pynvml.nvmlInit()
+        pynvml.nvmlInit()  # never shut down, since loading NVML takes long
     except Exception:  # without a driver, a GPU or nvidia-ml-py nothing can be watched
         return {}
     handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}

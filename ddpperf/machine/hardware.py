@@ -68,10 +68,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
-    """Return the indices of the first two GPUs that cannot read each other's memory.
-
-    Returns None if all GPUs can, or if the driver does not report it.
-    """
+    """Return the first two GPUs known not to read each other's memory, or None if there are none."""
     with _driver() as nvml:
         if nvml is None:
             return None
@@ -163,11 +160,7 @@ class Machine:
     unmapped: tuple[int, int] | None = None
 
     def mapping_reason(self, spec: Spec) -> str:
-        """Return why the GPUs cannot map each other's memory, or an empty string if they can.
-
-        The result is also empty if the measurement that `spec` describes does not need mapped
-        memory.
-        """
+        """Return why the GPUs cannot map memory as a measurement spec requires, or an empty string."""
         if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
             return ""
         first, second = self.unmapped

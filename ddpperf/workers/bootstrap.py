@@ -33,10 +33,7 @@ def main(command: str, package: str, *arguments: str) -> None:
 
 
 def run_rank(package: str, folder: str, rank: str) -> None:
-    """Run a rank, which receives the controller's commands over standard input.
-
-    folder: the controller's private folder.
-    """
+    """Run a rank, which receives the controller's commands over standard input."""
     import_package(package)
     from ddpperf.workers.worker import main
 

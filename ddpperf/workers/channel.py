@@ -14,18 +14,12 @@ Message = dict[str, Any]
 
 
 def send(channel: Connection, message: Message) -> None:
-    """Send a JSON message to the process at the other end of a connection.
-
-    Raises ValueError if the message contains a NaN or an infinity.
-    """
+    """Send a JSON message, or raise ValueError if it contains a NaN or an infinity."""
     channel.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
 def receive(channel: Connection) -> Message:
-    """Wait for the next JSON message on a connection and return it.
-
-    Raises EOFError if the connection is closed.
-    """
+    """Wait for the next JSON message, or raise EOFError if the connection is closed."""
     message = json.loads(channel.recv_bytes())
     assert isinstance(message, dict)
     return message

@@ -189,10 +189,7 @@ class Pool:
         return next((made.environment for made in self._sets.values() if made.environment), {})
 
     def close(self) -> None:
-        """End all process sets, side by side, and remove the private folder.
-
-        May be called again.
-        """
+        """End all process sets and remove the pool's private folder. May be called again."""
         try:
             for process_set in self._sets.values():
                 process_set.begin_to_close()
@@ -227,10 +224,7 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
 
 
 def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Message]]:
-    """Return the answers of all process sets to their last command.
-
-    If several fail, the base's failure is raised.
-    """
+    """Return the answers of all process sets. If several fail, raise the base's failure."""
     answers, failures = [], []
     for process_set in sets:
         try:
@@ -243,10 +237,7 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Mess
 
 
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
-    """End the measurement on a process set and return the process set's sample.
-
-    compared: whether to ask for the names of kernels, which are compared with other process sets.
-    """
+    """End the measurement on a process set and return the process set's sample."""
     ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
     arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)

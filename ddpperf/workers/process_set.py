@@ -102,18 +102,12 @@ class ProcessSet:
         progress: Progress | None = None,
         **arguments: object,
     ) -> dict[int, Message]:
-        """Send a command to ranks of a process set, and return the answer of each rank.
-
-        ranks: all by default. Raises SetFailure if a rank fails.
-        """
+        """Send a command to some or all ranks and return their answers, or raise SetFailure."""
         self.ask(command, ranks=ranks, **arguments)
         return self.answers(progress)
 
     def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
-        """Send a command to ranks of a process set, without waiting for their answers.
-
-        ranks: all by default. Call `answers` before the next command.
-        """
+        """Send a command to some or all ranks. Call `answers` before the next command."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._pending = command, asked
         with self._killed_on_error():
@@ -124,10 +118,7 @@ class ProcessSet:
     def answers(
         self, progress: Progress | None = None, deadline_seconds: float | None = None
     ) -> dict[int, Message]:
-        """Wait for the answers to the last command, and return the answer of each rank.
-
-        Raises SetFailure if a rank fails.
-        """
+        """Return the ranks' answers to the last command, or raise SetFailure if a rank fails."""
         with self._killed_on_error():
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
@@ -201,10 +192,7 @@ class ProcessSet:
         return True
 
     def leave(self, unless: int = 0) -> None:
-        """End torch's process group, if there is one.
-
-        unless: a process group of this many ranks is kept.
-        """
+        """End torch's process group, unless there is none or it has `unless` ranks."""
         if self._group_size not in (0, unless):
             self.request("leave", ranks=range(self._group_size))
             self._group_size = 0
@@ -227,10 +215,7 @@ class ProcessSet:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all ranks and the processes that they started, and remove their temporary files.
-
-        May be called again.
-        """
+        """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
         for rank in self.ranks:
             rank.kill()

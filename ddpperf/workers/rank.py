@@ -83,10 +83,7 @@ class Rank:
         return {}
 
     def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
-        """Form the torch process group `name` of ranks 0 to world_size-1.
-
-        The controller chooses a new name each time.
-        """
+        """Form the torch process group `name` of ranks 0 to world_size-1."""
         began = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
@@ -166,10 +163,7 @@ class Rank:
         return {"counters": counters, "kernels": kernel_digest}
 
     def _kernels(self, training: MeasuredStep) -> str:
-        """Return a digest of the kernels that the first training step of an epoch runs.
-
-        The kernels that start the epoch do not count.
-        """
+        """Return a digest of the kernels that the first training step of an epoch runs."""
         training.begin_epoch()
         return digest(kernel_names(training.step, self.device))
 
@@ -201,10 +195,7 @@ def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
 
 
 def environment(device: torch.device) -> Message:
-    """Return the versions of Python, torch and the libraries that this rank computes with.
-
-    Values that do not apply to the device are None.
-    """
+    """Return the versions of Python and libraries in this rank. GPU libraries are None on the CPU."""
     cuda = device.type == "cuda"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
     return {

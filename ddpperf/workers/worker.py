@@ -26,10 +26,7 @@ LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little mem
 
 
 def main(folder: str, rank: int) -> None:
-    """Carry out the controller's commands until the controller sends "exit" or ends.
-
-    folder: the controller's private folder.
-    """
+    """Carry out the controller's commands until the controller sends "exit" or ends."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     connection = Connection(os.dup(0))
     with open(os.devnull) as nothing:
@@ -76,7 +73,7 @@ def describe(error: Exception) -> channel.Message:
 
 
 def _die_with_controller(channel_fd: int, folder: Path) -> None:
-    """Wait until the controller ends, then remove the controller's folder and kill this rank."""
+    """Wait until the controller ends, then remove its private folder and kill this rank."""
     hangup = select.poll()
     hangup.register(channel_fd, select.POLLRDHUP)
     hangup.poll()
