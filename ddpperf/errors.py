@@ -11,7 +11,7 @@ class Refused(Exception):
 
 
 class CannotTrain(ValueError):
-    """Raised if a model cannot be trained as its training spec says. The message is one sentence."""
+    """Raised if a model cannot be trained as the spec says. The message is one sentence."""
 
 
 MAX_LETTERS = 200  # of an error that is quoted in a sentence

@@ -97,7 +97,7 @@ def load(path: str) -> Any:
 
 
 def room_for(count: int, height: int, width: int) -> Tensor:
-    """Allocate a uint8 tensor [count, 3, height, width], or raise Refused if memory is too small."""
+    """Allocate a tensor uint8 [count, 3, height, width], or raise Refused if memory is short."""
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:

@@ -68,7 +68,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
-    """Return the first two GPUs known not to read each other's memory, or None if there are none."""
+    """Return the first two GPUs that cannot read each other's memory, or None if none are known."""
     with _driver() as nvml:
         if nvml is None:
             return None
@@ -160,7 +160,7 @@ class Machine:
     unmapped: tuple[int, int] | None = None
 
     def mapping_reason(self, spec: Spec) -> str:
-        """Return why the GPUs cannot map memory as a measurement spec requires, or an empty string."""
+        """Return why the GPUs cannot map memory as a spec requires, or an empty string."""
         if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
             return ""
         first, second = self.unmapped

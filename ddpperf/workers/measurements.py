@@ -51,7 +51,7 @@ class Measurement(Protocol):
         """Do the work whose duration a rank measures."""
 
     def end_round(self, steps: int) -> None:
-        """Check the result of a timed round of `steps` steps, and raise an exception if it is wrong."""
+        """Check the result of a timed round of `steps` steps, and raise an error if it is wrong."""
 
     def finish(self) -> dict[str, float]:
         """Check the final state of the measured work, and return the rank's counters by name."""

@@ -195,7 +195,7 @@ def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
 
 
 def environment(device: torch.device) -> Message:
-    """Return the versions of Python and libraries in this rank. GPU libraries are None on the CPU."""
+    """Return the versions of Python and libraries in this rank, with None for missing libraries."""
     cuda = device.type == "cuda"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
     return {

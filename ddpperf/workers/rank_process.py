@@ -63,7 +63,7 @@ class RankProcess:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
     def request_stacks(self) -> int:
-        """Ask the rank to log its threads' stacks, and return the log's size before them in bytes."""
+        """Ask the rank to log its threads' stacks, and return the log's size before, in bytes."""
         begin = self._log.stat().st_size
         if not self.is_dead():
             self._process.send_signal(STACKS_SIGNAL)
