@@ -19,7 +19,7 @@ MOST_LINES = 3  # the number of protocols of a library
 FEWEST_SIZES = 4  # cross-validation leaves out each size but the first and last
 DIGITS = 3  # prediction errors that agree to this many digits count as equal
 
-Points = Sequence[tuple[int, float]]  # sizes with their seconds
+Points = Sequence[tuple[int, float]]  # buffer sizes in bytes, with seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
             yield [points[:cut], *rest]
 
 
-@lru_cache(maxsize=4096)  # the same runs of points are parts of many splits
+@lru_cache(maxsize=4096)  # many splits share the same group of points
 def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
     return fit_logarithms([(1, size) for size, _ in points], [seconds for _, seconds in points])
 
@@ -103,7 +103,7 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """
     require_sizes(len(set(sizes)))
     points = sorted(zip(sizes, seconds, strict=True))
-    # Two sizes per line must remain when the choice leaves out one size, and its test another.
+    # Each line needs two sizes, even when the choice and its test each leave out one size.
     most = min(MOST_LINES, (len(points) - 2) // 2)
     fits = _best_fits(points, _best_lines(points, most))
     deviation = standard_deviation(np.concatenate([fit.residuals for fit in fits]), 2 * len(fits))

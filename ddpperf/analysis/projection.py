@@ -21,9 +21,7 @@ from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE
 
 DRAWS = 1000
-# The relative error of all-reduces for each doubling of the measured devices, as between 2, 4 and 8
-# H200s.
-DOUBLING_ERROR = 0.15
+DOUBLING_ERROR = 0.15  # relative error of all-reduce times per doubling of the devices, on 2 to 8 H200s
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:

@@ -130,7 +130,7 @@ class Decision:
                 )
         for (_, metric), estimates in fresh.items():
             if metric == "time":
-                self._judge([estimates], confirmed=True)  # for `_slower`
+                self._judge([estimates], confirmed=True)  # updates self._slower
         self._excuse_speedups()
 
     def _excuse_speedups(self) -> None:

@@ -84,7 +84,9 @@ def estimates_of(
     }
     values |= {name: metric["by_set"] for name, metric in metrics.items() if registry.find(name).better}
     if launch_bound:
-        values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))  # if empty, it is missing
+        values.setdefault(
+            "cpu_seconds", measured.counter("cpu_seconds")
+        )  # empty if not counted, so that it becomes missing
     noise_class = (measured.spec.measurement, *(side.spec.captured for side in sides), launch_bound, small)
     return [
         MetricEstimates(

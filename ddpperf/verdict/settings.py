@@ -18,16 +18,20 @@ from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 
-# The spread between runs of nearly the same code, measured test by test over pairs of runs: the
-# root mean square of their differences, and the largest one. "Quiet" pairs have quiet rounds in
-# both runs. H200s, 5 runs in perf/baselines on 2 machines: quiet pairs 0.14% on one machine, 0.59%
-# between the two, 0.46% in all (578 pairs, at most 2.2%); other pairs 14% (132 pairs, at most
-# 137%). With 10 earlier runs from git on 6 more machines: quiet pairs 0.25% on one machine, 0.77%
-# between machines, 0.91% between two days (1311 pairs, at most 6.0%). 2 cores of an EPYC, 8 runs in
-# perf/baselines: steps whose rounds spread by less than 5% differ by 3.1% (86 pairs, at most 12%),
-# by 5 to 10% 5.9% (37 pairs, at most 15%), by more 12% (at most 167% in 22 runs of one day). A
-# value that is too high costs little, because a test's own runs correct it. One that is too low
-# costs false alarms on another day.
+# How much the step times of runs of nearly the same code differ, over pairs of stored runs: the
+# root mean square of the differences, and the largest one. A pair is quiet if both runs have quiet
+# rounds.
+# 5 runs in perf/baselines on 2 H200 machines:
+#   quiet pairs 0.14% on one machine, 0.59% between the two, 0.46% in all (578 pairs, at most 2.2%)
+#   other pairs 14% (132 pairs, at most 137%)
+# These and 10 earlier runs from git on 6 more machines:
+#   quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two days (1311 pairs, at
+#   most 6.0%)
+# 8 runs in perf/baselines on 2 cores of an EPYC, by the spread of the rounds:
+#   below 5%: 3.1% (86 pairs, at most 12%); 5 to 10%: 5.9% (37 pairs, at most 15%); above 10%: 12%
+#   (at most 167% in 22 runs of one day)
+# A default that is too high costs little, because a test's own runs correct it. A default that is
+# too low costs false alarms on another day.
 _SPREADS = {
     "gpu": {"quiet_iqr": 0.01, "run_spread": 0.01, "noisy_run_spread": 0.2},
     "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2},
