@@ -1,4 +1,4 @@
-"""The README's script for `git bisect run`, run on a real repository."""
+"""The documented script for `git bisect run`, run on a real repository."""
 
 from __future__ import annotations
 
@@ -62,14 +62,17 @@ class Repository:
 
 
 def commands(before: Path) -> tuple[str, str]:
-    """Run the README's commands with a limit that a busy machine does not reach."""
-    text = (REPOSITORY / "README.md").read_text().partition("`git bisect run` skips")[2]
-    block = re.findall(r"\n\n((?: {4}.*\n)+)", text)[0].replace("/path/to/before.json", str(before))
-    block = block.replace(".venv/bin/python", sys.executable).replace(
-        "-compare=", "-compare-fail=median:400% --benchmark-compare="
-    )
-    good, *script = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    return good, "\n".join(script)
+    """Return the documented command for the good commit, and the script for `git bisect run`.
+
+    Both compare with a limit that a busy machine does not reach.
+    """
+    text = (REPOSITORY / "docs" / "comparing.md").read_text().partition("`git bisect run` skips")[2]
+    text = text.replace("/path/to/before.json", str(before)).replace("python3 ", f"{sys.executable} ")
+    text = text.replace("python -m", f"{sys.executable} -m")
+    text = text.replace("-compare=", "-compare-fail=median:400% --benchmark-compare=")
+    good = re.findall(r"\n {4}(.*)\n", text)[0]
+    script = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)[0]
+    return good, script
 
 
 @pytest.mark.slow
