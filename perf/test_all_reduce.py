@@ -172,7 +172,7 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     calls: dict[str, Measured] = {
         call.algorithm: measure.reference(call.algorithm, call) for call in possible
     }
-    calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need fresh process sets
+    calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need new process sets
     by_set = {name: call.median_step_seconds() for name, call in calls.items()}
     others = [name for name in by_set if name != spec.algorithm]
     best = min(others, key=lambda name: median(by_set[name].values()))
@@ -254,7 +254,7 @@ def model_metrics(
     adding = {
         name: fit.model.reduce_seconds for name, fit in fitted.items() if fit.model.reduce_seconds is not None
     }
-    if len(adding) == len(fitted):  # every set can tell addition from sending
+    if len(adding) == len(fitted):  # the model separates addition from sending in every process set
         estimate_metric(measure, "reduce_byte_seconds", adding)
     link = measure.machine.link_bytes_per_second
     used = dict.fromkeys(links, link) if link else {}

@@ -19,8 +19,8 @@ from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
 from perf.common.training_metrics import training_metrics
 
 WORKERS = (0, 1, 2, 4, 8)
-SMALLEST = 32  # the first batch that the search tries
-CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for the sweep over loader workers
+SMALLEST = 32  # the first batch size that the search for the largest one tries
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for test_loader_workers
 
 
 def epochs(options: Options) -> Iterator[Case]:

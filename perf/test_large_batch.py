@@ -19,8 +19,8 @@ from ddpperf.specs.run import linearly_scaled
 from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95
-# Test accuracies of a small and a large batch after five epochs on CIFAR-10, from two course
-# reports.
+# The test accuracies of two course reports after five epochs on CIFAR-10, each with a small batch
+# and with a large batch.
 REPORTED = ((0.8490, 0.7390), (0.8222, 0.6337))
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 

@@ -61,7 +61,9 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
         for kind in kinds:
             nbytes, messages = (ledger.counter(f"{prefix}{kind}: {what}") for what in ("bytes", "messages"))
             if nbytes:
-                none = dict.fromkeys((sample.set for sample in ledger.samples), 0.0)  # one side may send none
+                none = dict.fromkeys(
+                    (sample.set for sample in ledger.samples), 0.0
+                )  # base or candidate may send none
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", none | nbytes)
                 measure.metric(f"{name}_messages", none | messages)

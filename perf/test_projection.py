@@ -85,11 +85,11 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
         )
         smaller = {N: found for N, found in by_size.items() if spec.world_size > N}
         projections[name] = {}
-        with warn_if_undetermined(measure, f"set {name}'s projection on {spec.world_size} devices"):
+        with warn_if_undetermined(measure, f"process set {name}'s projection on {spec.world_size} devices"):
             projections[name][spec.world_size] = projected(smaller, spec.world_size)
         for N in measure.machine.links.project_to:
             if N not in by_size:
-                with warn_if_undetermined(measure, f"set {name}'s projection on {N} devices"):
+                with warn_if_undetermined(measure, f"process set {name}'s projection on {N} devices"):
                     projections[name][N] = projected(by_size, N)
             elif spec.world_size > N:
                 measure.note(f"{N} devices were measured, and are not projected")

@@ -31,7 +31,7 @@ from perf.common import gate
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import fewer, step, training
 
-HEAVY = "torchvision:vit_b_16"  # much to send, little to compute: 86 million parameters
+HEAVY = "torchvision:vit_b_16"  # a vision transformer with 86 million parameters
 
 
 def weak_scaling(options: Options) -> Iterator[Case]:

@@ -18,7 +18,7 @@ from ddpperf.specs import RunSpec
 from perf.common.recipes import rate_id, read_recipes
 from perf.test_large_batch import by_seed, learned
 
-FIRST_SEED = 1000  # other seeds than the experiments', because the best of several is partly luck
+FIRST_SEED = 1000  # not a seed of the tests, because the best of several rates is partly luck
 
 
 def grid(options: Options) -> Iterator[Case]:

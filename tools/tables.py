@@ -26,7 +26,11 @@ from perf.common.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
 MARK = "\\*"  # beside a value with warnings
-OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the tests of over_runs
+OVER_RUNS = (
+    "test_execution",
+    "test_weak_scaling",
+    "test_epoch_scaling",
+)  # the tests in the table of over_runs
 
 
 def block(run: str, *, first: bool = False) -> str:

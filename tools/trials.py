@@ -29,7 +29,9 @@ from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 
 ROUNDS = 10
-SUITE = 60  # tests with four gated metrics each, which the confirmation's level is divided by
+SUITE = (
+    60  # the assumed number of tests, with four metrics each, among which the significance level is divided
+)
 GPU_STEPS = [
     TrainingSpec(
         world_size=1,

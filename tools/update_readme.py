@@ -34,7 +34,7 @@ from tools.tables import (
 
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
-# pages whose runs measured single files of perf/, which a whole run does not replace
+# Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
 OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
 OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
 PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
@@ -42,9 +42,9 @@ PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FIRST = "the first tests in "  # one test of each file
 ALL_RUNS = "all runs in "  # the files of a pattern
-TABLES: dict[
-    str, Callable[[str], str]
-] = {  # by how a source begins; any other source is a run, or a run and a folder of nccl-tests
+# The function that makes a table, by the first words of its source. Any other source is a stored run,
+# or a stored run and a folder with the output of nccl-tests.
+TABLES: dict[str, Callable[[str], str]] = {
     ALL_RUNS: over_runs,
     "the gate in ": gate_table,  # an A/B run with equal sides
     "the recipes in ": recipes_table,  # a run of test_large_batch or test_long_run

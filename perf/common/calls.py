@@ -26,7 +26,7 @@ from ddpperf.specs import (
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
-RING_SIZE = 2**26  # from this size on only the ring is measured, which is for large buffers
+RING_SIZE = 2**26  # only the ring algorithm is measured on buffers of this size or more
 
 
 def backend_sizes(device: str, links: Links) -> Sequence[int]:

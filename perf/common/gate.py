@@ -9,7 +9,7 @@ from __future__ import annotations
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 
-LEAST_BYTES = 2**24  # on GPUs, launches bind an all-reduce of fewer bytes
+LEAST_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of fewer bytes
 
 
 def scaling(options: Options, spec: TrainingSpec) -> bool:

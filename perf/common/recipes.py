@@ -16,7 +16,7 @@ from ddpperf.specs.run import linearly_scaled, square_root_scaled
 
 FOLDER = Path(__file__).parents[1]
 SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
-OF_DATA = ("model", "epoch_images", "test_images")  # of a device; options override them
+OF_DATA = ("model", "epoch_images", "test_images")  # keys of [cpu] or [cuda], replaced by options
 OF_RECIPE = (
     *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
     *("label_smoothing", "cutout", "clip_norm", "grow_from", "recompute_statistics"),
