@@ -60,7 +60,6 @@ def projection_table(runs: str) -> str:
 
 
 def benchmarks(run: str) -> list[dict[str, Any]]:
-    """Return the stored benchmarks in the JSON file of a test run."""
     found: list[dict[str, Any]] = json.loads((ROOT / run).read_text())["benchmarks"]
     return found
 

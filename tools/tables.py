@@ -125,7 +125,6 @@ def of_any_gpu(warning: str) -> str:
 
 
 def footnotes(notes: Sequence[str]) -> list[str]:
-    """Return a footnote line for each different warning in a table."""
     return [f"{MARK} {note}\n" for note in dict.fromkeys(notes)]
 
 

@@ -32,7 +32,6 @@ def tables_of_options() -> Iterator[str]:
 
 
 def table(first_column: str, options: Iterable[Option]) -> str:
-    """Return a Markdown table with a row for each command-line option."""
     lines = [f"| {first_column} | values | default | what it does |", "|---|---|---|---|"]
     for option in options:
         name = (

@@ -78,7 +78,6 @@ def updated(readme: str, runs: Mapping[str, str]) -> str:
 
 
 def folder_of(run: str) -> str:
-    """Return the hardware key of a stored run."""
     return Path(run).parent.name
 
 

@@ -231,7 +231,6 @@ def _three_digits(value: Decimal, rounding: str) -> Decimal:
 
 
 def entry(threshold: Threshold) -> str:
-    """Return the TOML text of a threshold."""
     case = ", ".join(f"{name} = {_toml(value)}" for name, value in threshold.where.items())
     lines = [
         f"hardware = {_toml(threshold.hardware)}",
