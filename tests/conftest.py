@@ -79,11 +79,13 @@ def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     tmp_path_factory.getbasetemp()  # made before TMPDIR changes
     mine = Marked()
     try:
-        with Pool(size=size, device="cpu", rounds=2, deadline_seconds=60) as pool:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("TMPDIR", str(mine.folder))
-                patch.setattr(tempfile, "tempdir", str(mine.folder))
-                pool.live_sets()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", str(mine.folder))
+            patch.setattr(tempfile, "tempdir", str(mine.folder))
+            pool = Pool(size=size, device="cpu", rounds=2, deadline_seconds=60)
+            pool.live_sets()
+        with pool:
+            assert len(mine.processes()) >= size, "the ranks are known by their temporary folder"
             yield pool
         mine.assert_nothing_left()
     finally:

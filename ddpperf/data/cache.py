@@ -22,7 +22,8 @@ from ddpperf.errors import Refused
 from ddpperf.machine.child_process import describe_status, run_child
 
 FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
-DECODE_SECONDS = 7200  # the time limit of a download and of decoding
+SILENT_SECONDS = 7200  # a download reports nothing until its end
+ABANDONED_SECONDS = 24 * 3600  # after which the files of a killed decoder are removed
 TEMPORARY_PREFIX = "decoding-"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for a damaged sidecar
 
@@ -186,14 +187,15 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
     package_parent = str(Path(ddpperf.__file__).parents[1])
     path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
     try:
-        finished = run_child(command, {"PYTHONPATH": path}, DECODE_SECONDS, on_line=say)
+        finished = run_child(command, {"PYTHONPATH": path}, SILENT_SECONDS, on_line=say)
     except subprocess.TimeoutExpired as error:
         raise Refused(
-            f"the images of {source.folder} were not decoded within {DECODE_SECONDS} s; give fewer images"
+            f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s; "
+            "check the disk, or name another folder"
         ) from error
     try:
         result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         lines = [line.strip() for line in finished.errors.split("\n") if line.strip()]
         why = f" ({lines[-1]})" if lines else ""
         ended = describe_status(finished.status)
@@ -206,7 +208,7 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
 def _remove_abandoned(folder: Path) -> None:
     for temporary in folder.glob(f"{TEMPORARY_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - temporary.stat().st_mtime > DECODE_SECONDS:
+            if time.time() - temporary.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(temporary, ignore_errors=True)
 
 

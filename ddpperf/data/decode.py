@@ -230,6 +230,7 @@ def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
         result = decode(kind, source, out, say)
     except Refused as refusal:
         result = {"refused": str(refusal)}
+        (out / "images.pt").unlink(missing_ok=True)  # on a full disk it leaves no room for the refusal
     (out / "result.json").write_text(json.dumps(result))
 
 

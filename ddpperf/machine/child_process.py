@@ -46,7 +46,7 @@ def run_child(
     variables: added to this process's environment. on_line: called with each line of the child's
     output while it runs. The child gets its own temporary folder. At the end, the folder is removed
     and all processes that the child started are killed. Raises OSError if the command cannot be
-    started and subprocess.TimeoutExpired after `seconds`.
+    started and subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open
@@ -71,6 +71,7 @@ def run_child(
                         *lines, unread = (unread + reader.read()).split("\n")
                         for line in lines:
                             on_line(line)
+                            deadline = time.monotonic() + seconds
                     if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
                         process.kill()
                     elif running and time.monotonic() > deadline:

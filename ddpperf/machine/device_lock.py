@@ -35,7 +35,9 @@ class DeviceLock:
     def release(self) -> None:
         """Unlock all devices that this test run has locked."""
         while self._files:
-            self._files.pop().close()
+            file = self._files.pop()
+            file.truncate(0)  # the next run's process id is not there yet when it is read
+            file.close()
 
 
 def _lock(device: str) -> IO[str]:

@@ -170,7 +170,10 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "options": {
             "command_line": command_line,
             **{name: value for name, value in asdict(options).items() if name not in NOT_STORED},
-            "data": {"name": images.name, "digest": images.digest} if images is not None else None,
+            "data": {
+                "name": images.name if images is not None else options.data_source.partition(":")[0],
+                "digest": images.digest if images is not None else "",
+            },
             "epoch_images": options.epoch_images if images is not None else None,
         },
         **session.run.to_json(),

@@ -56,6 +56,8 @@ class Outcomes:
         The first of setup, call and teardown that did not pass decides.
         """
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.outcome not in ("passed", "failed", "skipped"):
+            return  # another plugin's word, such as "rerun": the next report of the test decides
         known = self.measured.get(report.nodeid)
         outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
         if known is None:

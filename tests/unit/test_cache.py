@@ -97,7 +97,7 @@ def test_older_caches_of_the_folder_are_removed(images: Path, tmp_path: Path) ->
 
 
 def test_folders_of_killed_runs_are_removed(images: Path, tmp_path: Path) -> None:
-    for name, age in (("decoding-old", 3 * 3600), ("decoding-new", 60)):
+    for name, age in (("decoding-old", 25 * 3600), ("decoding-new", 60)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "images.pt").touch()
         os.utime(tmp_path / name, times=(time.time() - age,) * 2)
@@ -326,6 +326,18 @@ def test_death_of_the_decoder_is_refused(
     refused(f"imagefolder:{images}", tmp_path / "data", sentence)
 
 
+def test_cut_result_of_the_decoder_is_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: Sequence[str], *arguments: object, on_line: object) -> Finished:
+        Path(command[-1], "result.json").write_text("")  # as a full disk leaves it
+        return Finished(status=1, output="", errors="OSError: No space left on device\n")
+
+    monkeypatch.setattr(cache_module, "run_child", run)
+    sentence = r"were not decoded: the process .* \(OSError: No space left on device\)$"
+    refused(f"imagefolder:{images}", tmp_path / "data", sentence)
+
+
 def test_decoder_without_an_end_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +345,7 @@ def test_decoder_without_an_end_is_refused(
         raise subprocess.TimeoutExpired(command, 7200)
 
     monkeypatch.setattr(cache_module, "run_child", run)
-    sentence = r"^the images of /.* were not decoded within 7200 s; give fewer images$"
+    sentence = r"^decoding the images of /.* made no progress for 7200 s; check the disk, or name another"
     refused(f"imagefolder:{images}", tmp_path / "data", sentence)
 
 

@@ -247,3 +247,27 @@ def test_replicates_measure_every_test(project: CannedSuite) -> None:
     ]
     by_set = stored["metrics"]["images_per_second"]["by_set"]
     assert stored["metrics"]["images_per_second"]["value"] == sorted(by_set.values())[1]
+
+
+def test_unreadable_experiment_with_real_data_is_no_verdict(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text("raise ImportError('no such module')\n")
+    run = canned_suite.run("perf", "--data=cifar10:/nowhere")
+    assert run.status == 125, run
+    assert "NO VERDICT: perf/test_it.py could not be collected" in run.output
+    assert canned_suite.saved_runs()[-1]["ddpperf"]["options"]["data"]["name"] == "cifar10"
+
+
+def test_outcome_of_another_plugin_is_left_to_the_next_report(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / "conftest.py").write_text(
+        'pytest_plugins = ["ddpperf.plugin"]\n\n'
+        "def pytest_runtest_logreport(report):\n    pass\n\n"
+        "import pytest\n\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_runtest_makereport(item, call):\n"
+        "    report = yield\n"
+        "    if report.when == 'setup':\n        report.outcome = 'rerun'\n"
+        "    return report\n"
+    )
+    run = canned_suite.run("perf")
+    assert "INTERNALERROR" not in run.output, run
+    assert run.status in (0, 125), run
