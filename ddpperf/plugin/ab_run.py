@@ -201,7 +201,7 @@ class ABRun:
         return {"copied": None, "against": self.sides_json()}
 
     def sides_json(self) -> dict[str, Any]:
-        """Return base, candidate and the results of their comparison as JSON."""
+        """Return JSON that describes base, candidate and the results of their comparison."""
         return {
             "base": _side_json(self.sides.base) | {"torch": self._torch.get(BASE)},
             "candidate": _side_json(self.sides.candidate)

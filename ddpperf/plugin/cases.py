@@ -31,7 +31,7 @@ OWN_DDP: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory
 
 
 def fastest_ddp(options: Options) -> dict[str, Any]:
-    """Return the fields of the fastest DDP step that can be captured in a CUDA graph.
+    """Return the fields of a training spec that make a DDP step in a CUDA graph fastest.
 
     If --spec chooses own_ddp, the fields of own_ddp are returned.
     """
@@ -89,7 +89,7 @@ def _parameter(
 
 
 def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | None:
-    """Return why the base or the candidate of an A/B run cannot measure a spec.
+    """Return why the base or the candidate of an A/B run cannot measure a test's spec.
 
     Returns None if both can measure it, or if this is no A/B run.
     """
@@ -103,7 +103,7 @@ def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | No
 
 
 def without_torchvision(spec: Spec, what: str) -> Case:
-    """Return the spec, or a skipped case if torchvision is not installed.
+    """Return a measurement spec, or a skipped test case if torchvision is not installed.
 
     what: the subject of the sentence that says who needs torchvision.
     """
@@ -126,7 +126,8 @@ def named(identity: str, case: Case) -> Case:
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """Return the spec that `make` returns, or a skipped test case if `make` raises ValueError.
+    """Return the measurement spec that `make` returns, or a skipped test case if it raises
+    ValueError.
 
     identity: the id of the skipped case.
     """
@@ -137,7 +138,8 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
 
 
 def if_measured_as(kind: type[Kind], case: Case) -> Case:
-    """Return the test case, skipped if its training cannot be measured by an instrument.
+    """Return a test case, skipped if a second kind of measurement that the test needs is
+    impossible.
 
     kind: the class of the instrument's spec, such as the spec of a profiled training step.
     """
@@ -151,7 +153,7 @@ def if_measured_as(kind: type[Kind], case: Case) -> Case:
 
 
 def possible(spec: Spec, machine: Machine) -> Case:
-    """Return the spec, or a skipped test case if this machine cannot measure the spec."""
+    """Return a measurement spec, or a skipped test case if this machine cannot measure it."""
     reason = machine.mapping_reason(spec)
     if isinstance(spec, TrainingSpec):
         reason = (
@@ -219,7 +221,7 @@ def _if_other(spec: TrainingSpec, usual: Any, name: str) -> list[str]:
 
 
 def _strategy_words(spec: Any) -> str:
-    """Return a DDP strategy with its options that differ from torch's: `ddp+avg+bucket4`."""
+    """Return a strategy and its non-default DDP options as text, such as `ddp+avg+bucket4`."""
     words = (
         (spec.comm_hook.replace("symmetric_memory", "symm"), spec.comm_hook != "none"),
         (f"bucket{spec.bucket_cap_mb}", spec.bucket_cap_mb != DDP_OPTIONS["bucket_cap_mb"]),

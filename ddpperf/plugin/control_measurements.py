@@ -50,7 +50,7 @@ def slowed(spec: Spec, seconds: float) -> Spec:
 
 
 class StoredControls:
-    """Makes the control measurements of a run that is compared with a stored run.
+    """Makes the control measurements for a comparison with a stored run.
 
     copied: the measured copy of memory; None if it was not measured yet or could not be measured.
     """
@@ -61,7 +61,7 @@ class StoredControls:
         self._positive = Controls()
 
     def copy(self, pool: Pool) -> None:
-        """Time a copy of memory, which is the negative control.
+        """Time a copy of memory, which is the negative control of a comparison.
 
         A failure is not raised, because only the comparison needs this control measurement.
         """

@@ -43,7 +43,7 @@ class Devices:
         return self._pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
-        """Check whether another process or the clocks disturbed the GPUs in a measured round.
+        """Check whether throttled clocks or other processes disturbed the GPUs in a timed round.
 
         This process also leaves the CPU cores of the ranks.
         processes: ids of the run's own processes.

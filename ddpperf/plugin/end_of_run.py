@@ -84,7 +84,7 @@ class Ending:
         session.exitstatus = exit_status(self.verdict.status, saved=all(saved))
 
     def _save(self, document: dict[str, Any]) -> bool:
-        """Write the stored run and, on request, a copy and a baseline.
+        """Write the JSON file of the run and, on request, a copy of the file and a baseline.
 
         Returns whether all files were written.
         """

@@ -32,7 +32,7 @@ def interrupt_once(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, too, within the context."""
+    """Raise KeyboardInterrupt at SIGTERM within the `with` block."""
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

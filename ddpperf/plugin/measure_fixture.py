@@ -49,7 +49,8 @@ CLOCK = VirtualClock()
 
 
 class Measure:
-    """Measures the spec of one test, and other specs that the test's metrics need.
+    """Measures the work that a test's spec describes, such as a training step, and stores the
+    results.
 
     Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
     specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
@@ -75,7 +76,7 @@ class Measure:
         machine: Machine | None = None,
         sides: Sides | None = None,
     ) -> None:
-        """Store how to measure.
+        """Store the functions that provide worker processes and warnings.
 
         pool: returns the worker processes.
         notes: returns the warnings about a measurement; its second argument is whether the
@@ -123,7 +124,7 @@ class Measure:
         return measured
 
     def reference(self, name: str, spec: Spec) -> Measured:
-        """Measure another spec in the same worker processes, and store it under a name.
+        """Measure what another spec describes, such as a single-device step, and store it by name.
 
         Metrics use such a reference, for example the single-device step time.
         """
@@ -133,7 +134,7 @@ class Measure:
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
-        """Measure a spec that may run out of memory, and store nothing.
+        """Measure a spec that may need too much memory, without storing the result.
 
         The spec is measured alone on one process set. Returns a sentence if memory ran out, or if a
         library reached one of its limits. The worker processes are then replaced, so the test's own
@@ -175,7 +176,7 @@ class Measure:
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        """Return the values of the process sets of one side; empty before `measure(spec)`."""
+        """Return the metric values that belong to the base, or to the candidate, of an A/B run."""
         samples = self.measured.of(side).samples if self.measured is not None else ()
         sets = {sample.set for sample in samples}
         return [value for name, value in by_set.items() if name in sets]
@@ -192,7 +193,7 @@ class Measure:
 
     @property
     def judged_side(self) -> str:
-        """The side whose metrics must reach the thresholds, which is the candidate in an A/B run."""
+        """The side whose metrics must reach thresholds, which is the candidate in an A/B run."""
         return BASE if self._sides is None else CANDIDATE
 
     def values(self) -> dict[str, float]:
@@ -219,7 +220,7 @@ class Measure:
                 self.stored["notes"].append(note.to_json())
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
-        """Measure a spec, unless the same worker processes measured it before.
+        """Measure a spec, or return the result if the same worker processes measured it before.
 
         own: whether the spec is the test's own, not a reference.
         """
@@ -253,7 +254,7 @@ class Measure:
             pytest.skip(f"the candidate cannot measure it: {error}")
 
     def _with_notes(self, measured_by: Callable[[Pool], Measured]) -> Measured:
-        """Measure, add the seconds of timed rounds, and store warnings about the measurement."""
+        """Run a measurement, and store its warnings and the seconds spent in timed rounds."""
         pool = self._pool()
         before = pool.counted_seconds
         measured = measured_by(pool)

@@ -24,7 +24,7 @@ from ddpperf.workers.pool import Pool
 
 
 class Measuring:
-    """Measures tests once in worker processes, which start with the first measurement.
+    """Runs the measurements of tests in worker processes, which start with the first measurement.
 
     Suspected regressions of an A/B run are measured by a second `Measuring` in new processes.
 

@@ -12,7 +12,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
 class Outcomes:
-    """Stores how each test of a run ended, by test id.
+    """Stores whether each test of a run passed, failed or was skipped, by test id.
 
     measured: tests with the `measure` fixture.
     uncollected: files that could not be imported.
@@ -51,7 +51,7 @@ class Outcomes:
         return bool(self.measured or self.deselected or any(map(is_experiment, self.uncollected)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store how a test ended.
+        """Store whether a test passed, failed or was skipped.
 
         The first of setup, call and teardown that did not pass decides.
         """

@@ -1,4 +1,4 @@
-"""Runs in this environment alone, which may be compared with a stored run."""
+"""Test runs that measure only this environment and may be compared with a stored run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlainRun:
         }
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Compare with the stored run, and return the ids of tests to measure again.
+        """Compare step times with a stored run, and return the ids of tests to measure again.
 
         The control measurements are made, too.
         expected: ids of the tests that have to be compared.
@@ -94,7 +94,7 @@ class PlainRun:
         return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the control measurement and the second measurements, as stored in the JSON file."""
+        """Return the control measurement and the second measurements, as stored as JSON."""
         copied = {"copied": self.controls.copied and self.controls.copied.to_json()}
         if self.confirmation is None or not self.confirmation.decided:
             return copied

@@ -1,1 +1,1 @@
-"""Conversion of a stored run to text, Markdown and pictures."""
+"""Conversion of a stored run to text and Markdown."""

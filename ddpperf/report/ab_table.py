@@ -73,7 +73,7 @@ def _row(row: Mapping[str, Any], ended: str) -> tuple[str, ...]:
 
 
 def _finding(row: Mapping[str, Any]) -> str:
-    """Return the finding of a comparison, or "for information" if the metric cannot fail the run."""
+    """Return whether a metric got worse, or "for information" if it cannot fail the run."""
     if row["control"] is not None:
         return str(row["finding"])
     if not row["gated"]:
@@ -89,7 +89,7 @@ def _value(metric: str, value: float) -> str:
 
 
 def _described(side: Mapping[str, Any]) -> str:
-    """Return one line that describes a side's interpreter, torch version, code and options."""
+    """Return one line with the interpreter, torch version and code of base or candidate."""
     parts = [side["python"]]
     parts += [f"torch {side['torch']}"] if side.get("torch") else []
     parts += [f"code in {side['root']}"] if side["root"] else []

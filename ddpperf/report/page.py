@@ -23,7 +23,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:
-    """Return lines as a Markdown code block.
+    """Return lines of text as a Markdown code block.
 
     The fence has more backticks than any line.
     """

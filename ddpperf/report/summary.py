@@ -118,7 +118,7 @@ def _time(measured: Measured | None) -> tuple[str, str, str]:
 
 
 def _spread_over_sets(measured: Measured | None) -> str:
-    """Return how much slower the slowest process set is than the fastest, relative to the median."""
+    """Return how much slower the slowest process set is than the fastest, in percent."""
     seconds = list(measured.median_step_seconds().values()) if measured is not None else []
     return f"{(max(seconds) - min(seconds)) / median(seconds):.1%}" if len(seconds) > 1 else "-"
 
@@ -133,7 +133,7 @@ def _ratio(change: Change) -> tuple[str, str]:
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    """Return lines of text that explain and summarize the ratios to a stored run."""
+    """Return lines that explain the ratios of step times to a stored run's step times."""
     lines = [f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower"]
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
@@ -161,7 +161,7 @@ def _compared(comparison: Comparison) -> list[str]:
 
 
 def _largest(slowdowns: Mapping[str, float]) -> str:
-    """Return the names of the tests that got slower by the largest fraction.
+    """Return the names of the tests whose step time grew most.
 
     slowdowns: the increase of the step time as a fraction, by test id.
     """

@@ -44,7 +44,7 @@ def outcome_text(kind: str, warnings: Sequence[str] | None) -> str:
 
 
 def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
-    """Return one line for each different text, with the test that it belongs to.
+    """Return one line for each different warning or note, with the test or the number of tests.
 
     If several tests have the text, the line shows their number.
     """

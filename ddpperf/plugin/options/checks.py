@@ -170,7 +170,7 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
-    """Return the largest allowed ratio of a step time to its baseline, or None for no limit.
+    """Return the largest allowed ratio of a step time to the baseline's step time, or None.
 
     The ratio is that of --benchmark-compare-fail. pytest-benchmark's own check prints a traceback,
     ignores missing results, and uses only the last of several limits.

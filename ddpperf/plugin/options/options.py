@@ -21,7 +21,7 @@ CPU_EPOCH_IMAGES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run measures, and how it measures.
+    """The settings of a test run, which say what is measured, on which devices and how often.
 
     given: names of the options on the command line.
     batch_sizes: images per rank and step.

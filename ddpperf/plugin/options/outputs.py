@@ -10,7 +10,7 @@ from ddpperf.report.page import PAGE_BEGINS
 
 
 def verdict_file(text: str | None) -> Path | None:
-    """Return the path of --verdict, and delete the verdict of an earlier run there.
+    """Return the path that --verdict names, and delete an earlier run's verdict in that file.
 
     Raises Refused if the file cannot be written.
     """

@@ -28,7 +28,7 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 
 def prepare(options: Options, root: Path) -> Options:
-    """Run all slow checks, and return the options with the images and the found versions of torch."""
+    """Run all slow checks of the options, and return the options with the data set."""
     make_folder("--worker-logs", options.worker_logs)
     make_folder("--traces", options.traces)
     make_folder("--checkpoints", options.checkpoints)

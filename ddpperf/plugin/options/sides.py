@@ -65,7 +65,7 @@ class Sides:
 
 
 def is_elsewhere(side: Side) -> bool:
-    """Return whether a side of an A/B run has another interpreter or environment than this process."""
+    """Return whether a side of an A/B run differs from this process in interpreter or code."""
     return side != Side(name=side.name)
 
 

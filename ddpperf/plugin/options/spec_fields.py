@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def fitting(given: Mapping[str, Value], strategy: str, execution: str) -> dict[str, Value]:
-    """Return the given training fields without those that a strategy or execution mode lacks."""
+    """Return the given training fields that a strategy and an execution mode support."""
     left_out = DDP_OPTIONS.keys() - options_of(strategy) | {"strategy"}
     left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
     left_out |= set() if execution in COMPILED_EXECUTIONS else {"inductor"}
@@ -30,7 +30,7 @@ def fitting(given: Mapping[str, Value], strategy: str, execution: str) -> dict[s
 
 
 def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
-    """Return a copy of a training spec with the given fields.
+    """Return a copy of a training spec with the given fields changed.
 
     Fields that the training does not have are left out. "execution" may be one of the fields.
     Raises ValueError if such a training is impossible.

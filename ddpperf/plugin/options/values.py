@@ -32,7 +32,7 @@ Value = str | int | bool
 
 
 class Wrong(ValueError):
-    """The error of a wrong option value, with a clause that says what is wrong."""
+    """Raised for a wrong option value, with a clause that says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Parser:
 
 
 def require(condition: bool) -> None:
-    """Raise ValueError unless the condition holds."""
+    """Raise ValueError if a condition is false."""
     if not condition:
         raise ValueError
 
@@ -129,7 +129,7 @@ def assignment(known: dict[str, Parser]) -> Parser:
 
 
 def find_interpreter(text: str) -> str:
-    """Return the absolute path of a Python interpreter; raise Wrong if there is none.
+    """Return the absolute path of a Python interpreter; raise Wrong if it does not exist.
 
     Symbolic links are kept, because a virtual environment is found beside its link.
     """
@@ -147,7 +147,7 @@ def find_interpreter(text: str) -> str:
 
 
 def find_folder(text: str) -> Path:
-    """Return the path of a folder without symbolic links; raise Wrong if there is no folder."""
+    """Return the path of a folder without symbolic links; raise Wrong if it does not exist."""
     if not os.path.isdir(text):
         raise Wrong("is not a folder")
     return Path(text).resolve()
