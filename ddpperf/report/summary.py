@@ -118,7 +118,7 @@ def _time(measured: Measured | None) -> tuple[str, str, str]:
 
 
 def _spread_over_sets(measured: Measured | None) -> str:
-    """Return how much slower the slowest process set is than the fastest, in percent."""
+    """Return the slowest minus the fastest process set's step time, in percent of the median."""
     seconds = list(measured.median_step_seconds().values()) if measured is not None else []
     return f"{(max(seconds) - min(seconds)) / median(seconds):.1%}" if len(seconds) > 1 else "-"
 
