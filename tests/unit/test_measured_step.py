@@ -203,3 +203,20 @@ def test_an_epochs_cpu_seconds_are_per_step(monkeypatch: pytest.MonkeyPatch) -> 
     epoch.start_round()
     epoch.end_round(1)
     assert epoch.finish() == {"cpu_seconds": 0.5}, "of 8 steps"
+
+
+def test_compile_time_is_read_after_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(
+        "ddpperf.training.measured_step.timing.synchronize", lambda device: done.append("synchronize")
+    )
+    clock = SimpleNamespace(perf_counter=lambda: done.append("clock") or float(len(done)))
+    monkeypatch.setattr("ddpperf.training.measured_step.time", clock)
+    training = SimpleNamespace(device=torch.device("cpu"))
+    step = SimpleNamespace(
+        training=training, train=lambda: done.append("train"), startup_seconds={}, run=None
+    )
+    MeasuredStep._first_train(step)  # type: ignore[arg-type]
+    assert done == ["synchronize", "clock", "train", "synchronize", "clock"]
+    assert step.startup_seconds == {"compile_seconds": 3.0}
+    assert step.run is step.train
