@@ -210,7 +210,12 @@ def test_compile_time_is_read_after_the_device_is_done(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "ddpperf.training.measured_step.timing.synchronize", lambda device: done.append("synchronize")
     )
-    clock = SimpleNamespace(perf_counter=lambda: done.append("clock") or float(len(done)))
+
+    def read_clock() -> float:
+        done.append("clock")
+        return float(len(done))
+
+    clock = SimpleNamespace(perf_counter=read_clock)
     monkeypatch.setattr("ddpperf.training.measured_step.time", clock)
     training = SimpleNamespace(device=torch.device("cpu"))
     step = SimpleNamespace(
