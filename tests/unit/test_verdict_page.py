@@ -117,6 +117,14 @@ def test_page_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str
     assert project.saved_runs() == []
 
 
+@pytest.mark.parametrize("wrong", ["--rounds=x", "--precision=tf32", "--spec=nothing=1"])
+def test_refused_option_removes_an_earlier_page(project: CannedSuite, wrong: str) -> None:
+    page = project.root / "verdict.md"
+    page.write_text("## ddpperf: PASS\n")
+    project.run("perf", f"--verdict={page}", wrong).assert_one_sentence(4, "ERROR: ")
+    assert not page.exists()
+
+
 @pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
 def test_json_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
     os.mkfifo(project.root / "pipe")

@@ -5,6 +5,7 @@ docs/options.md is generated from these declarations.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,6 +17,13 @@ from ddpperf.specs import CommHook, Model
 from ddpperf.specs.strategy import GROUPED_STRATEGIES
 
 BUILT_IN = ", ".join(get_args(Model))
+
+
+@dataclass(frozen=True)
+class WrongValue:
+    """The value of an option that cannot be parsed, and the sentence for the user."""
+
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,16 @@ class Option:
     help: str
     default: str | tuple[str, str] = "none"
     repeated: bool = False
+
+    def parsed(self, text: str) -> Any:
+        """Return an option's value, or a `WrongValue` that `read_options` refuses.
+
+        argparse would end pytest before the plugin has removed an earlier run's verdict page.
+        """
+        try:
+            return self.parser(text)
+        except argparse.ArgumentTypeError as error:
+            return WrongValue(f"argument {self.name}: {error}")
 
     @property
     def default_text(self) -> str:
@@ -185,7 +203,7 @@ def add_options(parser: pytest.Parser) -> None:
         for option in options:
             group.addoption(
                 option.name,
-                type=option.parser,
+                type=option.parsed,
                 metavar=option.parser.metavar,
                 action="append" if option.repeated else "store",
                 default=[] if option.repeated else None,

@@ -17,7 +17,7 @@ from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
 from ddpperf.machine.links import Links
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
-from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS
+from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS, WrongValue
 from ddpperf.plugin.options.options import Options, default_world_sizes
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.options.values import Value, find_folder, find_interpreter
@@ -34,6 +34,10 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     Raises Refused for options that cannot be used together. `prepare` makes the slow checks later.
     """
     given = {name: value for name in OPTIONS if (value := config.getoption(name)) not in (None, [])}
+    for value in given.values():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, WrongValue):
+                raise Refused(part.sentence)
     check_benchmark_options(config, given.keys())
     device = given.get("--device", "auto")
     if device == "auto":
