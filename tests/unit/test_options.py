@@ -112,7 +112,7 @@ def test_specs_have_the_fields_of_the_options(read: Read) -> None:
 def test_impossible_model_name_is_refused(read: Read, name: str) -> None:
     known = "--model: takes a built-in model, torchvision:NAME or package.module:function"
     with pytest.raises(
-        pytest.UsageError,
+        Refused,
         match=f"{known}, got {re.escape(repr(name))}; pass for example resnet18",
     ):
         read("--model", name)
