@@ -74,7 +74,7 @@ def test_stored_durations_are_those_of_the_ranks(project: Project) -> None:
 
 def test_xdist_is_refused(project: Project) -> None:
     run = project.run("perf", "-n", "2")
-    run.assert_one_sentence(4, "cannot share the machine with itself", "run it without -n")
+    run.assert_one_sentence(4, "measure time one after another", "run them without -n")
     assert project.saved_runs() == []
 
 
