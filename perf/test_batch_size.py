@@ -39,7 +39,7 @@ def epochs(options: Options) -> Iterator[Case]:
 
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
-    """Yield the epoch to measure with the most DataLoader workers.
+    """Yield the measurement spec of an epoch with the largest number of DataLoader workers.
 
     The test measures epochs with fewer workers as reference measurements.
     """

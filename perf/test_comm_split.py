@@ -108,7 +108,7 @@ def compared(
     differences: Mapping[str, Difference],
     traces: Mapping[str, Traced],
 ) -> None:
-    """Store how much two measurements of the exposed communication differ, over the step time.
+    """Store the difference of two exposed communication results, as a fraction of the step time.
 
     One measurement is by difference of step times, the other one by profiler trace. A note on the
     measurement explains a large difference. tN: the seconds of a step in each process set.

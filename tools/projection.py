@@ -93,5 +93,5 @@ def over_one_device(longer: Mapping[str, Any], references: Mapping[str, Any]) ->
 
 
 def counters(reference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the counters that the first process set stored in a reference measurement."""
+    """Return the counters, such as peak memory, of a reference measurement's first process set."""
     return Measured.from_json(dict(reference)).samples[0].counters

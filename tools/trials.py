@@ -69,7 +69,7 @@ def without_margin(settings: DecisionSettings) -> DecisionSettings:
 def trial(
     device: str, settings: DecisionSettings, slower: Sequence[float]
 ) -> tuple[list[Row], dict[float, list[Row]]]:
-    """Compare training steps of equal versions, and of versions of which one is slowed down.
+    """Compare the training steps of two equal versions, then with one of the two slowed down.
 
     Returns the comparisons of equal versions, and the comparisons for each slow-down in `slower`.
     """

@@ -183,7 +183,7 @@ def bounds(
 def agreed(
     by_run: Sequence[Mapping[str, float]], names: Sequence[str], most: float
 ) -> dict[str, list[float]]:
-    """Return the values of each metric that all stored runs have and that differs little.
+    """Return the values of each metric that every stored run has with nearly the same value.
 
     most: the largest allowed difference between two runs, as a fraction of the median.
     """

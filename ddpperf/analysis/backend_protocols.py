@@ -1,4 +1,4 @@
-"""A model of a library's all-reduce time over the buffer size, with one line per protocol.
+"""A cost model of a library's all-reduce: time over buffer size, with one line per protocol.
 
 The library chooses the fastest protocol, so that the time is the minimum of the lines.
 """
@@ -24,7 +24,7 @@ Points = Sequence[tuple[int, float]]  # buffer sizes in bytes, with seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A model of all-reduce time: the minimum of several lines start + nbytes * slope, in seconds.
+    """Cost model of all-reduce seconds: the minimum of several lines start + nbytes * slope.
 
     Each line stands for one protocol of a communication library.
     """
@@ -81,7 +81,7 @@ def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The model of all-reduce time whose number of lines predicts left-out buffer sizes best.
+    """The cost model whose number of lines best predicts the times of left-out buffer sizes.
 
     `latency` is the smallest start of a line. `byte_seconds` is the smallest slope. Their intervals
     use the residuals of all lines. `held_out_error` is the median of |predicted / measured - 1|

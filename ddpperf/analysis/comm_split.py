@@ -97,7 +97,7 @@ def _require_ranks(*by_rank: Sequence[float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """The disagreement of step time differences and traces about exposed communication.
+    """The difference between exposed communication from step times and from traces.
 
     `fraction` is the result by difference minus that by trace, over the step. `reason` explains the
     difference if it is large.

@@ -77,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """A fitted cost model: the seconds of an empty message, to send a byte, and to add a byte.
+    """A fitted cost model: seconds per message, per byte sent and per byte added.
 
     `reduce_seconds` is None if the model counts addition as a part of sending.
     """
@@ -100,7 +100,7 @@ class LinkModel:
 
 
 class Undetermined(ValueError):
-    """Raised when measured times cannot separate two of a cost model's values."""
+    """Raised if the measured times do not determine all parameters of a cost model."""
 
 
 def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
@@ -175,7 +175,7 @@ def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkM
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFormula:
-    """A formula of course reports, for N ranks, S bytes per rank and B bytes per second.
+    """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
 
     `describes` says what the value is and what it is not. `is_time` says whether the value is in
     seconds instead of bytes.

@@ -50,7 +50,7 @@ def _nearest(numbers: Iterable[int], N: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network between nodes: seconds of an empty message, and bytes per second per device."""
+    """The network between nodes: latency in seconds, bandwidth in bytes per second per device."""
 
     latency: float
     bandwidth: float
@@ -73,7 +73,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """The seconds of a step's all-reduces within nodes and between nodes."""
+    """The seconds that a step's all-reduces take within nodes and between nodes."""
 
     within: float
     between: float = 0.0

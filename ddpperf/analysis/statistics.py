@@ -52,7 +52,7 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: f
 
 
 def drift(seconds: Sequence[float]) -> float | None:
-    """Return the drift of durations from the first to the last round, over their median.
+    """Return the drift of durations from the first to the last round, divided by their median.
 
     A positive change means that rounds got slower. Returns None for no drift. A drift needs p <
     `DRIFT_P` for Kendall's tau of rounds and seconds, and a change of at least `LEAST_DRIFT`. The
@@ -72,7 +72,7 @@ def drift(seconds: Sequence[float]) -> float | None:
 
 
 def spread_over_ranks(seconds: Sequence[Sequence[float]]) -> float | None:
-    """Return the slowest rank's step time minus the fastest rank's, over the median rank's.
+    """Return the slowest rank's step time minus the fastest's, divided by the median.
 
     The input is seconds[round][rank], with at least one round. A rank's time is its median over
     rounds, so that one stalled round does not make a rank slow. Returns None for one rank.

@@ -145,7 +145,7 @@ class DeviceInput(Input):
         self.remaining = 0  # images of the epoch
 
     def of_batches(self, batches: EpochBatches) -> DeviceInput:
-        """Return an input that serves the same images in other batches."""
+        """Return an input with the same images, divided into the given batches."""
         return DeviceInput(self.images, batches)
 
     def prepare(self, number: int) -> None:

@@ -43,7 +43,7 @@ def _names(events: Iterable[dict[str, Any]], category: str) -> list[str]:
 
 
 def digest(names: Iterable[str]) -> str:
-    """Return a hash of kernel names with 12 hexadecimal digits, or "" if there are no names.
+    """Return a hash (12 hexadecimal digits) of kernel names, or "" if there are no names.
 
     Addresses in names differ between processes and are removed. Other numbers are kept, such as
     tile sizes and inductor's kernel numbers. Two processes that compile the same graphs get the

@@ -147,7 +147,10 @@ class Pinning:
         self._plan: Plan | str = "not pinned: no process set was started"
 
     def plan(self, world_size: int, gpus: Sequence[Gpu]) -> None:
-        """Choose CPU cores for `world_size` ranks. gpus: the GPUs of the first ranks."""
+        """Choose CPU cores for `world_size` ranks, near the GPU of each rank.
+
+        gpus: the GPUs in the order of the ranks, which can be fewer than the ranks.
+        """
         if self._core_count < len(self._allowed):
             quota = f"a quota of {self._core_count} of {len(self._allowed)} cores"
             self._plan = f"not pinned: the control group has {quota}, and no particular ones"

@@ -138,8 +138,7 @@ def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
 
 
 def if_measured_as(kind: type[Kind], case: Case) -> Case:
-    """Return a test case, skipped if a second kind of measurement that the test needs is
-    impossible.
+    """Return a test case, which is skipped if an instrument cannot measure its training.
 
     kind: the class of the instrument's spec, such as the spec of a profiled training step.
     """

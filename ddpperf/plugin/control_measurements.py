@@ -97,6 +97,6 @@ class StoredControls:
             self._positive = Controls(positive=slower)
 
     def beside(self, negative: Controls) -> Controls:
-        """Return the results of the positive and the negative control measurement together."""
+        """Return the positive control's results combined with the given negative control's."""
         missing = [*negative.missing, *self._positive.missing]
         return replace(self._positive, negative=negative.negative, missing=missing)

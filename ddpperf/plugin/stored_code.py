@@ -73,7 +73,6 @@ def _held(root: Path) -> str:
 
 
 def _knows(root: Path, commit: str) -> bool:
-    """Return whether a git repository has a commit."""
     if commit in ("", NO_COMMIT):
         return False
     try:

@@ -86,7 +86,7 @@ def register(metric: Metric) -> None:
 
 
 def registered() -> tuple[Metric, ...]:
-    """Return the definitions of all metrics; one such as speedup_of_{N} covers several names."""
+    """Return the definitions of all metrics; speedup_of_{N} is one definition for all N."""
     return tuple(_METRICS.values())
 
 

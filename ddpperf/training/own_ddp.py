@@ -110,7 +110,7 @@ class OwnDDP(nn.Module):
 
 
 class Bucket:
-    """Gradients that are summed over all ranks together, as one contiguous buffer.
+    """A contiguous buffer of gradients that one all-reduce sums over all ranks.
 
     The buffer `flat` lays out the gradients like their parameters. Gradients whose size would
     misalign the next gradient are at the end.

@@ -95,7 +95,7 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 
 
 def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Return a context manager that synchronizes gradients only in the last part of a batch."""
+    """Return a context manager that synchronizes gradients only in a batch's last micro-batch."""
     fsdp: Any = model
     if hasattr(fsdp, "set_requires_gradient_sync"):
         fsdp.set_requires_gradient_sync(last)

@@ -144,7 +144,7 @@ class Decision:
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
-        """Return the findings for estimates of one metric, all from equally many process sets."""
+        """Return the findings for one metric of several tests with equally many process sets."""
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
@@ -291,7 +291,7 @@ def ab_answer(
 
 
 def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspects: Collection[str]) -> Answer:
-    """Return the result of a comparison with a stored run that an A/B run then decided.
+    """Return the result of a stored-run comparison after an A/B run has checked its suspects.
 
     The A/B run alone decides about the suspected regressions.
     """

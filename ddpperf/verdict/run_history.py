@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits above which a later run's log step time is suspected, or called, slower.
+    """The limits on the growth of log step time: one to suspect a slowdown, one to report it.
 
     Both limits are differences from the earlier run. Above `suspect` the test may be slower and
     needs a second measurement. Above `slower` it counts as slower.
@@ -58,7 +58,7 @@ def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[P
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
-    """Return a test's standard deviation between runs, shrunk towards a usual one (Smyth 2004).
+    """Return a test's standard deviation between runs, shrunk towards `usual` (Smyth 2004).
 
     tau^2 = (10 usual^2 + f s^2) / (10 + f), with 10 + f degrees of freedom. `logs[run]` are log
     step times, oldest first. `usual` is the standard deviation of similar tests. s^2 is half the

@@ -102,7 +102,7 @@ class LogEstimates:
 
     @property
     def sets(self) -> int:
-        """The number of process sets of the base, which the candidate has, too."""
+        """The number of process sets per side, which is equal for base and candidate."""
         return int(self.base.shape[1])
 
     @property
@@ -144,7 +144,7 @@ class Noise:
 
 
 def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: float) -> Noise:
-    """Return the noise that is usual for each metric, from all metrics that vary alike.
+    """Return the usual noise of each metric, estimated from all metrics of the same class.
 
     The variance is the median variance in the class, divided by the median of chi-square over its
     mean, and at least `floor`. Its degrees of freedom are those of the other members together, at
@@ -248,7 +248,7 @@ def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool 
 
 
 def _standard_errors_needed(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
-    """Return how many standard errors a detectable change lies above the margin, by stage."""
+    """Return a detectable change's distance from the margin in standard errors, for each stage."""
     from scipy.stats import norm
 
     power = norm.ppf(POWER)

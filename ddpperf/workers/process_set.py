@@ -192,7 +192,7 @@ class ProcessSet:
         return True
 
     def leave(self, unless: int = 0) -> None:
-        """End torch's process group, unless there is none or it has `unless` ranks."""
+        """End torch's process group; do nothing without a group or if it has `unless` ranks."""
         if self._group_size not in (0, unless):
             self.request("leave", ranks=range(self._group_size))
             self._group_size = 0

@@ -44,7 +44,7 @@ def too_few(sizes: Sequence[int]) -> str:
 
 
 def largest_of_all(links: Links) -> int:
-    """Return the largest buffer size, in bytes, that all own all-reduce algorithms are measured at.
+    """Return the largest buffer size, in bytes, at which all of this project's algorithms run.
 
     If only the ring algorithm has sizes, return the ring's largest size.
     """
@@ -78,7 +78,7 @@ def own(N: int, nbytes: int) -> list[AllReduceSpec]:
 
 
 def the_fastest(calls: Mapping[str, Measured]) -> str:
-    """Return a sentence that names the fastest algorithm and the algorithms that are as fast.
+    """Return a sentence that names the fastest algorithm and the algorithms equally fast.
 
     An algorithm is as fast if its time lies within the error of the fastest algorithm's time.
     """

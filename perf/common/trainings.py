@@ -45,7 +45,7 @@ def measured_also_as(
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:
-    """Return those of --world-sizes that lie between 1 and the spec's world size, largest first.
+    """Return the values of --world-sizes above 1 and below the spec's, largest first.
 
     After a smaller group of ranks mapped its memory, a larger group would need a new process set.
     """

@@ -69,7 +69,6 @@ class Options:
 
     @property
     def epoch_images(self) -> int:
-        """The number of images in a training epoch."""
         if self.requested_epoch_images is not None:
             return self.requested_epoch_images
         most = self.data.train_images
