@@ -13,17 +13,17 @@ def commit(root: Path) -> str:
 
     "+" is added if the tree has changes or untracked files.
     """
-    try:
-        name = git(root, "rev-parse", "--short=9", "HEAD")
-        return f"{name}+" if git(root, "status", "--porcelain") else name
-    except (OSError, subprocess.SubprocessError):
+    name, changes = git(root, "rev-parse", "--short=9", "HEAD"), git(root, "status", "--porcelain")
+    if name is None or changes is None:
         return NO_COMMIT
+    return f"{name}+" if changes else name
 
 
-def git(root: Path, *arguments: str) -> str:
-    """Run a git command on the source tree at `root` and return its output.
-
-    Raises OSError or subprocess.SubprocessError if the command fails.
-    """
+def git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command on the source tree at `root`, or None if it fails."""
     command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout.strip()
