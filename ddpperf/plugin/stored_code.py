@@ -39,7 +39,9 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
         )
     root, commit = base.root or here, baseline.commit.removesuffix("+")
     head = ["HEAD"] if baseline.commit != commit else []  # of a changed tree, only the commit is known
-    if not commit or not git(root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE):
+    if not commit or not git(
+        root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE
+    ):
         return  # also if git fails, because the commit may be of another repository
     if base.root is None:
         raise Refused(
