@@ -12,32 +12,18 @@ from typing import IO
 from ddpperf.errors import Refused
 
 
-class DeviceLock:
-    """Locks the devices of a test run by locking one file for each device.
+def lock_devices(devices: Sequence[str]) -> contextlib.ExitStack:
+    """Lock one file for each device of a test run, until the returned stack is closed.
 
     The kernel releases the locks when the process ends. The files are in the folder
     $DDPPERF_LOCK_FOLDER, or in /tmp. They stay there and hold the process id of the last test run
-    that measured on the device.
+    that measured on the device. Raises Refused if another test run has locked one of the devices.
     """
-
-    def __init__(self) -> None:
-        self._files: list[IO[str]] = []
-
-    def acquire(self, devices: Sequence[str]) -> None:
-        """Lock all given devices, or raise Refused if another test run has locked one of them."""
-        try:
-            for device in devices:
-                self._files.append(_lock(device))
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Unlock all devices that this test run has locked."""
-        while self._files:
-            file = self._files.pop()
-            file.truncate(0)  # the next run's process id is not there yet when it is read
-            file.close()
+    with contextlib.ExitStack() as locks:
+        for device in devices:
+            file = locks.enter_context(_lock(device))
+            locks.callback(file.truncate, 0)  # the next run's process id is not there yet when it is read
+        return locks.pop_all()
 
 
 def _lock(device: str) -> IO[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ddpperf.machine.cores import Pinning
-from ddpperf.machine.device_lock import DeviceLock
+from ddpperf.machine.device_lock import lock_devices
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import Gpu
 from ddpperf.results.notes import Note, warning
@@ -23,7 +24,7 @@ class Devices:
     def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
         self._gpus = gpus[:world_size]
         self._world_size = world_size
-        self._lock = DeviceLock()
+        self._locks = ExitStack()
         self._pinning = Pinning()
         self._watch: GpuWatch | None = None
 
@@ -33,7 +34,7 @@ class Devices:
         Raises Refused if another test run uses one of them.
         """
         uuids = [gpu.uuid for gpu in self._gpus]
-        self._lock.acquire(uuids or ["cpu"])
+        self._locks = lock_devices(uuids or ["cpu"])
         if uuids:
             self._watch = GpuWatch(uuids)
 
@@ -65,4 +66,4 @@ class Devices:
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""
         self._pinning.release()
-        self._lock.release()
+        self._locks.close()

@@ -14,14 +14,13 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.machine import child_process
 from ddpperf.machine.child_process import run_child
-from ddpperf.machine.device_lock import DeviceLock
+from ddpperf.machine.device_lock import lock_devices
 from tests.project import HANG_SECONDS, Marked, wait_until
 
 HOLDER = """
 import subprocess, sys
-from ddpperf.machine.device_lock import DeviceLock
-lock = DeviceLock()
-lock.acquire(["cpu"])
+from ddpperf.machine.device_lock import lock_devices
+lock = lock_devices(["cpu"])
 print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
 sys.stdin.read()
 """
@@ -40,11 +39,11 @@ def test_killed_holder_frees_the_device_though_its_child_lives(
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
         with pytest.raises(Refused, match=f"^cpu is being measured by process {holder.pid}; wait"):
-            DeviceLock().acquire(["cpu"])
+            lock_devices(["cpu"])
         holder.kill()
         holder.wait()
         assert child in marked.processes()
-        DeviceLock().acquire(["cpu"])
+        lock_devices(["cpu"])
         os.kill(child, 9)
 
 

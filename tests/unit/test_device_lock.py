@@ -5,12 +5,13 @@ other, too.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.machine.device_lock import DeviceLock
+from ddpperf.machine.device_lock import lock_devices
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +20,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def held(*devices: str) -> DeviceLock:
-    lock = DeviceLock()
-    lock.acquire(devices)
-    return lock
+def held(*devices: str) -> ExitStack:
+    return lock_devices(devices)
 
 
 def is_free(*devices: str) -> bool:
     try:
-        held(*devices).release()
+        held(*devices).close()
     except Refused:
         return False
     return True
@@ -52,7 +51,7 @@ def test_holder_without_an_id_is_another_run(folder: Path) -> None:
 def test_release_frees_all_devices() -> None:
     lock = held("cpu", "GPU-a")
     assert not is_free("GPU-a")
-    lock.release()
+    lock.close()
     assert is_free("cpu", "GPU-a")
 
 
@@ -75,7 +74,7 @@ def test_other_devices_are_free() -> None:
 
 
 def test_other_users_can_lock_afterwards(folder: Path) -> None:
-    held("cpu").release()
+    held("cpu").close()
     assert (folder / "ddpperf-cpu.lock").stat().st_mode & 0o777 == 0o666
 
 
@@ -98,9 +97,9 @@ def test_runs_with_another_folder_are_not_seen(folder: Path, monkeypatch: pytest
 
 def test_second_release_keeps_the_next_holders_lock() -> None:
     first = held("cpu")
-    first.release()
+    first.close()
     second = held("cpu")
-    first.release()
+    first.close()
     assert not is_free("cpu")
-    second.release()
+    second.close()
     assert is_free("cpu")
