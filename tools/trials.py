@@ -97,7 +97,7 @@ def trial(
 
 
 def main(device: str = "cpu", trials: str = "5", *slower: str) -> None:
-    settings = read_decision({}, name="built in")["gpu" if device == "cuda" else "cpu"]
+    settings = read_decision({})["gpu" if device == "cuda" else "cpu"]
     suspected = measured = 0
     found: dict[float, list[Row]] = {float(slow): [] for slow in slower}
     for number in range(1, int(trials) + 1):

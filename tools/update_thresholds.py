@@ -155,7 +155,7 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
             maximum=maximum,
             number=len(found) + 1,
         )
-        alone = sum(threshold.applies(hardware=hardware, test=name, spec=other) for name, other in cases) == 1
+        alone = sum(threshold.applies(name, other) for name, other in cases) == 1
         if (minimum or maximum) and alone:
             found.append(threshold)
     return found

@@ -16,7 +16,7 @@ from ddpperf.results.stored_runs import Baseline, Storage
 from ddpperf.verdict.ab import ab_answer, confirmed_answer
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.stored_run_comparison import Comparison, compare, negative_control
+from ddpperf.verdict.stored_run_comparison import Comparison, Reference, compare, negative_control
 
 
 class PlainRun:
@@ -47,14 +47,10 @@ class PlainRun:
         self._storage = storage
 
     @cached_property
-    def _common(self) -> dict[str, Any]:
+    def _reference(self) -> Reference:
         assert self.baseline is not None
-        return {
-            "baseline": self.baseline.path.name,
-            "limit": self._limit,
-            "settings": self._settings,
-            "history": self._storage.history(self.baseline),
-        }
+        history = self._storage.history(self.baseline)
+        return Reference(baseline=self.baseline, settings=self._settings, limit=self._limit, history=history)
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
         """Compare step times with a stored run, and return the ids of tests to measure again.
@@ -107,11 +103,8 @@ class PlainRun:
     def _compare(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Comparison | None:
         if self.baseline is None:
             return None
-        return compare(measured, self.baseline.measured, expected=expected, **self._common)
+        return compare(measured, self._reference, expected)
 
     def _controlled(self, compared: Comparison) -> Comparison:
-        assert self.baseline is not None
-        negative = negative_control(
-            self.controls.copied, self.baseline.copied, compared=len(compared.changes), **self._common
-        )
+        negative = negative_control(self.controls.copied, self._reference, compared=len(compared.changes))
         return replace(compared, controls=self.controls.beside(negative))

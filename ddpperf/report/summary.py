@@ -141,7 +141,7 @@ def _compared(comparison: Comparison) -> list[str]:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines.append(f"median shift of {units.counted(timed, 'time')}: {by} than in {comparison.baseline}")
-    if comparison.controls is not None and (controls := comparison.controls.measured()):
+    if controls := comparison.controls.measured():
         ratios = (
             f"{name} {change.ratio:.3f} (limit {change.limit:.4g})" for name, change in controls.items()
         )

@@ -31,18 +31,6 @@ class Spread:
     degrees_of_freedom: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """The limits on the growth of log step time: one to suspect a slowdown, one to report it.
-
-    Both limits are differences from the earlier run. Above `suspect` the test may be slower and
-    needs a second measurement. Above `slower` it counts as slower.
-    """
-
-    suspect: float
-    slower: float
-
-
 def step_log(measured: Measured) -> float:
     """Return the natural log of a run's median step seconds."""
     return log(median(measured.all_step_seconds()))
@@ -84,21 +72,22 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
     return Spread(deviation=sqrt(weighted / together), degrees_of_freedom=together)
 
 
-def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> Bounds:
-    """Return the limits for the difference of two runs' log step times, margin + t tau sqrt(2).
+def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> tuple[float, float]:
+    """Return two limits for the growth of log step time from one run to another, margin + t tau sqrt(2).
 
-    If nothing changed by more than the margin, a test exceeds `suspect` with probability
-    `SCREEN_ALPHA`. The probability that any of `compared` tests exceeds `slower` is at most
-    `suite_alpha`, by the union bound. This holds if runs differ as much as is usual. If runs differ
-    twice as much, the fraction of unchanged suites of 60 tests that fail is 12% without a history,
-    5% with 5 runs and 3% with 20 runs.
+    Above the first limit a test is suspect: it may be slower and needs a second measurement. Above
+    the second limit it counts as slower. If nothing changed by more than the margin, a test exceeds
+    the first with probability `SCREEN_ALPHA`. The probability that any of `compared` tests exceeds
+    the second is at most `suite_alpha`, by the union bound. This holds if runs differ as much as is
+    usual. If runs differ twice as much, the fraction of unchanged suites of 60 tests that fail is
+    12% without a history, 5% with 5 runs and 3% with 20 runs.
     """
-    alphas = SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared)
+    error = spread.deviation * sqrt(2)
     suspect, slower = (
-        margin + _t_quantile(alpha, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
-        for alpha in alphas
+        margin + _t_quantile(alpha, spread.degrees_of_freedom) * error
+        for alpha in (SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared))
     )
-    return Bounds(suspect=suspect, slower=slower)
+    return suspect, slower
 
 
 def first_and_last(

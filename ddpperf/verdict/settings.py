@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ddpperf.results import metrics
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
+NAME = "perf/thresholds.toml"
 _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 
 # How much the step times of runs of nearly the same code differ, over pairs of stored runs: the
@@ -49,7 +50,7 @@ _METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's 
 }
 _SET_KEYS = ("screen_sets", "confirm_sets")
 _SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
-_SPREAD_KEYS = ("quiet_iqr", "run_spread", "noisy_run_spread")
+_SPREAD_KEYS = tuple(_SPREADS["gpu"])
 _METRIC_KEYS = ("margin", "tolerance")  # the other values hold for all metrics
 
 
@@ -70,11 +71,9 @@ class DecisionSettings:
     noisy_run_spread: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.run_spread <= self.noisy_run_spread:
-            raise ValueError(
-                f"run_spread {self.run_spread} must lie above 0, up to noisy_run_spread "
-                f"{self.noisy_run_spread}"
-            )
+        own, most = self.run_spread, self.noisy_run_spread
+        if not 0 < own <= most:
+            raise ValueError(f"run_spread {own} must lie above 0, up to noisy_run_spread {most}")
 
     def of(self, metric: str) -> Settings:
         """Return the settings for a metric: its own settings if there are any, else the defaults."""
@@ -97,51 +96,46 @@ class DecisionSettings:
 Changed = TypeVar("Changed", Settings, DecisionSettings)
 
 
-def read_decision(document: Mapping[str, Any], *, name: str) -> dict[str, DecisionSettings]:
+def read_decision(document: Mapping[str, Any]) -> dict[str, DecisionSettings]:
     """Return the decision settings for gpu and cpu from the [decision] tables of a TOML document.
 
     Built-in values fill the gaps. The values of a metric, even built-in ones, override the values
-    of its hardware class. `name` is the document's file name. Raises ValueError with one sentence
-    for the first wrong value.
+    of its hardware class. Raises ValueError with one sentence for the first wrong value.
     """
-    classes = _table(document, "decision", "class", tuple(_DEFAULTS), name)
-    return {hardware: _class_settings(classes, hardware, name) for hardware in _DEFAULTS}
+    classes = _table(document, "decision", "class", tuple(_DEFAULTS))
+    return {hardware: _class_settings(classes, hardware) for hardware in _DEFAULTS}
 
 
-def _class_settings(classes: Mapping[str, Any], hardware: str, name: str) -> DecisionSettings:
+def _class_settings(classes: Mapping[str, Any], hardware: str) -> DecisionSettings:
     header = f"decision.{hardware}"
-    values = _table(classes, header, "key", (*_SETTING_KEYS, *_SPREAD_KEYS, "metrics"), name)
+    values = _table(classes, header, "key", (*_SETTING_KEYS, *_SPREAD_KEYS, "metrics"))
     decided = [metric.name for metric in metrics.registered() if metric.better and not metric.exact]
-    by_metric = _table(values, f"{header}.metrics", "metric", decided, name)
-    place = f"[{header}] of {name}"
-    default = _changed(
-        _DEFAULTS[hardware], {key: values[key] for key in _SETTING_KEYS if key in values}, place
-    )
+    by_metric = _table(values, f"{header}.metrics", "metric", decided)
+    default = _changed(_DEFAULTS[hardware], values, header)
     built_in = _METRIC_DEFAULTS[hardware]
     own = {}
     for metric in dict.fromkeys([*built_in, *by_metric]):
         metric_header = f"{header}.metrics.{metric}"
-        given = _table(by_metric, metric_header, "key", _METRIC_KEYS, name)
-        own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, f"[{metric_header}] of {name}")
-    settings = DecisionSettings(default=default, metrics=own, **_SPREADS[hardware])
-    return _changed(settings, {key: values[key] for key in _SPREAD_KEYS if key in values}, place)
+        given = _table(by_metric, metric_header, "key", _METRIC_KEYS)
+        own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, metric_header)
+    return _changed(DecisionSettings(default=default, metrics=own, **_SPREADS[hardware]), values, header)
 
 
-def _table(
-    parent: Mapping[str, Any], header: str, what: str, known: Sequence[str], name: str
-) -> Mapping[str, Any]:
+def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str]) -> Mapping[str, Any]:
     """Return the TOML table with this header, empty if absent; raise ValueError for unknown keys."""
     table = parent.get(header.rpartition(".")[2], {})
     if not isinstance(table, dict):
-        raise ValueError(f"{name} has {header} = {table!r}; write a table, which begins with [{header}]")
+        raise ValueError(f"{NAME} has {header} = {table!r}; write a table, which begins with [{header}]")
     for key in table:
         if key not in known:
-            raise ValueError(f"[{header}] of {name} has the unknown {what} {key!r}; {advice(key, known)}")
+            raise ValueError(f"[{header}] of {NAME} has the unknown {what} {key!r}; {advice(key, known)}")
     return table
 
 
-def _changed(settings: Changed, values: Mapping[str, Any], place: str) -> Changed:
-    """Return the settings with these values; raise ValueError for wrong or contradicting values."""
+def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Changed:
+    """Return the settings with a table's values; raise ValueError for wrong or contradicting values."""
+    place = f"[{header}] of {NAME}"
+    values = {key: value for key, value in table.items() if key != "metrics" and hasattr(settings, key)}
     for key, value in values.items():
         number = type(value) in (int, float)
         if key in _SET_KEYS:

@@ -11,7 +11,7 @@ from typing import Literal
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import COPY, PastRun
+from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
@@ -95,15 +95,14 @@ class Comparison:
 
     `baseline` is the stored run's name. `missing` says why a test could not be compared. `drifts`
     holds the log ratio of a test's last five runs to its first five baselines, or 0 if chance
-    explains the difference. Tests with too few runs have no drift. `controls` is None if no control
-    was measured.
+    explains the difference. Tests with too few runs have no drift.
     """
 
     baseline: str
     changes: Mapping[str, Change] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     drifts: Mapping[str, float] = field(default_factory=dict)
-    controls: Controls | None = None
+    controls: Controls = Controls()
 
     @property
     def slower(self) -> dict[str, Change]:
@@ -129,51 +128,52 @@ class Comparison:
         A run that is slower, or whose control measurements failed, is unfit as a baseline. A run
         with new tests is fit.
         """
-        controls = self.controls or Controls()
         answer = Answer(
             worse={
                 test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, "
                 f"limit {change.limit:.4g}"
                 for test, change in self.slower.items()
             },
-            untrusted=controls.failed(),
-            undecided=[*controls.missing, *(f"{test} {why}" for test, why in self.missing.items())],
+            untrusted=self.controls.failed(),
+            undecided=[*self.controls.missing, *(f"{test} {why}" for test, why in self.missing.items())],
             summary=self._summary(),
         )
         return replace(answer, unfit=[*answer.regressions, *answer.untrusted])
 
     def _summary(self) -> str:
-        suspects = len(self.suspects)
-        but = f", but {units.counted(suspects, 'test')} may be slower" if suspects else ""
-        limits = [change.limit for change in self.changes.values()]
-        return f"none slower than in {self.baseline} by more than its limit{_limits(limits)}{but}"
+        summary = f"none slower than in {self.baseline} by more than its limit"
+        if limits := [change.limit for change in self.changes.values()]:
+            most, half = f"{max(limits):.4g}", f"{median(limits):.4g} for half of the tests"
+            summary += f" ({most})" if min(limits) == max(limits) else f" ({half}, at most {most})"
+        if suspects := len(self.suspects):
+            summary += f", but {units.counted(suspects, 'test')} may be slower"
+        return summary
 
 
-def _limits(limits: Sequence[float]) -> str:
-    if not limits:
-        return ""
-    most = f"{max(limits):.4g}"
-    same = min(limits) == max(limits)
-    return f" ({most})" if same else f" ({median(limits):.4g} for half of the tests, at most {most})"
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A stored run to compare with, and what limits the ratios of step times.
+
+    `limit` is the ratio above which any test is slower. If it is None, each test has its own limit,
+    from how much its runs in `history` (oldest first) differ.
+    """
+
+    baseline: Baseline
+    settings: DecisionSettings
+    limit: float | None = None
+    history: Sequence[PastRun] = ()
+
+    @property
+    def name(self) -> str:
+        """The file name of the stored run."""
+        return self.baseline.path.name
 
 
-def compare(
-    now: Mapping[str, Measured],
-    then: Mapping[str, Measured],
-    *,
-    expected: Collection[str],
-    baseline: str,
-    limit: float | None,
-    settings: DecisionSettings,
-    history: Sequence[PastRun] = (),
-) -> Comparison:
-    """Compare the step times of two runs, test by test.
+def compare(now: Mapping[str, Measured], reference: Reference, expected: Collection[str]) -> Comparison:
+    """Compare the step times of this run with those of a stored run, test by test.
 
     Tests with equal ids and equal specs are comparable. CPU seconds replace step times where
     launches bound both runs. `expected` holds the ids of the tests that this run had to compare.
-    `baseline` is the stored run's name. `limit` is the ratio of step times above which a test is
-    slower. If it is None, each test has its own limit, from how much its runs in `history` (oldest
-    first) differ.
 
     The stored run alone is the reference measurement. The mean of the history would be more
     precise, but it contains the times of other code as soon as a change was accepted. Both were
@@ -182,47 +182,39 @@ def compare(
     have, the mean calls 87% of unchanged tests slower and the stored run none. After an accepted
     gain of 10% that is lost again, the mean suspects no test and the stored run all of them.
     """
+    then, settings = reference.baseline.measured, reference.settings
     present = sorted(test for test in expected if test in now or test in then)
-    reasons = {test: _missing_reason(now.get(test), then.get(test), baseline) for test in present}
-    compared = [test for test in present if not reasons[test]]
-    timed = [test for test in compared if not _compares_cpu_seconds(then[test], now[test])]
-    changes, drifts = {}, {}
-    for test in compared:
-        if test not in timed:
-            changes[test] = Change(
-                then_seconds=_cpu_seconds(then[test]),
-                now_seconds=_cpu_seconds(now[test]),
-                limit=CPU_LIMIT,
-                quantity="CPU seconds",
-            )
-            continue
-        changes[test] = _time_change(test, now[test], then[test], history, settings, len(timed), limit)
-        if ends := first_and_last(history, test, now[test]):
-            usual = _usual_spread(then[test], now[test], settings)
-            drifts[test] = drift(*ends, usual, settings.default.suite_alpha / len(timed))
+    reasons = {test: _missing_reason(now.get(test), then.get(test), reference.name) for test in present}
     missing = {test: reason for test, reason in reasons.items() if reason}
-    return Comparison(baseline=baseline, changes=changes, missing=missing, drifts=drifts)
+    compared = [test for test in present if test not in missing]
+    timed = [test for test in compared if not _compares_cpu_seconds(then[test], now[test])]
+    changes = {
+        test: _time_change(test, now[test], then[test], reference, len(timed))
+        if test in timed
+        else _cpu_change(now[test], then[test])
+        for test in compared
+    }
+    drifts = {
+        test: drift(
+            *ends, _usual_spread(then[test], now[test], settings), settings.default.suite_alpha / len(timed)
+        )
+        for test in timed
+        if (ends := first_and_last(reference.history, test, now[test]))
+    }
+    return Comparison(baseline=reference.name, changes=changes, missing=missing, drifts=drifts)
 
 
-def negative_control(
-    now: Measured | None,
-    then: Measured | None,
-    *,
-    baseline: str,
-    limit: float | None,
-    settings: DecisionSettings,
-    history: Sequence[PastRun] = (),
-    compared: int,
-) -> Controls:
+def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Controls:
     """Compare the times of a memory copy in this run and in a stored run.
 
-    The limit counts the copy as one more test beside `compared` others. `limit` is the common limit
-    of the tests, if there is one; the limit of the copy is not below it.
+    The limit counts the copy as one more test beside `compared` others. It is not below the common
+    limit of the tests, if there is one.
     """
-    if (why := _missing_reason(now, then, baseline)) or now is None or then is None:
+    then = reference.baseline.copied
+    if (why := _missing_reason(now, then, reference.name)) or now is None or then is None:
         return Controls(missing=[f"the negative control, {COPY}, {why}"])
-    change = _time_change(COPY, now, then, history, settings, compared + 1, None)
-    return Controls(negative=replace(change, limit=max(change.limit, limit or 0.0)))
+    own = _time_change(COPY, now, then, replace(reference, limit=None), compared + 1)
+    return Controls(negative=replace(own, limit=max(own.limit, reference.limit or 0.0)))
 
 
 def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) -> str:
@@ -242,38 +234,31 @@ def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) 
     return ""
 
 
-def _time_change(
-    test: str,
-    now: Measured,
-    then: Measured,
-    history: Sequence[PastRun],
-    settings: DecisionSettings,
-    compared: int,
-    limit: float | None,
-) -> Change:
-    between_runs = spread(series(history, test, now), _usual_spread(then, now, settings))
-    own = bounds(
-        between_runs,
-        margin=settings.of("time").margin,
-        suite_alpha=settings.default.suite_alpha,
-        compared=compared,
-    )
-    suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in (own.suspect, own.slower))
+def _time_change(test: str, now: Measured, then: Measured, reference: Reference, compared: int) -> Change:
+    settings = reference.settings
+    between_runs = spread(series(reference.history, test, now), _usual_spread(then, now, settings))
+    margin, alpha = settings.of("time").margin, settings.default.suite_alpha
+    logs = bounds(between_runs, margin=margin, suite_alpha=alpha, compared=compared)
+    suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in logs)
     return Change(
         then_seconds=median(then.all_step_seconds()),
         now_seconds=median(now.all_step_seconds()),
-        limit=limit or slower,
-        suspect_limit=None if limit else suspect,
+        limit=reference.limit or slower,
+        suspect_limit=None if reference.limit else suspect,
     )
 
 
+def _cpu_change(now: Measured, then: Measured) -> Change:
+    seconds = {"then_seconds": _cpu_seconds(then), "now_seconds": _cpu_seconds(now)}
+    return Change(**seconds, limit=CPU_LIMIT, quantity="CPU seconds")
+
+
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    quiet = all(_is_quiet(run.all_step_seconds(), settings.quiet_iqr) for run in (then, now))
+    quiet = all(
+        len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < settings.quiet_iqr
+        for seconds in (then.all_step_seconds(), now.all_step_seconds())
+    )
     return settings.run_spread if quiet else settings.noisy_run_spread
-
-
-def _is_quiet(seconds: Sequence[float], quiet_iqr: float) -> bool:
-    return len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < quiet_iqr
 
 
 def is_launch_bound(measured: Measured) -> bool:

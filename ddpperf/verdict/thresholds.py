@@ -13,7 +13,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -21,13 +21,12 @@ from ddpperf.errors import Refused
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec
-from ddpperf.verdict.settings import DecisionSettings, advice, read_decision
+from ddpperf.verdict.settings import NAME, DecisionSettings, advice, read_decision
 
-NAME = "perf/thresholds.toml"
 NEVER_NAMED = ("delay_seconds", "fault")  # a deliberately slowed step must violate the step's thresholds
 
 Value = str | int | float | bool
-_ABSENT = object()
+_WORDS = {str: "a string", int: "a whole number", float: "a number with a point", bool: "true or false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,11 @@ class Threshold:
     maximum: Mapping[str, float]
     number: int
 
-    def applies(self, *, hardware: str, test: str, spec: Spec) -> bool:
-        """Return whether this threshold applies to a measurement of a test on some hardware."""
-        if (hardware, test) != (self.hardware, self.test):
-            return False
-        return all(_same(getattr(spec, name, _ABSENT), value) for name, value in self.where.items())
+    def applies(self, test: str, spec: Spec) -> bool:
+        """Return whether this threshold applies to a test's measurement on its own hardware."""
+        return test == self.test and all(
+            hasattr(spec, name) and _same(getattr(spec, name), value) for name, value in self.where.items()
+        )
 
     def violations(self, metrics: Mapping[str, float]) -> list[str]:
         """Return one sentence for each bound of this threshold that the metrics violate.
@@ -59,16 +58,17 @@ class Threshold:
         """
         sentences = []
         for name, bound in {**self.minimum, **self.maximum}.items():
-            value = metrics.get(name)
-            required = f"{self} requires {'at most' if name in self.maximum else 'at least'} {bound:.6g}"
+            value, upper = metrics.get(name), name in self.maximum
+            least, beyond, end = (
+                ("at most", "above", "maximum") if upper else ("at least", "below", "minimum")
+            )
+            required = f"{self} requires {least} {bound:.6g}"
             if value is None:
                 sentences.append(f"{name} was not measured, {required}")
             elif not math.isfinite(value):
                 sentences.append(f"{name} is {value}, which is no finite number, {required}")
-            elif name in self.minimum and value < bound:
-                sentences.append(f"{name} {value:.6g} is below {bound:.6g}, the minimum of {self}")
-            elif name in self.maximum and value > bound:
-                sentences.append(f"{name} {value:.6g} is above {bound:.6g}, the maximum of {self}")
+            elif value > bound if upper else value < bound:
+                sentences.append(f"{name} {value:.6g} is {beyond} {bound:.6g}, the {end} of {self}")
         return sentences
 
     def __str__(self) -> str:
@@ -81,16 +81,11 @@ class HardwareThresholds:
 
     def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
         self._thresholds = [threshold for threshold in thresholds if threshold.hardware == hardware_key]
-        self._hardware_key = hardware_key
         self._applied: set[int] = set()
 
     def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
         """Return one sentence for each threshold that a test's metrics violate."""
-        applying = [
-            threshold
-            for threshold in self._thresholds
-            if threshold.applies(hardware=self._hardware_key, test=function, spec=spec)
-        ]
+        applying = [threshold for threshold in self._thresholds if threshold.applies(function, spec)]
         self._applied |= {threshold.number for threshold in applying}
         return [sentence for threshold in applying for sentence in threshold.violations(values)]
 
@@ -117,42 +112,43 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
     except OSError as error:
         raise Refused(f"{NAME} cannot be read ({error.strerror}); make it a readable file") from error
     try:
-        document = read_document(text, name=NAME)
-        return thresholds_in(document, name=NAME), read_decision(document, name=NAME)
+        document = read_document(text)
+        return read_thresholds(document), read_decision(document)
     except ValueError as error:
         raise Refused(str(error)) from error
 
 
-def read_document(text: str, *, name: str) -> dict[str, Any]:
-    """Parse TOML text; raise ValueError with the file's `name` if it is not valid TOML."""
+def read_document(text: str) -> dict[str, Any]:
+    """Parse the text of perf/thresholds.toml; raise ValueError if it is not valid TOML."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not valid TOML ({error}); correct that place") from error
+        raise ValueError(f"{NAME} is not valid TOML ({error}); correct that place") from error
 
 
-def read_thresholds(text: str, *, name: str) -> tuple[Threshold, ...]:
-    """Parse the thresholds in TOML text; raise ValueError for the first wrong entry."""
-    return thresholds_in(read_document(text, name=name), name=name)
-
-
-def thresholds_in(document: Mapping[str, Any], *, name: str) -> tuple[Threshold, ...]:
+def read_thresholds(document: Mapping[str, Any]) -> tuple[Threshold, ...]:
     """Return the thresholds in a parsed TOML document; raise ValueError for the first wrong entry."""
     for key in document:
         if key not in ("threshold", "decision"):
             raise ValueError(
-                f"{name} has the unknown key {key!r}; begin every entry with [[threshold]], "
+                f"{NAME} has the unknown key {key!r}; begin every entry with [[threshold]], "
                 "and the decision's values with [decision.gpu] or [decision.cpu]"
             )
     entries = document.get("threshold", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(
-            f"the key threshold of {name} is no list of entries; begin every entry with [[threshold]]"
+            f"the key threshold of {NAME} is no list of entries; begin every entry with [[threshold]]"
         )
-    thresholds = tuple(
-        _threshold(entry, number, f"threshold {number} of {name}") for number, entry in enumerate(entries, 1)
-    )
-    _require_distinct(thresholds, name)
+    thresholds = tuple(_threshold(entry, number) for number, entry in enumerate(entries, 1))
+    first: dict[tuple[object, ...], int] = {}
+    for threshold in thresholds:
+        for metric in (*threshold.minimum, *threshold.maximum):
+            case = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
+            if (other := first.setdefault(case, threshold.number)) != threshold.number:
+                place = f"threshold {threshold.number} of {NAME}"
+                raise ValueError(
+                    f"{place} gives the same case's {metric} as threshold {other}; delete one of them"
+                )
     return thresholds
 
 
@@ -161,7 +157,8 @@ def bounded_metrics(better: Better) -> tuple[str, ...]:
     return tuple(m.name for m in metrics.registered() if m.threshold and m.better is better)
 
 
-def _threshold(entry: dict[str, Any], number: int, place: str) -> Threshold:
+def _threshold(entry: dict[str, Any], number: int) -> Threshold:
+    place = f"threshold {number} of {NAME}"
     floors, ceilings = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
     keys = ("hardware", "test", "where", *floors, *ceilings)
     for key in entry:
@@ -172,12 +169,10 @@ def _threshold(entry: dict[str, Any], number: int, place: str) -> Threshold:
             raise ValueError(f"{place} has no {key}; add one, such as {key} = {example!r}")
         if not isinstance(entry[key], str) or not entry[key]:
             raise ValueError(f"{place} has {key} = {entry[key]!r}; write a name, such as {example!r}")
-    if not entry["test"].isidentifier():
-        raise ValueError(
-            f"{place} has test = {entry['test']!r}; write only the function's name, and the case's fields "
-            "in where"
-        )
-    where = entry.get("where", {})
+    hardware, test, where = entry["hardware"], entry["test"], entry.get("where", {})
+    if not test.isidentifier():
+        advised = "write only the function's name, and the case's fields in where"
+        raise ValueError(f"{place} has test = {test!r}; {advised}")
     _require_possible(where, place)
     minimum = {metric: entry[metric] for metric in floors if metric in entry}
     maximum = {metric: entry[metric] for metric in ceilings if metric in entry}
@@ -188,80 +183,60 @@ def _threshold(entry: dict[str, Any], number: int, place: str) -> Threshold:
         if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # a NaN is refused, too
             raise ValueError(f"{place} has {metric} = {bound!r}; write a positive finite number")
     return Threshold(
-        hardware=entry["hardware"],
-        test=entry["test"],
-        where=where,
-        minimum=minimum,
-        maximum=maximum,
-        number=number,
+        hardware=hardware, test=test, where=where, minimum=minimum, maximum=maximum, number=number
     )
 
 
 def _require_possible(where: Any, place: str) -> None:
     """Raise ValueError unless some measurement spec can have all these field values."""
     if not isinstance(where, dict):
-        raise ValueError(
-            f"{place} has where = {where!r}; write a table, such as where = {{ world_size = 4 }}"
-        )
-    kinds = [_field_types(kind) for kind in get_args(Spec)]
+        example = "where = { world_size = 4 }"
+        raise ValueError(f"{place} has where = {where!r}; write a table, such as {example}")
+    kinds = _spec_fields()
     known = sorted({name for fields in kinds for name in fields} - set(NEVER_NAMED))
     for name, value in where.items():
         if name in NEVER_NAMED:
             raise ValueError(f"{place} names {name} in where, but holds with and without it; delete {name}")
         if name not in known:
-            raise ValueError(
-                f"{place} names {name!r} in where, a field that no spec has; {advice(name, known)}"
-            )
-        hints = list(dict.fromkeys(fields[name] for fields in kinds if name in fields))
-        if not any(_fits(value, hint) for hint in hints):
-            raise ValueError(
-                f"{place} has {name} = {value!r} in where; write {' or '.join(map(_describe, hints))}"
-            )
-    if not any(
-        all(name in fields and _fits(value, fields[name]) for name, value in where.items())
-        for fields in kinds
-    ):
+            advised = advice(name, known)
+            raise ValueError(f"{place} names {name!r} in where, a field that no spec has; {advised}")
+        choices = [choice for fields in kinds for choice in fields.get(name, ())]
+        if not _fits(value, choices):
+            raise ValueError(f"{place} has {name} = {value!r} in where; write {_describe(choices)}")
+    if not any(all(_fits(where[name], fields.get(name, ())) for name in where) for fields in kinds):
+        names = ", ".join(where)
         raise ValueError(
-            f"{place} names {', '.join(where)} in where, but no spec has all of these; keep one spec's fields"
+            f"{place} names {names} in where, but no spec has all of these; keep one spec's fields"
         )
 
 
-def _require_distinct(thresholds: Sequence[Threshold], name: str) -> None:
-    """Raise ValueError if two thresholds bound the same metric of the same test case."""
-    first: dict[tuple[object, ...], int] = {}
-    for threshold in thresholds:
-        for metric in (*threshold.minimum, *threshold.maximum):
-            key = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
-            if first.setdefault(key, threshold.number) != threshold.number:
-                raise ValueError(
-                    f"threshold {threshold.number} of {name} gives the same case's {metric} as threshold "
-                    f"{first[key]}; delete one of them"
-                )
+@cache
+def _spec_fields() -> list[dict[str, list[Any]]]:
+    """Return for each kind of spec the types, and the values of a Literal, that its fields can hold."""
+    hints = {kind: get_type_hints(kind) for kind in get_args(Spec)}
+    return [
+        {field.name: _choices(hints[kind][field.name]) for field in dataclasses.fields(kind)}
+        for kind in hints
+    ]
 
 
-def _field_types(kind: type[Spec]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def _choices(hint: Any) -> list[Any]:
+    if get_origin(hint) in (Literal, Union, types.UnionType):
+        return [choice for argument in get_args(hint) for choice in _choices(argument)]
+    return [hint]
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Return whether a field with this type annotation can hold this value from TOML."""
-    if get_origin(hint) is Literal:
-        return any(_same(value, choice) for choice in get_args(hint))
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, choice) for choice in get_args(hint))
-    return type(value) is hint and hint in get_args(Value)
+def _fits(value: object, choices: Sequence[Any]) -> bool:
+    return any(_same(value, choice) or (type(value) is choice and choice in _WORDS) for choice in choices)
 
 
-def _describe(hint: Any) -> str:
-    """Return the values that a field with this type annotation can hold, in words."""
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    if get_origin(hint) in (Union, types.UnionType):
-        described = (_describe(choice).split(" or ") for choice in get_args(hint) if choice is not type(None))
-        return " or ".join(dict.fromkeys(chain.from_iterable(described)))
-    words = {str: "a string", int: "a whole number", float: "a number with a point", bool: "true or false"}
-    return words.get(hint, "nothing")
+def _describe(choices: Sequence[Any]) -> str:
+    words = [
+        repr(choice) if isinstance(choice, get_args(Value)) else _WORDS.get(choice, "nothing")
+        for choice in choices
+        if choice is not type(None)
+    ]
+    return " or ".join(dict.fromkeys(words))
 
 
 def _same(one: object, other: object) -> bool:

@@ -13,7 +13,7 @@ suites, whatever else truly changed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,21 +59,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.margin < self.tolerance:
             raise ValueError(f"margin {self.margin} must be at least 0 and below tolerance {self.tolerance}")
-        if not 0 < self.suite_alpha < self.screen_alpha < 0.5:
-            raise ValueError(
-                f"screen_alpha must lie between {self.suite_alpha} and 0.5, got {self.screen_alpha}"
-            )
-        if min(self.screen_sets, self.confirm_sets) < 2:
-            raise ValueError(
-                f"screening and confirmation need two process sets or more, got {self.screen_sets} and "
-                f"{self.confirm_sets}"
-            )
+        if not 0 < (least := self.suite_alpha) < self.screen_alpha < 0.5:
+            raise ValueError(f"screen_alpha must lie between {least} and 0.5, got {self.screen_alpha}")
 
     def confirm_alpha(self, gated: int) -> float:
-        """Return the error probability of the second measurement's test for one metric.
-
-        The suite has `gated` metrics.
-        """
+        """Return the level of the second measurement's test, for each of `gated` metrics of a suite."""
         return min(self.screen_alpha, self.suite_alpha / (gated * self.screen_alpha))
 
 
@@ -90,15 +80,6 @@ class LogEstimates:
 
     base: Array
     candidate: Array
-
-    def __post_init__(self) -> None:
-        if self.base.ndim != 2 or self.base.shape != self.candidate.shape or self.base.shape[1] < 2:
-            raise ValueError(
-                f"base and candidate need the same number of process sets, at least 2, got "
-                f"{self.base.shape} and {self.candidate.shape}"
-            )
-        if not (np.isfinite(self.base).all() and np.isfinite(self.candidate).all()):
-            raise ValueError("an estimate is NaN or infinite; leave out a metric that has no finite value")
 
     @property
     def sets(self) -> int:
@@ -183,11 +164,8 @@ def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int
 
     `gated` is the number of metrics of the suite whose worsening fails the run.
     """
-    error = noise.standard_error(estimates.sets)
-    suspect = estimates.effect - noise.quantile(settings.screen_alpha) * error > settings.margin
-    better = estimates.effect + noise.quantile(settings.suite_alpha / gated) * error < -settings.margin
-    unchanged = _unchanged(estimates, noise, settings)
-    return _first_true((suspect, Finding.SUSPECT), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
+    worse, better = settings.screen_alpha, settings.suite_alpha / gated
+    return _findings(estimates, noise, settings, {Finding.SUSPECT: worse, Finding.BETTER: better})
 
 
 def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
@@ -195,30 +173,31 @@ def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: in
 
     `gated` is the number of metrics of the suite whose worsening fails the run.
     """
-    error = noise.standard_error(estimates.sets)
-    worse = estimates.effect - noise.quantile(settings.confirm_alpha(gated)) * error > settings.margin
-    return _first_true((worse, Finding.WORSE), (_unchanged(estimates, noise, settings), Finding.UNCHANGED))
+    return _findings(estimates, noise, settings, {Finding.WORSE: settings.confirm_alpha(gated)})
 
 
 def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:
     """Return the findings for negative controls, from a two-sided t test at level `suite_alpha`."""
-    beyond = noise.quantile(settings.suite_alpha / 2) * noise.standard_error(estimates.sets) + settings.margin
-    worse, better = estimates.effect > beyond, estimates.effect < -beyond
-    unchanged = _unchanged(estimates, noise, settings)
-    return _first_true((worse, Finding.WORSE), (better, Finding.BETTER), (unchanged, Finding.UNCHANGED))
+    alpha = settings.suite_alpha / 2
+    return _findings(estimates, noise, settings, {Finding.WORSE: alpha, Finding.BETTER: alpha})
 
 
-def _unchanged(estimates: LogEstimates, noise: Noise, settings: Settings) -> Mask:
-    """Return for each metric whether its change is within the tolerance, by two one-sided tests."""
-    half_width = noise.quantile(UNCHANGED_P) * noise.standard_error(estimates.sets)
-    within: Mask = np.abs(estimates.effect) + half_width < settings.tolerance
-    return within
+def _findings(
+    estimates: LogEstimates, noise: Noise, settings: Settings, levels: Mapping[Finding, float]
+) -> list[Finding]:
+    """Return the first finding of `levels` that is significant, else unchanged or undecided.
 
-
-def _first_true(*findings: tuple[Mask, Finding]) -> list[Finding]:
-    """Return for each metric the first finding whose condition holds, else undecided."""
-    masks, names = zip(*findings, strict=True)
-    return list(map(Finding, np.select(masks, names, default=Finding.UNDECIDED)))
+    The last is "unchanged" if two one-sided tests find the change within the tolerance.
+    """
+    error = noise.standard_error(estimates.sets)
+    conditions: dict[Finding, Mask] = {}
+    for finding, alpha in levels.items():
+        growth = -estimates.effect if finding is Finding.BETTER else estimates.effect
+        conditions[finding] = growth - noise.quantile(alpha) * error > settings.margin
+    half_width = noise.quantile(UNCHANGED_P) * error
+    conditions[Finding.UNCHANGED] = np.abs(estimates.effect) + half_width < settings.tolerance
+    found = np.select(list(conditions.values()), list(conditions), default=Finding.UNDECIDED)
+    return list(map(Finding, found))
 
 
 def minimum_detectable_effect(

@@ -20,7 +20,7 @@ from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.two_stage_test import Finding
 from tests.generated import BOUNDED
 
-GPU = read_decision({}, name="built in")["gpu"]
+GPU = read_decision({})["gpu"]
 QUIET = (1.0, 1.001, 0.999)
 FRESH = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0)
 STEP = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")

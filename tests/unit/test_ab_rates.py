@@ -14,7 +14,7 @@ from ddpperf.verdict.estimates import MetricEstimates
 from ddpperf.verdict.settings import DecisionSettings, read_decision
 from ddpperf.verdict.two_stage_test import Finding, Noise, class_noise
 
-SETTINGS = read_decision({}, name="built in")
+SETTINGS = read_decision({})
 KINDS = (1, 2, 3, 6, 12)  # tests of each
 METRICS = ("time", "tail_seconds", "speedup", "peak_memory_bytes")
 SUITES = 200

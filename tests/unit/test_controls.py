@@ -13,16 +13,16 @@ import pytest
 
 from ddpperf.plugin.control_measurements import StoredControls
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import COPY, PastRun
+from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.specs import CopySpec, Spec
 from ddpperf.verdict.run_history import bounds, spread
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls, negative_control
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls, Reference, negative_control
 from tests.canned import CannedSuite, step_seconds
 from tests.project import Finished
 from tests.ranks.test_run import SMALL
 
-CPU = read_decision({}, name="t.toml")["cpu"]
+CPU = read_decision({})["cpu"]
 QUIET = (1.0, 1.001, 1.002, 1.003)
 ONE_STEP = """
 from ddpperf.specs import TrainingSpec
@@ -46,14 +46,18 @@ def negative(
     now: Measured | None, then: Measured | None, limit: float | None = None, *history: Measured
 ) -> Controls:
     runs = [PastRun(measured={COPY: each}, promoted=False) for each in history]
-    return negative_control(now, then, baseline="x.json", limit=limit, settings=CPU, history=runs, compared=9)
+    baseline = Baseline(path=Path("x.json"), measured={}, when="", copied=then)
+    reference = Reference(baseline=baseline, settings=CPU, limit=limit, history=runs)
+    return negative_control(now, reference, compared=9)
 
 
 def test_copy_outside_its_limit_fails() -> None:
     usual = negative(copied(), copied()).negative
     assert usual is not None
-    own = bounds(spread([], CPU.run_spread), margin=CPU.of("time").margin, suite_alpha=0.01, compared=10)
-    assert usual.limit == pytest.approx(math.exp(own.slower))
+    _, slower = bounds(
+        spread([], CPU.run_spread), margin=CPU.of("time").margin, suite_alpha=0.01, compared=10
+    )
+    assert usual.limit == pytest.approx(math.exp(slower))
     for scale, fails in (
         (1.0, False),
         (0.99 * usual.limit, False),

@@ -14,7 +14,7 @@ from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.interpreter import Side
 
-CPU = read_decision({}, name="x")["cpu"]
+CPU = read_decision({})["cpu"]
 
 
 def plain_run(**ratios: float) -> PlainRun:

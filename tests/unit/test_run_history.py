@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from scipy.stats import binomtest, t
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import PastRun
 from ddpperf.specs import AllReduceSpec, Spec
-from ddpperf.verdict.run_history import Bounds, Spread, bounds, drift, first_and_last, spread
+from ddpperf.verdict.run_history import Spread, bounds, drift, first_and_last, spread
 from ddpperf.verdict.settings import read_decision
 from tests.generated import BOUNDED
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
-GPU = read_decision({}, name="t.toml")["gpu"]
+GPU = read_decision({})["gpu"]
 USUAL = GPU.run_spread
 CELLS = 60
 
@@ -39,8 +40,13 @@ def past(*runs: dict[str, Measured], promoted: bool = True) -> list[PastRun]:
     return [PastRun(measured=run, promoted=promoted) for run in runs]
 
 
+class Bounds(NamedTuple):
+    suspect: float
+    slower: float
+
+
 def bounds_of(history: Sequence[float], usual: float = USUAL, tests: int = CELLS) -> Bounds:
-    return bounds(spread(history, usual), margin=0.005, suite_alpha=0.01, compared=tests)
+    return Bounds(*bounds(spread(history, usual), margin=0.005, suite_alpha=0.01, compared=tests))
 
 
 # --- the spread
@@ -48,11 +54,9 @@ def bounds_of(history: Sequence[float], usual: float = USUAL, tests: int = CELLS
 
 @pytest.mark.parametrize(("hardware", "quiet", "noisy"), [("gpu", 0.01, 0.2), ("cpu", 0.06, 0.2)])
 def test_usual_spread_is_configurable(hardware: str, quiet: float, noisy: float) -> None:
-    built_in = read_decision({}, name="t.toml")[hardware]
+    built_in = read_decision({})[hardware]
     assert (built_in.run_spread, built_in.noisy_run_spread) == (quiet, noisy)
-    given = read_decision(
-        {"decision": {hardware: {"run_spread": 0.1, "noisy_run_spread": 0.1}}}, name="t.toml"
-    )[hardware]
+    given = read_decision({"decision": {hardware: {"run_spread": 0.1, "noisy_run_spread": 0.1}}})[hardware]
     assert (given.run_spread, given.noisy_run_spread) == (0.1, 0.1)
     assert (given.default, given.metrics) == (built_in.default, built_in.metrics)
     assert given.with_sets(9).run_spread == 0.1
@@ -117,11 +121,10 @@ def test_slower_bound_grows_with_the_tests(history: list[float], usual: float, f
 
 
 def test_the_bounds_are_the_formulas() -> None:
-    found = bounds(
-        Spread(deviation=0.02, degrees_of_freedom=13.5), margin=0.005, suite_alpha=0.01, compared=60
-    )
-    assert found.suspect == pytest.approx(0.005 + t.isf(0.01, 13.5) * 0.02 * math.sqrt(2))
-    assert found.slower == pytest.approx(0.005 + t.isf(0.01 / 60, 13.5) * 0.02 * math.sqrt(2))
+    between = Spread(deviation=0.02, degrees_of_freedom=13.5)
+    suspect, slower = bounds(between, margin=0.005, suite_alpha=0.01, compared=60)
+    assert suspect == pytest.approx(0.005 + t.isf(0.01, 13.5) * 0.02 * math.sqrt(2))
+    assert slower == pytest.approx(0.005 + t.isf(0.01 / 60, 13.5) * 0.02 * math.sqrt(2))
 
 
 # --- how often that errs, simulated

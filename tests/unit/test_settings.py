@@ -20,7 +20,7 @@ from tests.project import REPOSITORY
 
 KEYS = tuple(field.name for field in fields(Settings))
 SPREADS = ("quiet_iqr", "run_spread", "noisy_run_spread")
-BUILT_IN = read_decision({}, name="t.toml")
+BUILT_IN = read_decision({})
 
 classes = st.sampled_from(("gpu", "cpu"))
 METRICS_DECIDED = [each.name for each in registered() if each.better and not each.exact]
@@ -30,13 +30,13 @@ pairs = st.tuples(fractions, fractions).filter(lambda pair: pair[0] < pair[1])
 
 
 def read(text: str) -> dict[str, DecisionSettings]:
-    return read_decision(read_document(text, name="t.toml"), name="t.toml")
+    return read_decision(read_document(text))
 
 
 def refusal(document: Mapping[str, Any]) -> str:
     """Why `document` is refused; empty if it is not."""
     try:
-        read_decision(document, name="t.toml")
+        read_decision(document)
     except ValueError as error:
         return str(error)
     return ""
@@ -106,8 +106,8 @@ def test_metric_has_its_own_values_or_defaults(
 
 def test_repositorys_file_equals_the_built_in_values() -> None:
     path = REPOSITORY / "perf" / "thresholds.toml"
-    document = read_document(path.read_text(), name=path.name)
-    assert read_decision(document, name=path.name) == BUILT_IN
+    document = read_document(path.read_text())
+    assert read_decision(document) == BUILT_IN
     assert document["decision"] == written(BUILT_IN), "every value, so that a reader sees it"
 
 
@@ -144,14 +144,14 @@ def test_what_is_written_is_read(
     hardware: str, default: Settings, metric: str, pair: tuple[float, float]
 ) -> None:
     values = asdict(default) | {"metrics": {metric: dict(zip(("margin", "tolerance"), pair, strict=True))}}
-    found = read_decision({"decision": {hardware: values}}, name="t.toml")
+    found = read_decision({"decision": {hardware: values}})
     other = "cpu" if hardware == "gpu" else "gpu"
     assert (found[hardware].default, found[other]) == (default, BUILT_IN[other])
     assert found[hardware].of(metric) == replace(default, margin=pair[0], tolerance=pair[1])
     for unnamed in set(METRICS_DECIDED) - {metric}:
         built_in = BUILT_IN[hardware].metrics.get(unnamed)
         assert found[hardware].of(unnamed) == (replace(default, **own(built_in)) if built_in else default)
-    assert read_decision({"decision": written(found)}, name="t.toml") == found
+    assert read_decision({"decision": written(found)}) == found
 
 
 @given(classes, settings(), st.sets(st.sampled_from(KEYS)))
@@ -162,7 +162,7 @@ def test_any_of_the_values_may_be_given(hardware: str, wanted: Settings, given: 
     document = {"decision": {hardware: {key: together[key] for key in given}}}
     agree = together["margin"] < together["tolerance"] and together["suite_alpha"] < together["screen_alpha"]
     assert (refusal(document) == "") == agree
-    assert not agree or read_decision(document, name="t.toml")[hardware].default == Settings(**together)
+    assert not agree or read_decision(document)[hardware].default == Settings(**together)
 
 
 # --- refusals
@@ -185,7 +185,7 @@ def test_any_of_the_values_may_be_given(hardware: str, wanted: Settings, given: 
     ],
 )
 def test_a_value_where_a_table_belongs_is_refused(text: str, header: str, found: str) -> None:
-    sentence = f"t.toml has {header} = {found}; write a table, which begins with [{header}]"
+    sentence = f"perf/thresholds.toml has {header} = {found}; write a table, which begins with [{header}]"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read(text)
 
@@ -226,7 +226,9 @@ def test_a_value_where_a_table_belongs_is_refused(text: str, header: str, found:
     ],
 )
 def test_an_unknown_name_is_refused(text: str, table: str, found: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(f'[{table}] of t.toml has the unknown {found}')}$"):
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(f'[{table}] of perf/thresholds.toml has the unknown {found}')}$"
+    ):
         read(text)
 
 
@@ -249,7 +251,9 @@ def test_an_unknown_name_is_refused(text: str, table: str, found: str) -> None:
 )
 def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str) -> None:
     for table, _, key in (f"decision.gpu.{each}".rpartition(".") for each in keys.split()):
-        sentence = rf"^\[{re.escape(table)}\] of t\.toml has {key} = .*; write {re.escape(wanted)}$"
+        sentence = (
+            rf"^\[{re.escape(table)}\] of perf/thresholds\.toml has {key} = .*; write {re.escape(wanted)}$"
+        )
         for value in (
             "1",
             "2.0",
@@ -292,8 +296,8 @@ def test_a_value_of_another_kind_is_refused(keys: str, wanted: str, values: str)
 )
 def test_contradicting_values_are_refused(text: str, table: str, what: str) -> None:
     sentence = (
-        f"[decision.{table}] of t.toml contradicts itself, together with the defaults for what it leaves out "
-        f"({what}); change one of the two values"
+        f"[decision.{table}] of perf/thresholds.toml contradicts itself, together with the defaults for what "
+        f"it leaves out ({what}); change one of the two values"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read(f"[decision.{table}]\n{text}")
@@ -313,4 +317,6 @@ tables = st.recursive(
 @given(st.fixed_dictionaries({"decision": tables | st.fixed_dictionaries({"gpu": tables})}))
 @BOUNDED
 def test_any_other_table_is_refused_in_one_sentence(document: dict[str, Any]) -> None:
-    assert re.fullmatch(r"(.*\bt\.toml\b.*; .+)?", refusal(document)), "a point matches no end of line"
+    assert re.fullmatch(r"(.*\bperf/thresholds\.toml\b.*; .+)?", refusal(document)), (
+        "a point matches no end of line"
+    )

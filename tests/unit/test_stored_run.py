@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,22 @@ from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import PastRun
+from ddpperf.results.stored_runs import Baseline, PastRun
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run_comparison import CPU_LIMIT, LAUNCH_BOUND, Change, Comparison, compare
+from ddpperf.verdict.stored_run_comparison import (
+    CPU_LIMIT,
+    LAUNCH_BOUND,
+    Change,
+    Comparison,
+    Reference,
+    compare,
+)
 from tests.generated import BOUNDED, measurements, specs
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
-GPU = read_decision({}, name="t.toml")["gpu"]
+GPU = read_decision({})["gpu"]
 Counters = dict[str, tuple[float, ...]]
 
 
@@ -41,7 +49,9 @@ def compared(
 ) -> Comparison:
     tests = now.keys() | then.keys() if expected is None else expected
     runs = [PastRun(measured=run, promoted=True) for run in history]
-    return compare(now, then, expected=tests, baseline="0001_x.json", limit=limit, settings=GPU, history=runs)
+    baseline = Baseline(path=Path("0001_x.json"), measured=then, when="")
+    reference = Reference(baseline=baseline, settings=GPU, limit=limit, history=runs)
+    return compare(now, reference, tests)
 
 
 def test_ratio_is_of_medians() -> None:

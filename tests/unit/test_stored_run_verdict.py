@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import MOST_READ, SCHEMA, PastRun, Storage
+from ddpperf.results.stored_runs import MOST_READ, SCHEMA, Baseline, PastRun, Storage
 from ddpperf.specs import AllReduceSpec, Spec
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run_comparison import Change, Comparison, compare
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Reference, compare
 from tests.canned import CannedSuite
 from tests.generated import BOUNDED
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
-GPU = read_decision({}, name="t.toml")["gpu"]
+GPU = read_decision({})["gpu"]
 LAUNCHES: dict[str, tuple[float, ...]] = {"device_seconds": (0.05,), "cpu_seconds": (0.004,)}
 QUIET = (1.0, 1.001, 1.002, 1.003)
 NOISY = (1.0, 1.1, 1.2, 1.3)
@@ -51,19 +51,14 @@ def compared(
     history: Sequence[dict[str, Measured]] = (),
 ) -> Comparison:
     runs = [PastRun(measured=run, promoted=True) for run in history]
-    return compare(
-        now, then, expected=now | then, baseline="0001_x.json", limit=limit, settings=GPU, history=runs
-    )
+    baseline = Baseline(path=Path("0001_x.json"), measured=then, when="")
+    return compare(now, Reference(baseline=baseline, settings=GPU, limit=limit, history=runs), now | then)
 
 
 def limits(deviation: float, freedom: float = 10, tests: int = 1) -> tuple[float, float]:
-    own = bounds(
-        Spread(deviation=deviation, degrees_of_freedom=freedom),
-        margin=0.005,
-        suite_alpha=0.01,
-        compared=tests,
-    )
-    return math.exp(own.suspect), math.exp(own.slower)
+    spread = Spread(deviation=deviation, degrees_of_freedom=freedom)
+    suspect, slower = bounds(spread, margin=0.005, suite_alpha=0.01, compared=tests)
+    return math.exp(suspect), math.exp(slower)
 
 
 @pytest.mark.parametrize(

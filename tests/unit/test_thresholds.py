@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from ddpperf.results.metrics import Better
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
-from ddpperf.verdict.thresholds import NEVER_NAMED, Threshold, bounded_metrics, read_thresholds
+from ddpperf.verdict.thresholds import (
+    NEVER_NAMED,
+    HardwareThresholds,
+    Threshold,
+    bounded_metrics,
+    read_document,
+    read_thresholds,
+)
 from tests.generated import BOUNDED
 
 METRICS, GREATEST = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
@@ -48,19 +55,23 @@ def entry(
     return f'[[threshold]]\nhardware = "{hardware}"\ntest = "{test}"\nwhere = {where}\n{minimum}\n'
 
 
+def read(text: str) -> tuple[Threshold, ...]:
+    return read_thresholds(read_document(text))
+
+
 def threshold(where: str = "{}", minimum: str = "speedup = 2") -> Threshold:
-    return read_thresholds(entry(where, minimum), name="t.toml")[0]
+    return read(entry(where, minimum))[0]
 
 
 def applies(one: Threshold, spec: Spec) -> bool:
-    return one.applies(hardware="h200x4", test="test_x", spec=spec)
+    return one.applies("test_x", spec)
 
 
 # --- reading
 
 
 def test_entries_are_read_in_the_files_order() -> None:
-    first, second = read_thresholds(ENTRY + entry(), name="t.toml")
+    first, second = read(ENTRY + entry())
     assert first == Threshold(
         hardware="h200x4",
         test="test_weak_scaling",
@@ -79,9 +90,9 @@ def test_cpu_seconds_are_a_maximum() -> None:
 
 
 def test_where_may_be_absent_and_a_file_empty() -> None:
-    (one,) = read_thresholds(entry().replace("where = {}\n", ""), name="t.toml")
+    (one,) = read(entry().replace("where = {}\n", ""))
     assert one == threshold()
-    assert read_thresholds("# nothing yet\n", name="t.toml") == ()
+    assert read("# nothing yet\n") == ()
 
 
 @pytest.mark.parametrize(
@@ -89,27 +100,27 @@ def test_where_may_be_absent_and_a_file_empty() -> None:
     [
         (
             "[[threshold]\n",
-            "t.toml is not valid TOML (Expected ']]' at the end of an array declaration (at line 1",
+            "perf/thresholds.toml is not valid TOML (Expected ']]' at the end of an array declaration (at ",
         ),
-        ("x = " + "[" * 5000, "t.toml is not valid TOML ("),
-        (entry() + "speedup = 3", "t.toml is not valid TOML (Cannot overwrite a value"),
+        ("x = " + "[" * 5000, "perf/thresholds.toml is not valid TOML ("),
+        (entry() + "speedup = 3", "perf/thresholds.toml is not valid TOML (Cannot overwrite a value"),
         (
             "[[thresholds]]\n",
-            "t.toml has the unknown key 'thresholds'; begin every entry with [[threshold]], and the ",
+            "perf/thresholds.toml has the unknown key 'thresholds'; begin every entry with [[threshold]], ",
         ),
         (
             "[threshold]\n",
-            "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]",
+            "the key threshold of perf/thresholds.toml is no list of entries; begin every entry with ",
         ),
         (
             "threshold = [1]\n",
-            "the key threshold of t.toml is no list of entries; begin every entry with [[threshold]]",
+            "the key threshold of perf/thresholds.toml is no list of entries; begin every entry with ",
         ),
     ],
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        read_thresholds(text, name="t.toml")
+        read(text)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +164,8 @@ def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None
     ],
 )
 def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^threshold 2 of t.toml {re.escape(sentence)}"):
-        read_thresholds(ENTRY + text, name="t.toml")
+    with pytest.raises(ValueError, match=f"^threshold 2 of perf/thresholds.toml {re.escape(sentence)}"):
+        read(ENTRY + text)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +174,8 @@ def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> 
 @pytest.mark.parametrize("metric", ["efficiency", "cpu_seconds"])
 def test_bound_must_be_positive_and_finite(metric: str, value: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^threshold 1 of t.toml has {metric} = .*; write a positive finite number$"
+        ValueError,
+        match=rf"^threshold 1 of perf/thresholds.toml has {metric} = .*; write a positive finite number$",
     ):
         threshold(minimum=f"speedup = 2\n{metric} = {value}")
 
@@ -175,24 +187,26 @@ def test_a_bound_given_twice_is_refused() -> None:
         + entry(test="test_y")
         + entry(minimum="efficiency = 0.5")
     )
-    read_thresholds(entry() + other, name="t.toml")
-    sentence = "threshold 6 of t.toml gives the same case's speedup as threshold 1; delete one of them"
+    read(entry() + other)
+    sentence = (
+        "threshold 6 of perf/thresholds.toml gives the same case's speedup as threshold 1; delete one of them"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        read_thresholds(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"), name="t.toml")
+        read(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"))
     with pytest.raises(
-        ValueError, match=r"^threshold 2 of t\.toml gives the same case's cpu_seconds as threshold 1"
+        ValueError,
+        match=r"^threshold 2 of perf/thresholds\.toml gives the same case's cpu_seconds as threshold 1",
     ):
-        read_thresholds(
-            entry(minimum="speedup = 2\ncpu_seconds = 1") + entry(minimum="cpu_seconds = 2"), name="t.toml"
-        )
+        read(entry(minimum="speedup = 2\ncpu_seconds = 1") + entry(minimum="cpu_seconds = 2"))
 
 
 def test_order_of_fields_makes_no_other_case() -> None:
     one, other = "{ world_size = 4, nbytes = 1024 }", "{ nbytes = 1024, world_size = 4 }"
     with pytest.raises(
-        ValueError, match=r"^threshold 2 of t\.toml gives the same case's speedup as threshold 1"
+        ValueError,
+        match=r"^threshold 2 of perf/thresholds\.toml gives the same case's speedup as threshold 1",
     ):
-        read_thresholds(entry(one) + entry(other), name="t.toml")
+        read(entry(one) + entry(other))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
@@ -208,19 +222,19 @@ def test_every_spec_field_can_be_named(spec: Spec) -> None:
 
 
 def test_threshold_applies_to_equal_fields() -> None:
-    (one,) = read_thresholds(ENTRY, name="t.toml")
-    assert one.applies(hardware="h200x4", test="test_weak_scaling", spec=CELL)
-    assert one.applies(
-        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, precision="bf16")
-    )
-    assert not one.applies(hardware="h200x2", test="test_weak_scaling", spec=CELL)
-    assert not one.applies(hardware="h200x4", test="test_strong_scaling", spec=CELL)
-    assert not one.applies(
-        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, world_size=2)
-    )
-    assert not one.applies(
-        hardware="h200x4", test="test_weak_scaling", spec=dataclasses.replace(CELL, per_rank_batch_size=32)
-    )
+    (one,) = read(ENTRY)
+    assert one.applies("test_weak_scaling", CELL)
+    assert one.applies("test_weak_scaling", dataclasses.replace(CELL, precision="bf16"))
+    assert not one.applies("test_strong_scaling", CELL)
+    assert not one.applies("test_weak_scaling", dataclasses.replace(CELL, world_size=2))
+    assert not one.applies("test_weak_scaling", dataclasses.replace(CELL, per_rank_batch_size=32))
+
+
+def test_thresholds_of_other_hardware_do_not_apply() -> None:
+    for hardware, applied in (("h200x4", 1), ("h200x2", 0)):
+        known = HardwareThresholds(read(ENTRY), hardware)
+        assert bool(known.violations("test_weak_scaling", CELL, {})) == bool(applied)
+        assert known.counts() == {"applied": applied, "known": applied}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
@@ -250,7 +264,7 @@ def test_threshold_applies_to_slowed_steps() -> None:
 
 
 def test_each_missed_minimum_is_a_violation() -> None:
-    (one,) = read_thresholds(ENTRY, name="t.toml")
+    (one,) = read(ENTRY)
     case = "threshold 1 (test_weak_scaling on h200x4, world_size=4, per_rank_batch_size=512)"
     assert one.violations({"speedup": 3.6, "efficiency": 0.95, "images_per_second": 1.0}) == []
     assert one.violations({"speedup": 3.41, "efficiency": 0.8525}) == [

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from ddpperf.verdict.thresholds import read_document, read_thresholds, thresholds_in
+from ddpperf.verdict.thresholds import read_document, read_thresholds
 from tests.canned import CannedSuite
 from tests.project import script
 
@@ -58,11 +58,11 @@ def test_perf_as_a_file_has_no_thresholds(canned_suite: CannedSuite) -> None:
 
 
 def test_decision_is_read_beside_thresholds() -> None:
-    document = read_document(BY_HAND, name="t.toml")
+    document = read_document(BY_HAND)
     assert document["decision"] == {"gpu": {"margin": 0.004}}
-    (one,) = thresholds_in(document, name="t.toml")
+    (one,) = read_thresholds(document)
     assert one.minimum == {"speedup": 2}
-    assert read_thresholds("decision = 'judged elsewhere'", name="t.toml") == ()
+    assert read_thresholds({"decision": "judged elsewhere"}) == ()
 
 
 def test_lines_written_by_hand_are_kept(script: ModuleType, file: Path) -> None:

@@ -95,32 +95,11 @@ def test_a_larger_suite_never_finds_more(one: LogEstimates, gated: int, more: in
 
 
 @pytest.mark.parametrize(
-    ("base", "candidate", "what"),
-    [
-        ([[0.0]], [[0.0]], r"at least 2, got \(1, 1\) and \(1, 1\)"),
-        (
-            [[0.0, 0.0]],
-            [[0.0, 0.0, 0.0]],
-            r"the same number of process sets, at least 2, got \(1, 2\) and \(1, 3\)",
-        ),
-        ([[0.0, math.nan]], [[0.0, 0.0]], "is NaN or infinite"),
-        ([[0.0, 0.0]], [[0.0, -math.inf]], "is NaN or infinite"),
-    ],
-)
-def test_incomparable_sides_are_refused(
-    base: list[list[float]], candidate: list[list[float]], what: str
-) -> None:
-    with pytest.raises(ValueError, match=what):
-        LogEstimates(np.array(base), np.array(candidate))
-
-
-@pytest.mark.parametrize(
     ("fields", "what"),
     [
         ({"margin": 0.02}, r"margin 0\.02 must be at least 0 and below tolerance 0\.02"),
         ({"margin": -0.1}, r"margin -0\.1 must be at least 0"),
         ({"screen_alpha": 0.01}, r"screen_alpha must lie between 0\.01 and 0\.5, got 0\.01"),
-        ({"confirm_sets": 1}, "need two process sets or more, got 3 and 1"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], what: str) -> None:

@@ -16,7 +16,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, Precision, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.strategy import DDP_OPTIONS
-from ddpperf.verdict.thresholds import Threshold, read_thresholds
+from ddpperf.verdict.thresholds import Threshold, read_document, read_thresholds
 from tests.generated import BOUNDED
 from tests.project import REPOSITORY, script
 
@@ -71,7 +71,7 @@ def commit_quiet(root: Path, *cases: tuple[str, Spec], key: str = "h200x4") -> N
 
 
 def written(script: ModuleType, root: Path) -> list[Threshold]:
-    return list(read_thresholds(script.made(root), name="perf/thresholds.toml"))
+    return list(read_thresholds(read_document(script.made(root))))
 
 
 def test_threshold_is_the_worst_run_less_5_percent(script: ModuleType, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_committed_thresholds_are_current(script: ModuleType) -> None:
     path = REPOSITORY / "perf" / "thresholds.toml"
     text = script.by_hand(path) + script.made(REPOSITORY)
     committed = path.read_text() if path.exists() else ""
-    assert read_thresholds(committed, name=path.name) == read_thresholds(text, name=path.name), (
+    assert read_thresholds(read_document(committed)) == read_thresholds(read_document(text)), (
         "run tools/update_thresholds.py"
     )
     assert committed in ("", text), "run tools/update_thresholds.py"
