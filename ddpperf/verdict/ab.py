@@ -69,6 +69,11 @@ class Row:
     confirmed: bool = False
 
     @property
+    def suspect(self) -> bool:
+        """Whether this metric looks worse and must be measured again."""
+        return self.gated and self.finding is Finding.SUSPECT
+
+    @property
     def undecided(self) -> bool:
         """Whether a change of this metric as large as its tolerance may have been missed."""
         return self.finding is Finding.UNDECIDED or (
@@ -108,8 +113,7 @@ class Decision:
 
     def suspects(self) -> list[str]:
         """Return the tests that look slower and must be measured again on new process sets."""
-        suspects = (row.test for row in self.rows if row.gated and row.finding is Finding.SUSPECT)
-        return list(dict.fromkeys(suspects))
+        return list(dict.fromkeys(row.test for row in self.rows if row.suspect))
 
     def confirm(self, again: Iterable[MetricEstimates]) -> None:
         """Decide each suspected regression by its second measurement, on new process sets.
@@ -118,16 +122,13 @@ class Decision:
         """
         fresh = {(entry.test, entry.metric): entry for entry in again if not entry.missing}
         for place, row in enumerate(self.rows):
-            if not (row.gated and row.finding is Finding.SUSPECT):
-                continue
-            if estimates := fresh.get((row.test, row.metric)):
+            if row.suspect and (estimates := fresh.get((row.test, row.metric))):
                 # The metric stays gated, even if the new process sets put it into another noise class.
                 estimates = replace(estimates, gated=True, primary=row.primary)
                 (self.rows[place],) = self._judge([estimates], confirmed=True)
-            else:
-                self.missing[row.test] = (
-                    f"could not be measured again, with {row.metric} {row.ratio:.3f} times the base's"
-                )
+            elif row.suspect:
+                found = f"{row.metric} {row.ratio:.3f} times the base's"
+                self.missing[row.test] = f"could not be measured again, with {found}"
         for (_, metric), estimates in fresh.items():
             if metric == "time":
                 self._judge([estimates], confirmed=True)  # updates self._slower
@@ -148,11 +149,9 @@ class Decision:
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
-        signs = np.array([[entry.sign] for entry in group])
-        logs = LogEstimates(
-            signs * np.log([entry.base for entry in group]),
-            signs * np.log([entry.candidate for entry in group]),
-        )
+        sign = np.array([entry.sign for entry in group])
+        base, candidate = ([entry.base for entry in group], [entry.candidate for entry in group])
+        logs = LogEstimates(sign[:, None] * np.log(base), sign[:, None] * np.log(candidate))
         noise, effect = self._noise(group, logs), logs.effect
         error = noise.standard_error(logs.sets)
         findings = (confirm if confirmed else screen)(logs, noise, settings, self.gated)
@@ -161,6 +160,7 @@ class Decision:
             slower = effect > noise.quantile(settings.suite_alpha / self._tests) * error
             self._slower |= {entry.test: bool(slower[place]) for place, entry in enumerate(group)}
         half_width = noise.quantile(UNCHANGED_P) * error
+        ratio, low, high = (np.exp(sign * effect + side * half_width) for side in (0, -1, 1))
         detectable = np.expm1(minimum_detectable_effect(noise, settings, self.gated, screened=self.screened))
         needed = sets_needed(noise, settings, self.gated, screened=self.screened)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
@@ -171,9 +171,9 @@ class Decision:
                 metric=entry.metric,
                 base=geometric_mean(entry.base),
                 candidate=geometric_mean(entry.candidate),
-                ratio=math.exp(entry.sign * effect[place]),
-                low=math.exp(entry.sign * effect[place] - half_width[place]),
-                high=math.exp(entry.sign * effect[place] + half_width[place]),
+                ratio=float(ratio[place]),
+                low=float(low[place]),
+                high=float(high[place]),
                 detectable=float(detectable[place]),
                 tolerance=math.expm1(settings.tolerance),
                 sets=int(needed[place]) if needed[place] <= MOST_SETS else None,
@@ -194,11 +194,9 @@ class Decision:
         keys = [(entry.test, entry.metric) for entry in group]
         if not all(key in self._class_noise for key in keys):
             by_class = _noise_by_class(group, logs)
-            self._class_noise |= {
-                key: by_class[entry.noise_class] for key, entry in zip(keys, group, strict=True)
-            }
-        variances, freedoms = zip(*(self._class_noise[key] for key in keys), strict=True)
-        return moderated_noise(logs, Noise(np.array(variances), np.array(freedoms)), LEAST_SPREAD**2)
+            self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}
+        variances, freedoms = np.array([self._class_noise[key] for key in keys]).T
+        return moderated_noise(logs, Noise(variances, freedoms), LEAST_SPREAD**2)
 
 
 def _noise_by_class(
@@ -218,10 +216,7 @@ def _noise_by_class(
     places = list(unique.values())
     classes = [group[place].noise_class for place in places]
     usual = class_noise(LogEstimates(logs.base[places], logs.candidate[places]), classes, LEAST_SPREAD**2)
-    return {
-        name: (float(usual.variance[place]), float(usual.degrees_of_freedom[place]))
-        for place, name in enumerate(classes)
-    }
+    return dict(zip(classes, zip(usual.variance, usual.degrees_of_freedom, strict=True), strict=True))
 
 
 def _exact_row(estimates: MetricEstimates) -> Row:
@@ -267,25 +262,22 @@ def ab_answer(
     for row in rows:
         if row.gated and row.finding is Finding.WORSE:
             where = ", on fresh process sets" if row.confirmed else ""
-            worse.setdefault(row.test, []).append(
-                f"its {row.metric} is {row.ratio:.3f} times the base's "
-                f"({row.low:.3f} to {row.high:.3f}{where})"
-            )
+            found = f"its {row.metric} is {row.ratio:.3f} times the base's"
+            worse.setdefault(row.test, []).append(f"{found} ({row.low:.3f} to {row.high:.3f}{where})")
     primaries = [row for row in rows if row.primary and row.gated]
-    reach = [row.detectable for row in primaries]
+    reach = [row.detectable for row in primaries] or [math.nan]
+    failed, missing_controls = _controls(rows)
     answer = Answer(
         worse={test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()},
-        untrusted=_failed_controls(rows),
+        untrusted=failed,
         undecided=[
             *problems,
             *(f"{test} {why}" for test, why in missing.items()),
-            *_missing_controls(rows),
+            *missing_controls,
             *_undecided(primaries, unmeasured, sets_option),
         ],
         summary=f"nothing worse than the base: half of the tests would show {median(reach):.1%}, "
-        f"all of them {max(reach):.1%}"
-        if reach
-        else "",
+        f"all of them {max(reach):.1%}",
     )
     return replace(answer, unfit=[*answer.regressions, *answer.untrusted, *answer.undecided])
 
@@ -305,26 +297,21 @@ def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspect
     )
 
 
-def _failed_controls(rows: Sequence[Row]) -> list[str]:
-    by_control: dict[str | None, Row] = {row.control: row for row in rows}
-    return [
-        f"the {control} control failed: {what} was found {row.finding}, at {row.ratio:.3f} times "
-        f"({row.low:.3f} to {row.high:.3f})"
-        for control, expected, what in CONTROLS
-        if (row := by_control.get(control)) is not None and row.finding not in expected
-    ]
-
-
-def _missing_controls(rows: Sequence[Row]) -> list[str]:
-    measured = {row.control for row in rows}
-    missing = [
-        f"the {control} control was not measured" for control, _, _ in CONTROLS if control not in measured
-    ]
-    return missing + [
-        f"the negative control is too noisy: {row.low:.3f} to {row.high:.3f} times"
-        for row in rows
-        if row.control == "negative" and math.log(row.high / row.ratio) > row.tolerance
-    ]
+def _controls(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Return the failed control measurements, and the missing or noisy ones, in one sentence each."""
+    by_control = {row.control: row for row in rows}
+    failed, missing = [], []
+    for control, expected, what in CONTROLS:
+        if (row := by_control.get(control)) is None:
+            missing.append(f"the {control} control was not measured")
+            continue
+        interval = f"{row.low:.3f} to {row.high:.3f}"
+        if row.finding not in expected:
+            found = f"{row.finding}, at {row.ratio:.3f} times ({interval})"
+            failed.append(f"the {control} control failed: {what} was found {found}")
+        if control == "negative" and math.log(row.high / row.ratio) > row.tolerance:
+            missing.append(f"the negative control is too noisy: {interval} times")
+    return failed, missing
 
 
 def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option: str) -> list[str]:
@@ -335,19 +322,14 @@ def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option:
         return []
     sentences = [] if primaries else ["no test has a metric that can be judged"]
     if undecided:
-        needed = [row.sets for row in undecided]
-        enough = max(sets or 0 for sets in needed)
-        advice = (
-            f"{sets_option} {enough} would do"
-            if all(needed)
-            else f"{MOST_SETS} process sets would not be enough"
-        )
-        sentences.append(
-            f"{len(undecided)} of {total} tests are undecided, such as {undecided[0].test}; {advice}"
-        )
+        needed = [row.sets or 0 for row in undecided]
+        enough = f"{sets_option} {max(needed)} would do"
+        advice = enough if all(needed) else f"{MOST_SETS} process sets would not be enough"
+        example = f"such as {undecided[0].test}"
+        sentences.append(f"{len(undecided)} of {total} tests are undecided, {example}; {advice}")
     if unmeasured:
+        cannot = "cannot be measured by the candidate"
         sentences.append(
-            f"{len(unmeasured)} of {total} tests cannot be measured by the candidate, such as "
-            f"{unmeasured[0]}; deselect them"
+            f"{len(unmeasured)} of {total} tests {cannot}, such as {unmeasured[0]}; deselect them"
         )
     return sentences

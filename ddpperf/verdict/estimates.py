@@ -50,11 +50,10 @@ class MetricEstimates:
     @property
     def missing(self) -> str:
         """The reason why this metric cannot be judged, or an empty string if it can be judged."""
-        if len(self.base) != len(self.candidate) or len(self.base) < 2:
-            return (
-                f"has {self.metric} of {len(self.base)} base and {len(self.candidate)} candidate process "
-                "sets; both need the same number, at least 2"
-            )
+        base, candidate = len(self.base), len(self.candidate)
+        if base != candidate or base < 2:
+            found = f"{self.metric} of {base} base and {candidate} candidate process sets"
+            return f"has {found}; both need the same number, at least 2"
         values = self.base + self.candidate
         valid = all(0 <= value < math.inf for value in values) and (self.definition.exact or all(values))
         return "" if valid else f"has a {self.metric} that is no positive number"
@@ -68,35 +67,32 @@ def estimates_of(
     The list is empty unless both base and candidate were measured. `metrics` maps each metric's
     name to its stored JSON.
     """
-    sets = {
-        side: [sample.set for sample in measured.samples if sample.side == side] for side in (BASE, CANDIDATE)
-    }
-    if not all(sets.values()):
+    base, candidate = (
+        [sample.set for sample in measured.samples if sample.side == side] for side in (BASE, CANDIDATE)
+    )
+    if not base or not candidate:
         return []
     sides = [measured.of(side) for side in (BASE, CANDIDATE)]
-    launch_bound = all(is_launch_bound(side) and not side.spec.captured for side in sides)
+    captured = [side.spec.captured for side in sides]
+    launch_bound = all(map(is_launch_bound, sides)) and not any(captured)
     small = device == "cuda" and isinstance(measured.spec, AllReduceSpec) and _launches_bind(measured.spec)
-    primary = "cpu_seconds" if launch_bound else "time"
     gates = {Gate.ALWAYS, Gate.LAUNCH_BOUND if launch_bound else Gate.UNLESS_LAUNCH_BOUND}
     values: dict[str, Mapping[str, float]] = {
         "time": measured.median_step_seconds(),
         "tail_seconds": {sample.set: _tail(measured.step_seconds(sample)) for sample in measured.samples},
     }
     values |= {name: metric["by_set"] for name, metric in metrics.items() if registry.find(name).better}
-    if launch_bound:
-        values.setdefault(
-            "cpu_seconds", measured.counter("cpu_seconds")
-        )  # empty if not counted, so that it becomes missing
-    noise_class = (measured.spec.measurement, *(side.spec.captured for side in sides), launch_bound, small)
+    if launch_bound:  # without CPU seconds the metric becomes missing
+        values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))
     return [
         MetricEstimates(
             test=test,
             metric=name,
-            base=tuple(by_set[process_set] for process_set in sets[BASE] if process_set in by_set),
-            candidate=tuple(by_set[process_set] for process_set in sets[CANDIDATE] if process_set in by_set),
-            noise_class=noise_class,
+            base=tuple(by_set[process_set] for process_set in base if process_set in by_set),
+            candidate=tuple(by_set[process_set] for process_set in candidate if process_set in by_set),
+            noise_class=(measured.spec.measurement, *captured, launch_bound, small),
             gated=registry.find(name).exact or (registry.find(name).gate in gates and not small),
-            primary=name == primary,
+            primary=name == ("cpu_seconds" if launch_bound else "time"),
         )
         for name, by_set in values.items()
     ]

@@ -50,37 +50,31 @@ def decide(
     got worse, a missing result. `measured` holds the ids of the tests that stored a sample.
     `answer` is None if nothing was compared. `problems` lists other reasons for no verdict.
     """
+    if answer is None:
+        answer = Answer(summary="not compared with a baseline: no --benchmark-compare was given")
     failed = _sentences(outcomes, OutcomeKind.FAILED, "failed")
-    worse = answer.regressions if answer is not None else []
-    untrusted = list(answer.untrusted) if answer is not None else []
-    if failed or (worse and not untrusted):
-        return Verdict(status=Status.FAIL, reasons=(*failed, *untrusted, *worse))
-
-    unmeasured = [
-        f"{test} passed without a measurement"
-        for test, outcome in outcomes.items()
-        if outcome.kind is OutcomeKind.PASSED and test not in measured
-    ]
-    missing = [
-        *untrusted,
-        *worse,
+    if failed or (answer.worse and not answer.untrusted):
+        return Verdict(status=Status.FAIL, reasons=(*failed, *answer.untrusted, *answer.regressions))
+    missing = (
+        *answer.untrusted,
+        *answer.regressions,
         *problems,
         *_sentences(outcomes, OutcomeKind.BASE_FAILED, "was not measured"),
         *_sentences(outcomes, OutcomeKind.NOT_COLLECTED, "could not be collected"),
         *(f"{test} was not run" for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.NOT_RUN),
-        *unmeasured,
+        *(
+            f"{test} passed without a measurement"
+            for test, outcome in outcomes.items()
+            if outcome.kind is OutcomeKind.PASSED and test not in measured
+        ),
         *([] if measured else ["no test was measured"]),
-        *(answer.undecided if answer is not None else ()),
-    ]
+        *answer.undecided,
+    )
     if missing:
-        return Verdict(status=Status.NO_VERDICT, reasons=tuple(missing))
-
+        return Verdict(status=Status.NO_VERDICT, reasons=missing)
     skipped = sum(outcome.kind.skipped for outcome in outcomes.values())
-    reason = f"{units.counted(len(measured), 'test')} measured"
-    if skipped:
-        reason += f", {skipped} skipped"
-    compared = "not compared with a baseline: no --benchmark-compare was given"
-    reason += f", {compared if answer is None else answer.summary}"
+    but = f", {skipped} skipped" if skipped else ""
+    reason = f"{units.counted(len(measured), 'test')} measured{but}, {answer.summary}"
     return Verdict(status=Status.PASS, reasons=(reason,))
 
 

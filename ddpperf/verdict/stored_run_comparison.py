@@ -76,11 +76,9 @@ class Controls:
                 f"the negative control failed: a copy of memory, which no change can affect, takes "
                 f"{copy.ratio:.3f} times as long, limit {copy.limit:.4g} either way; this machine has changed"
             )
-        if (delayed := self.positive) is not None and not delayed.slower:
-            failed.append(
-                f"the positive control failed: a deliberately slowed step was found at {delayed.ratio:.3f} "
-                f"times its time, limit {delayed.limit:.4g}"
-            )
+        if (slowed := self.positive) is not None and not slowed.slower:
+            found = f"{slowed.ratio:.3f} times its time, limit {slowed.limit:.4g}"
+            failed.append(f"the positive control failed: a deliberately slowed step was found at {found}")
         return failed
 
     def measured(self) -> Mapping[str, Change]:
