@@ -6,11 +6,11 @@ CUDA is never initialised here.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpperf.machine.hardware import query_nvml
+from ddpperf.machine.hardware import load_nvml, query_nvml
 from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
@@ -24,6 +24,7 @@ THROTTLED_FRACTION = 0.01
 # between drivers: an older driver answers with something else. Left out: the totals, and 78, low
 # utilization, which every idle GPU has.
 COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
+SUCCESS = 0  # NVML_SUCCESS
 IDLE = 0x01
 SM_CLOCK = 1  # NVML_CLOCK_SM
 # Why the clocks are held down at this moment, by bit. Left out: idle, application clocks and
@@ -93,7 +94,9 @@ class GpuWatch:
 
         Processes that are on these GPUs now count as foreign.
         """
-        self._handles = _handles(uuids)
+        load_nvml()
+        handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
+        self._handles = {gpu: handle for gpu, handle in handles.items() if handle is not None}
         self._last = self._states()
         self._before = {gpu: state.processes for gpu, state in self._last.items()}
         self._own: set[int] = set()
@@ -128,8 +131,12 @@ class GpuWatch:
         rounds, self._rounds = self._rounds, []
         counting = {recorded.number: recorded for recorded in rounds}  # of equal numbers the last
         repeated = [recorded for recorded in rounds if counting[recorded.number] is not recorded]
-        texts = disturbance_texts([recorded.disturbances for recorded in counting.values()])
-        return [*map(warning, texts), *map(info, repetition_texts(repeated))]
+        notes = [*map(warning, disturbance_texts([recorded.disturbances for recorded in counting.values()]))]
+        if repeated:
+            count = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
+            reasons = dict.fromkeys(reason for recorded in repeated for reason in recorded.spoiled)
+            notes.append(info(f"{count} measured again: {'; '.join(reasons)}"))
+        return notes
 
     def _states(self) -> dict[int, GpuState]:
         return {gpu: read_state(handle) for gpu, handle in self._handles.items()}
@@ -148,9 +155,8 @@ def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
     """
     counted = before.violations_ns.keys() & now.violations_ns.keys()
     least_ns = THROTTLED_FRACTION * (now.monotonic_seconds - before.monotonic_seconds) * 1e9
-    moved = {
-        reason for reason in counted if now.violations_ns[reason] - before.violations_ns[reason] > least_ns
-    }
+    moved_ns = {reason: now.violations_ns[reason] - before.violations_ns[reason] for reason in counted}
+    moved = {reason for reason, ns in moved_ns.items() if ns > least_ns}
     return frozenset(moved | (now.reasons - counted))
 
 
@@ -179,23 +185,13 @@ def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
         if last.foreign:
             texts.append(f"{_processes(last.foreign)} also used GPU {gpu}")
         highest = max(earlier[gpu].megahertz or 0 for earlier in rounds if gpu in earlier)
-        if not (last.throttled or expected) and is_lower(last.megahertz, highest):
+        if not (last.throttled or expected) and _is_lower(last.megahertz, highest):
             texts.append(f"GPU {gpu}'s clock was {last.megahertz} MHz, of {highest}")
     return texts
 
 
-def is_lower(megahertz: int | None, than: int) -> bool:
-    """Return whether a GPU clock is known and more than 2% lower than another clock."""
+def _is_lower(megahertz: int | None, than: int) -> bool:
     return megahertz is not None and megahertz < (1 - EQUAL_CLOCKS) * than
-
-
-def repetition_texts(repeated: Sequence[Round]) -> list[str]:
-    """Return a list with a sentence about the rounds that were measured again, or an empty list."""
-    if not repeated:
-        return []
-    count = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
-    reasons = dict.fromkeys(reason for spoiled in repeated for reason in spoiled.spoiled)
-    return [f"{count} measured again: {'; '.join(reasons)}"]
 
 
 def disturbance_texts(rounds: Sequence[Disturbances]) -> list[str]:
@@ -209,7 +205,7 @@ def disturbance_texts(rounds: Sequence[Disturbances]) -> list[str]:
             total = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
             texts.append(f"GPU {gpu} was throttled ({', '.join(reasons)}) during {count} of {total}")
         clocks = [disturbance.megahertz for disturbance in found if disturbance.megahertz is not None]
-        if not reasons and clocks and is_lower(min(clocks), max(clocks)):
+        if not reasons and clocks and _is_lower(min(clocks), max(clocks)):
             texts.append(f"GPU {gpu}'s clock was {min(clocks)} to {max(clocks)} MHz")
         if pids := {pid for disturbance in found for pid in disturbance.foreign}:
             texts.append(f"{_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
@@ -218,20 +214,6 @@ def disturbance_texts(rounds: Sequence[Disturbances]) -> list[str]:
 
 def _processes(pids: Collection[int]) -> str:
     return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, sorted(pids)))}"
-
-
-# --- asking the driver
-
-
-def _handles(uuids: Sequence[str]) -> dict[int, Any]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()  # never shut down, since loading NVML takes long
-    except Exception:  # without a driver, a GPU or nvidia-ml-py nothing can be watched
-        return {}
-    handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
-    return {gpu: handle for gpu, handle in handles.items() if handle is not None}
 
 
 def read_state(handle: Any) -> GpuState:
@@ -243,21 +225,12 @@ def read_state(handle: Any) -> GpuState:
     # the clock first: the GPU may soon be idle
     megahertz = None if idle else query_nvml("nvmlDeviceGetClockInfo", handle, SM_CLOCK)
     processes = query_nvml("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    counters = query_nvml("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()
+    known = [counter for counter in counters if counter.nvmlReturn == SUCCESS]
     return GpuState(
         monotonic_seconds=time.monotonic(),
-        violations_ns=counter_values(query_nvml("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()),
-        reasons=reasons_of(bits or 0),
+        violations_ns={COUNTERS[counter.fieldId]: counter.value.ullVal for counter in known},
+        reasons=frozenset(reason for bit, reason in REASONS.items() if (bits or 0) & bit),
         processes=frozenset(process.pid for process in processes),
         megahertz=megahertz,
     )
-
-
-def reasons_of(bits: int) -> frozenset[str]:
-    """Return the reasons for throttled clocks that are set in a bit mask of NVML."""
-    return frozenset(reason for bit, reason in REASONS.items() if bits & bit)
-
-
-def counter_values(values: Iterable[Any]) -> dict[str, int]:
-    """Return how many nanoseconds NVML's counters report for each reason of throttled clocks."""
-    success = 0
-    return {COUNTERS[value.fieldId]: value.value.ullVal for value in values if value.nvmlReturn == success}

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -41,43 +41,43 @@ class Gpu:
     numa_node: int | None
 
 
-@contextlib.contextmanager
-def _driver() -> Iterator[Any | None]:
-    """Yield the driver's library NVML, or None if there is no driver, GPU or nvidia-ml-py."""
-    try:
+def load_nvml() -> Any | None:
+    """Return the driver's library NVML, or None if there is no driver, GPU or nvidia-ml-py."""
+    with contextlib.suppress(Exception):
         import pynvml
 
-        pynvml.nvmlInit()
-    except Exception:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+        pynvml.nvmlInit()  # never shut down, since loading NVML takes long
+        return pynvml
+    return None
+
+
+def query_nvml(function: str, *arguments: Any) -> Any | None:
+    """Call a function of NVML by its name, and return None if it fails."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        return getattr(pynvml, function)(*arguments)
+    return None
 
 
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in the order in which CUDA numbers them."""
-    with _driver() as nvml:
-        if nvml is None:
-            return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        gpus = [_describe(nvml, handle) for handle in handles]
+    if (nvml := load_nvml()) is None:
+        return []
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    gpus = [_describe(nvml, handle) for handle in handles]
     return select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
     """Return the first two GPUs that cannot read each other's memory, or None if none are known."""
-    with _driver() as nvml:
-        if nvml is None:
-            return None
-        possible = nvml.NVML_P2P_STATUS_OK, nvml.NVML_P2P_STATUS_UNKNOWN
-        with contextlib.suppress(nvml.NVMLError):
-            handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-            for first, second in sorted(combinations(range(len(handles)), 2), key=max):
-                if nvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], P2P_READ) not in possible:
-                    return first, second
+    if (nvml := load_nvml()) is None:
+        return None
+    possible = None, nvml.NVML_P2P_STATUS_OK, nvml.NVML_P2P_STATUS_UNKNOWN
+    handles = [query_nvml("nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in gpus]
+    for first, second in sorted(combinations(range(len(handles)), 2), key=max):
+        if query_nvml("nvmlDeviceGetP2PStatus", handles[first], handles[second], P2P_READ) not in possible:
+            return first, second
     return None
 
 
@@ -90,11 +90,8 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
         return list(gpus)
     selected: list[Gpu] = []
     for word in (word.strip() for word in visible.split(",")):
-        matching = [
-            gpu
-            for index, gpu in enumerate(gpus)
-            if word == str(index) or (len(word) > 4 and gpu.uuid.startswith(word))
-        ]
+        prefix = word if len(word) > 4 else "no UUID"
+        matching = [gpu for i, gpu in enumerate(gpus) if word == str(i) or gpu.uuid.startswith(prefix)]
         if len(matching) != 1 or matching[0] in selected:
             break
         selected += matching
@@ -102,11 +99,10 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
 
 
 def _describe(nvml: Any, handle: Any) -> Gpu:
-    links = [
-        query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)
-    ]
-    states = [state for state in links if state is not None]
-    nvlinks = sum(state == nvml.NVML_FEATURE_ENABLED for state in states) if states else None
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    states = {link: query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links}.values()
+    is_known = any(state is not None for state in states)
+    nvlinks = sum(state == nvml.NVML_FEATURE_ENABLED for state in states) if is_known else None
     fields = [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]
     values = query_nvml("nvmlDeviceGetFieldValues", handle, fields) or ()
     rates = [value.value.uiVal for value in values if value.nvmlReturn == nvml.NVML_SUCCESS]
@@ -123,15 +119,6 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         driver=query_nvml("nvmlSystemGetDriverVersion"),
         numa_node=None if pci is None else _numa_node(str(pci.busId)),
     )
-
-
-def query_nvml(function: str, *arguments: Any) -> Any | None:
-    """Call a function of NVML by its name, and return None if it fails."""
-    import pynvml
-
-    with contextlib.suppress(Exception):
-        return getattr(pynvml, function)(*arguments)
-    return None
 
 
 def data_rate(megabytes_per_second: int) -> float:

@@ -19,11 +19,9 @@ from ddpperf.machine.gpu_watch import (
     Disturbance,
     GpuState,
     GpuWatch,
-    counter_values,
     disturbance_texts,
     foreign,
     read_state,
-    reasons_of,
     throttled,
 )
 from tests.generated import BOUNDED
@@ -207,12 +205,13 @@ def test_frequent_power_cap_does_not_spoil(rounds: list[dict[int, Disturbance]],
 # --- what NVML says
 
 
-def test_unsupported_counters_are_left_out() -> None:
+def test_unsupported_counters_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     values = (pynvml.c_nvmlFieldValue_t * len(gpu_watch.COUNTERS))()
     for value, (number, ns) in zip(values, {74: 2**40 + 1, 75: 0, 76: 3, 77: 4, 79: 5}.items(), strict=True):
         value.fieldId, value.value.ullVal = number, ns
     values[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert counter_values(values) == {
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda *_: values)
+    assert read_state(object()).violations_ns == {
         "power cap": 2**40 + 1,
         "temperature": 0,
         "board limit": 4,
@@ -237,8 +236,11 @@ def test_counter_numbers_are_nvmls() -> None:
         (0x200 + 0x400, {"board limit", "reliability limit"}),  # which only some of NVML's own headers name
     ],
 )
-def test_chosen_clocks_are_not_throttled(bits: int, reasons: set[str]) -> None:
-    assert reasons_of(bits) == reasons
+def test_chosen_clocks_are_not_throttled(
+    monkeypatch: pytest.MonkeyPatch, bits: int, reasons: set[str]
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
+    assert read_state(bits).reasons == reasons
 
 
 @pytest.mark.parametrize(
@@ -252,8 +254,9 @@ def test_chosen_clocks_are_not_throttled(bits: int, reasons: set[str]) -> None:
         ("HwPowerBrakeSlowdown", "power brake"),
     ],
 )
-def test_bits_have_nvmls_meaning(name: str, reason: str) -> None:
-    assert reasons_of(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == {reason}
+def test_bits_have_nvmls_meaning(monkeypatch: pytest.MonkeyPatch, name: str, reason: str) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
+    assert read_state(getattr(pynvml, f"nvmlClocksThrottleReason{name}")).reasons == {reason}
 
 
 def refused(*_: Any) -> Any:
