@@ -14,6 +14,7 @@ from ddpperf.collectives import algorithms
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.collectives.transports import GroupTransport
 from ddpperf.compile_and_capture import capture
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.trace import communication_seconds, trace_of
 from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, AllReduceSpec, CollectiveSpec
 
@@ -23,14 +24,13 @@ _PATTERN = 13  # elements after which a buffer repeats itself
 _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
 
 
-class RepeatedCall:
+class RepeatedCall(Measurement):
     """Base class of timed collective calls, issued one by one or as a CUDA graph of several calls.
 
     A CUDA graph holds GRAPH_CALLS calls. Subclasses set `call`, the timed function. `start_round`
     fills the buffers and `end_round` checks the result.
     """
 
-    max_iterations = 1000
     call: Callable[[], object]
 
     def __init__(self, spec: AllReduceSpec | CollectiveSpec, *, rank: int, device: torch.device) -> None:
@@ -47,9 +47,6 @@ class RepeatedCall:
     def pattern(self, count: int) -> Tensor:
         """Return a float32 tensor of `count` elements that repeats the numbers 1 to 13."""
         return (torch.arange(count, device=self.device) % _PATTERN + 1).float()
-
-    def start_round(self) -> None:
-        raise NotImplementedError
 
     def step(self) -> None:
         """Make one collective call, or replay the CUDA graph of GRAPH_CALLS calls."""

@@ -7,10 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddpperf.data.images import EpochBatches
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.specs import SamplerSpec
 
 
-class Sampling:
+class Sampling(Measurement):
     """Measures how long a rank takes to list its images of an epoch."""
 
     max_iterations = 64  # the counts matter more than the time
@@ -29,21 +30,11 @@ class Sampling:
         self.epoch = 0
         self.shard: list[list[int]] = []
 
-    def warm_up(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
-
-    def start_round(self) -> None:
-        """Do nothing, because a round of sampling needs no preparation."""
-
     def step(self) -> None:
         """List the indices of the images that this rank gets in the next epoch."""
         self.batches.set_epoch(self.epoch)
         self.shard = list(self.batches)
         self.epoch += 1
-
-    def end_round(self, steps: int) -> None:
-        """Do nothing, because `finish` checks the images of all ranks."""
 
     def finish(self) -> dict[str, float]:
         """Count the images that no rank or several ranks get in an epoch.

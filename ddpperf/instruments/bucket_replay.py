@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ddpperf.compile_and_capture import capture
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.specs import BucketReplaySpec
 
 BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
 
 
-class BucketReplay:
+class BucketReplay(Measurement):
     """Measurement in which each step all_reduces buffers with the sizes of DDP's buckets.
 
     Elements of rank r start as (1 + r) * 2**-ROOM. After k steps an element is world_size**(k-1)
@@ -28,13 +28,12 @@ class BucketReplay:
     ) -> None:
         self.spec = spec
         self.messages = messages
-        self.buffers = [torch.empty(count, dtype=dtype, device=device) for count, dtype in self.messages]
+        self.buffers = [torch.empty(count, dtype=dtype, device=device) for count, dtype in messages]
         self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
         self.growth = 1 if spec.comm_hook == "avg" else spec.world_size
-        room = min(ROOM.get(dtype, 120) for _, dtype in self.messages)
-        self.scale = 2.0**-room
-        self.start = (1 + rank) * self.scale
-        self.sum = self.scale * spec.world_size * (spec.world_size + 1) / 2
+        room = min(ROOM.get(dtype, 120) for _, dtype in messages)
+        self.start = (1 + rank) * 2.0**-room
+        self.sum = 2.0**-room * spec.world_size * (spec.world_size + 1) / 2
         self.max_iterations = max(1, int(2 * room / math.log2(self.growth)) - 4) if self.growth > 1 else 1000
         self.run: Callable[[], None] = self.send
 
@@ -61,11 +60,11 @@ class BucketReplay:
         """Raise ArithmeticError unless all buffers hold correct sums after `steps` all_reduces."""
         first = self.sum / (self.spec.world_size / self.growth)
         for number, buffer in enumerate(self.buffers):
-            expected, found = first * self.growth ** (steps - 1), _extremes(buffer)
-            if not all(
-                abs(value / expected - 1) <= steps * self.spec.world_size * torch.finfo(buffer.dtype).eps
-                for value in found
-            ):
+            expected = first * self.growth ** (steps - 1)
+            found = tuple(map(float, buffer.float().aminmax()))
+            error = max(abs(value / expected - 1) for value in found)
+            # also true for NaN
+            if not error <= steps * self.spec.world_size * torch.finfo(buffer.dtype).eps:
                 raise ArithmeticError(
                     f"message {number} is wrong: {found} after {steps} steps, where {expected} was expected"
                 )
@@ -75,8 +74,3 @@ class BucketReplay:
         nbytes = [float(count * dtype.itemsize) for count, dtype in self.messages]
         buckets = {f"bucket {number}: bytes": each for number, each in enumerate(nbytes)}
         return {"gradient_bytes": sum(nbytes), "messages": float(len(nbytes)), **buckets}
-
-
-def _extremes(buffer: Tensor) -> tuple[float, float]:
-    least, greatest = buffer.float().aminmax()
-    return float(least), float(greatest)

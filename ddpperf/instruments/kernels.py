@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpperf.instruments.trace import trace_of
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
 
 if TYPE_CHECKING:
     import torch
-
-    from ddpperf.results.samples import Measured
 
 DIGITS = 12
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -28,18 +27,12 @@ def kernel_names(step: Callable[[], None], device: torch.device) -> list[str]:
     list is empty if no profile can be made, for example without CUPTI. A compiled function is not
     listed as an operator.
     """
-    category = "kernel" if device.type == "cuda" else "cpu_op"
-    return _names(trace_of(step, device), category)
-
-
-def _names(events: Iterable[dict[str, Any]], category: str) -> list[str]:
-    """Return the names of all GPU kernels, or of all CPU operators, in a profiler trace.
-
-    torch.compile records each call as an operator without a namespace. The name of this operator
-    contains numbers that differ between processes, so that it is left out.
-    """
-    names = {str(event["name"]) for event in events if event.get("cat") == category}
-    return sorted(name for name in names if category == "kernel" or "::" in name)
+    is_gpu = device.type == "cuda"
+    category = "kernel" if is_gpu else "cpu_op"
+    names = {event["name"] for event in trace_of(step, device) if event.get("cat") == category}
+    # torch.compile records each call as an operator without a namespace, by a name with numbers
+    # that differ between processes.
+    return sorted(name for name in names if is_gpu or "::" in name)
 
 
 def digest(names: Iterable[str]) -> str:
@@ -64,20 +57,20 @@ def digest_of_ranks(digests: Sequence[str]) -> str:
 def other_kernels(measured: Measured) -> list[str]:
     """Return warnings that name process sets which ran different kernels than most process sets.
 
-    In an A/B run the process sets of base and candidate are checked separately.
+    In an A/B run the process sets of base and candidate are checked separately, because base and
+    candidate may differ by design. Process sets with unknown kernels are left out.
     """
     warnings = []
-    for side in sorted({sample.side for sample in measured.samples}):
-        groups = sorted(measured.of(side).different_kernels().values(), key=len, reverse=True)
-        if groups:
-            most, *others = groups
-            alone = len(most) > len(others[0])
-            named = [
-                sample.set for sample in measured.samples if any(sample.set in group for group in others)
-            ]
-            warnings.append(
-                f"process {_sets(named)} ran other kernels than {'all others' if alone else _sets(most)}"
-            )
+    for side in (BASE, CANDIDATE):
+        known = [sample for sample in measured.samples if sample.side == side and sample.kernels]
+        groups: dict[str, list[str]] = {}
+        for sample in known:
+            groups.setdefault(sample.kernels, []).append(sample.set)
+        if len(groups) > 1:
+            most, second, *_ = sorted(groups.values(), key=len, reverse=True)
+            others = _sets([sample.set for sample in known if sample.set not in most])
+            compared = "all others" if len(most) > len(second) else _sets(most)
+            warnings.append(f"process {others} ran other kernels than {compared}")
     return warnings
 
 

@@ -6,10 +6,11 @@ import mmap
 
 import torch
 
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.specs import CopySpec
 
 
-class Copy:
+class Copy(Measurement):
     """Measurement in which each step copies `spec.nbytes` bytes within one device's memory.
 
     The driver copies on a GPU, and the C library copies on a CPU.
@@ -32,10 +33,6 @@ class Copy:
         self.source, self.target = memory[: spec.nbytes], memory[begin:]
         self.source.copy_(torch.arange(256, dtype=torch.uint8).repeat(-(-spec.nbytes // 256))[: spec.nbytes])
 
-    def warm_up(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
-
     def start_round(self) -> None:
         self.target.zero_()
 
@@ -49,9 +46,5 @@ class Copy:
     def end_round(self, steps: int) -> None:
         """Raise ArithmeticError unless the target buffer is equal to the source buffer."""
         if not torch.equal(self.target, self.source):
-            raise ArithmeticError(
-                f"a copy of {len(self.target)} bytes differs from its source after {steps} steps"
-            )
-
-    def finish(self) -> dict[str, float]:
-        return {}
+            nbytes = len(self.target)
+            raise ArithmeticError(f"a copy of {nbytes} bytes differs from its source after {steps} steps")

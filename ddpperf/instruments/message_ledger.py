@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddpperf.instruments.measurement import TrainingMeasurement
+
 if TYPE_CHECKING:
     from ddpperf.training.measured_step import MeasuredStep
 
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
-# The kind of a collective in a phase. Every other combination has the kind OTHER.
+# The kind of a collective in a phase. Every other combination has the kind "other".
 KINDS = {
     ("start", "broadcast"): "initial state",
     ("start", "allgather"): "control",
@@ -26,7 +28,6 @@ KINDS = {
     ("optimizer", "broadcast"): "parameters",
     ("metrics", "allreduce"): "metrics",
 }
-OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Message:
         """
         if self.collective == "barrier":
             return "control"
-        return KINDS.get((self.phase, self.collective), OTHER)
+        return KINDS.get((self.phase, self.collective), "other")
 
 
 class Ledger(TorchDispatchMode):
@@ -66,14 +67,7 @@ class Ledger(TorchDispatchMode):
     def enter_part(self, part: str) -> None:
         self.phase = part
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        del types
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in NAMESPACES and (collective := _collective(func)) != "wait_tensor":
             nbytes = max(map(_bytes_of, (*args, *(kwargs or {}).values())), default=0)
             self.messages.append(Message(phase=self.phase, collective=collective, nbytes=nbytes))
@@ -83,9 +77,8 @@ class Ledger(TorchDispatchMode):
 def _collective(func: Any) -> str:
     """Return one name for the variants of a collective, such as allreduce_ and all_reduce."""
     name = func.__name__.partition(".")[0].strip("_")
-    words = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather"}
+    name = {"all_reduce": "allreduce", "all_gather_into_tensor": "allgather"}.get(name, name)
     known = ("allreduce", "allgather", "reduce_scatter", "broadcast", "barrier")
-    name = words.get(name, name)
     return next((collective for collective in known if name.startswith(collective)), name)
 
 
@@ -104,7 +97,7 @@ def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
     return found
 
 
-class CountedSteps:
+class CountedSteps(TrainingMeasurement):
     """Measurement in which each step trains one batch and records every collective of the training.
 
     Each step ends with an all_reduce that averages the loss over all ranks. DDP sends gradients
@@ -117,16 +110,10 @@ class CountedSteps:
     max_iterations = 1
 
     def __init__(self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float]) -> None:
-        self.training = training
+        super().__init__(training)
         self.ledger = ledger
         self.start, ledger.messages = ledger.messages, []
         self.sizes = sizes
-
-    def warm_up(self, steps: int) -> None:
-        self.training.warm_up(steps)
-
-    def start_round(self) -> None:
-        self.training.start_round()
 
     def step(self) -> None:
         self.ledger.messages, self.ledger.phase = [], "data"
@@ -134,9 +121,6 @@ class CountedSteps:
             self.training.step()
             self.ledger.phase = "metrics"
             dist.all_reduce(self.training.training.loss / dist.get_world_size())
-
-    def end_round(self, steps: int) -> None:
-        self.training.end_round(steps)
 
     def finish(self) -> dict[str, float]:
         """Return how many messages and bytes of each kind the start and the last step sent.

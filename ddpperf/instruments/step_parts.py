@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from itertools import cycle, pairwise
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from ddpperf.instruments.measurement import TrainingMeasurement
 from ddpperf.specs import PARTS
 
 if TYPE_CHECKING:
@@ -26,25 +25,21 @@ Mark = tuple[str, Any]  # a part, and its begin in seconds or as a GPU's event
 
 
 class PartMarks:
-    """The times at which the parts of the current training step began."""
+    """The times at which the parts of the current training step began.
+
+    stream: the CUDA stream on which the last part began.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[Mark] = []
         self.capturing = False
-        self._stream: torch.cuda.Stream | None = None
+        self.stream: torch.cuda.Stream | None = None
 
-    def enter_part(self, part: str) -> None:
+    def enter_part(self, part: str, stream: torch.cuda.Stream | None = None) -> None:
         if self.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self.device)
-        self.marks.append((part, self.moment()))
-
-    def enter_gradient_sync(self) -> None:
-        """Mark on the training step's CUDA stream that gradient synchronization begins.
-
-        The thread of the backward pass may have another current stream.
-        """
-        self.marks.append(("gradient_sync", self.moment(self._stream)))
+            self.stream = stream or torch.cuda.current_stream(self.device)
+        self.marks.append((part, self.moment(stream)))
 
     def moment(self, stream: torch.cuda.Stream | None = None) -> Any:
         if self.device.type != "cuda":
@@ -54,7 +49,7 @@ class PartMarks:
         return event
 
 
-class PartedSteps:
+class PartedSteps(TrainingMeasurement):
     """Measurement in which each step trains one batch and times forward, backward and so on.
 
     A step's first part begins where the previous step ended, so that the parts add up to the step.
@@ -66,17 +61,13 @@ class PartedSteps:
     marks: the marks that the training makes at the begin of each part.
     """
 
-    max_iterations = 1000
-
     def __init__(self, training: MeasuredStep, marks: PartMarks) -> None:
-        self.training = training
+        super().__init__(training)
         self.marks = marks
         self.running: deque[tuple[list[Mark], Any]] = deque()  # unread steps: their marks and ends
         self.ended: Any = None  # the end of the previous step
         self.parted: list[dict[str, float]] = []  # seconds of each step of a round, by part
         self.rounds: list[tuple[int, dict[str, float]]] = []  # timed steps, and their mean by part
-        self.hooks: list[RemovableHandle] = []
-        self.last_computed: nn.Parameter | None = None
         self.flops = 0
 
     # --- a step
@@ -87,7 +78,7 @@ class PartedSteps:
         self.training.step()
         self.ended = self.marks.moment()
         self.running.append(([("data", began), *self.marks.marks], self.ended))
-        if self.training.training.spec.captured and len(self.running) > 1:
+        if self.spec.captured and len(self.running) > 1:
             self._read()  # before the graph with these events runs again
 
     def _read(self) -> None:
@@ -105,30 +96,25 @@ class PartedSteps:
 
     def warm_up(self, steps: int) -> None:
         """Run warm-up steps, count a step's FLOPs, and find which gradient is computed last."""
-        training = self.training.training
         self._count_flops()
-        if training.spec.grouped:
-            self.hooks = [
-                parameter.register_hook(partial(self._computed, parameter))
-                for parameter in training.model.parameters()
-                if parameter.requires_grad
-            ]
+        computed: list[nn.Parameter] = []  # in the order of their gradients
+        parameters = self.training.training.model.parameters() if self.spec.grouped else ()
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        hooks = [each.register_hook(lambda _, each=each: computed.append(each)) for each in trained]
         self.training.warm_up_eagerly(steps)
         # Hooks on all parameters would slow a step that is bound by launches. One hook is enough.
-        for hook in self.hooks:
+        for hook in hooks:
             hook.remove()
-        if self.last_computed is not None:
-            self.last_computed.register_hook(self._last_gradient_computed)
-        if training.spec.captured:
+        if computed:
+            computed[-1].register_hook(self._last_gradient_computed)
+        if self.spec.captured:
             self.training.capture(self._capture_twice)
-
-    def _computed(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        self.last_computed = parameter
 
     def _last_gradient_computed(self, gradient: Tensor) -> None:
         # The first parts of an accumulated batch are not synchronized.
         if self.training.training.model.require_backward_grad_sync:
-            self.marks.enter_gradient_sync()
+            # The thread of the backward pass may have another current stream than the step.
+            self.marks.enter_part("gradient_sync", self.marks.stream)
 
     def _count_flops(self) -> None:
         """Count the FLOPs of one forward and backward pass of the model without DDP.
@@ -168,7 +154,7 @@ class PartedSteps:
     # --- rounds
 
     def start_round(self) -> None:
-        self.training.start_round()
+        super().start_round()
         self.ended = None
         self.running.clear()
         self.parted = []
@@ -178,10 +164,10 @@ class PartedSteps:
 
         The first step of a round is untimed and is left out.
         """
-        self.training.end_round(steps)
+        super().end_round(steps)
         while self.running:
             self._read()
-        timed = self.parted[-(steps - self.training.training.spec.repeats) :]
+        timed = self.parted[-(steps - self.spec.repeats) :]
         self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
 
     def finish(self) -> dict[str, float]:
@@ -195,7 +181,7 @@ class PartedSteps:
         most = max(steps for steps, _ in self.rounds)
         counted = [parts for steps, parts in self.rounds if steps == most]
         counted = counted[1:] if most == 1 and len(counted) > 1 else counted
-        grouped = self.training.training.spec.grouped
+        grouped = self.spec.grouped
         names = [part for part in PARTS if grouped or part != "gradient_sync"]
         counters = {f"{part}_seconds": median(parts[part] for parts in counted) for part in names}
         return counters | {"flops": float(self.flops)}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.intervals import Interval, Split, split
 from ddpperf.errors import CannotTrain
+from ddpperf.instruments.measurement import TrainingMeasurement
 from ddpperf.specs import TRACES_VARIABLE
 
 if TYPE_CHECKING:
@@ -34,25 +35,28 @@ ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 BARRIER = "gloo:barrier"
 SPIN = "spin_kernel"  # an added delay: neither computation nor communication
 COPIES = ("gpu_memcpy", "gpu_memset")
+COUNTERS = {  # of a step, and the fields of a Split that they come from
+    "comm_seconds": "communication",
+    "all_reduce_seconds": "all_reduces",
+    "exposed_comm_seconds": "exposed",
+    "compute_seconds": "compute",
+    "copy_seconds": "copies",
+    "idle_seconds": "idle",
+    "traced_step_seconds": "whole",
+}
 
 
-class TracedSteps:
+class TracedSteps(TrainingMeasurement):
     """Measurement in which each step runs TRACED_STEPS training steps under torch's profiler."""
 
     max_iterations = 1
+    training_steps = TRACED_STEPS
 
     def __init__(self, training: MeasuredStep, rank: int) -> None:
-        self.training = training
-        self.spec = training.training.spec
+        super().__init__(training)
         self.device = training.training.device
         self.path = trace_path(self.spec.id, rank)
         self.splits: list[Split] = []
-
-    def warm_up(self, steps: int) -> None:
-        self.training.warm_up(steps)
-
-    def start_round(self) -> None:
-        self.training.start_round()
 
     def step(self) -> None:
         from torch import distributed as dist
@@ -67,9 +71,6 @@ class TracedSteps:
         for _ in range(TRACED_STEPS):
             self.training.step()
 
-    def end_round(self, steps: int) -> None:
-        self.training.end_round(steps * TRACED_STEPS)
-
     def finish(self) -> dict[str, float]:
         """Return the communication, computation, copy and idle seconds of one training step.
 
@@ -81,16 +82,10 @@ class TracedSteps:
         """
         if not self.splits:
             return {}
-        parts = {
-            "comm_seconds": [part.communication for part in self.splits],
-            "all_reduce_seconds": [part.all_reduces for part in self.splits],
-            "exposed_comm_seconds": [part.exposed for part in self.splits],
-            "compute_seconds": [part.compute for part in self.splits],
-            "copy_seconds": [part.copies for part in self.splits],
-            "idle_seconds": [part.idle for part in self.splits],
-            "traced_step_seconds": [part.whole for part in self.splits],
+        return {
+            name: median(getattr(found, part) for found in self.splits) / TRACED_STEPS
+            for name, part in COUNTERS.items()
         }
-        return {name: median(values) / TRACED_STEPS for name, values in parts.items()}
 
 
 def trace_path(name: str, rank: int) -> Path | None:
@@ -152,7 +147,7 @@ def trace_of(
         written = Path(folder, "trace.json")  # a new file, so that no earlier trace can be read
         with _printed(failures):
             profiler.export_chrome_trace(str(written))
-            events = read_trace(written)
+            events = json.loads(written.read_bytes())["traceEvents"]
         if path is not None and not failures:
             _keep(written, path)
     return events
@@ -182,17 +177,6 @@ def _printed(failures: list[Exception]) -> Iterator[None]:
         failures.append(error)
 
 
-def read_trace(path: Path) -> list[Event]:
-    """Return the events of torch.profiler's trace file, or raise ValueError for another file."""
-    try:
-        events = json.loads(path.read_bytes())["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no whole trace of torch.profiler ({error!r}); write it anew") from error
-    if not (isinstance(events, list) and all(isinstance(event, dict) for event in events)):
-        raise ValueError(f"{path} has no list of events as torch.profiler writes it; write it anew")
-    return events
-
-
 def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
     """Return the communication, computation, copy and idle seconds of a rank's profiler trace.
 
@@ -200,31 +184,26 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
     On a GPU the time runs from the first to the last kernel. On a CPU it is the marked range, and
     torch's operators count as computation.
     met: whether the first communication on the GPU is a barrier, which is left out.
-    Raises ValueError for events without a time.
     """
     meetings = map(_interval, _communication_kernels(events)) if met else ()
     began = min(meetings, default=(0.0, 0.0))[1]
-    on_gpu = [event for event in events if event.get("cat") == "kernel" and _interval(event)[0] >= began]
-    copies = [
-        copy for event in events if event.get("cat") in COPIES and (copy := _interval(event))[0] >= began
-    ]
-    if on_gpu:
-        ran = [event for event in on_gpu if SPIN not in event["name"]]
+    kernels = [event for event in _of(events, "kernel") if _interval(event)[0] >= began]
+    copies = [copy for copy in map(_interval, _of(events, *COPIES)) if copy[0] >= began]
+    if kernels:
+        ran = [event for event in kernels if SPIN not in event["name"]]
         talks = _communication_kernels(ran)
         works = [event for event in ran if not COMMUNICATION.search(event["name"])]
-        all_of_them = [*map(_interval, on_gpu), *copies]
-        whole = min(begin for begin, _ in all_of_them), max(end for _, end in all_of_them)
+        begins, ends = zip(*map(_interval, kernels), *copies, strict=True)
+        whole = min(begins), max(ends)
     else:
-        marks = [
-            event for event in events if event.get("name") == MARK and event.get("cat") == "user_annotation"
-        ]
+        notes = _of(events, "user_annotation")
+        marks = [_interval(event) for event in notes if event["name"] == MARK]
         if not marks:
             return None
-        whole = _interval(marks[0])
-        talks = [event for event in events if _by_gloo(event)]
-        operators = [event for event in events if event.get("cat") == "cpu_op"]
-        works = [event for event in operators if str(event["name"]).startswith("aten::")]
-    sums = [event for event in talks if ALL_REDUCE.search(str(event["name"]))]
+        whole = marks[0]
+        talks = [event for event in notes if COMMUNICATION.match(event["name"]) and event["name"] != BARRIER]
+        works = [event for event in _of(events, "cpu_op") if event["name"].startswith("aten::")]
+    sums = [event for event in talks if ALL_REDUCE.search(event["name"])]
     return split(whole, map(_interval, talks), map(_interval, works), copies, map(_interval, sums))
 
 
@@ -234,20 +213,14 @@ def communication_seconds(events: Sequence[Event]) -> list[float]:
 
 
 def _communication_kernels(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if event.get("cat") == "kernel" and COMMUNICATION.search(event["name"])]
+    return [event for event in _of(events, "kernel") if COMMUNICATION.search(event["name"])]
 
 
-def _by_gloo(event: Event) -> bool:
-    name = str(event.get("name"))
-    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None and name != BARRIER
+def _of(events: Sequence[Event], *categories: str) -> list[Event]:
+    return [event for event in events if event.get("cat") in categories]
 
 
 def _interval(event: Event) -> Interval:
     """Return the begin and end of a trace event in seconds, converted from microseconds."""
-    try:
-        begin, lasted = float(event["ts"]), float(event["dur"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the trace's event {str(event.get('name'))[:40]!r} does not say when it was ({error!r})"
-        ) from error
+    begin, lasted = float(event["ts"]), float(event["dur"])
     return begin / 1e6, (begin + lasted) / 1e6

@@ -157,20 +157,6 @@ class Measured:
                 bound[name] = median(self.step_seconds(sample)) / work
         return bound
 
-    def different_kernels(self) -> dict[str, list[str]]:
-        """Return the process sets that ran different GPU kernels, by digest of the kernels.
-
-        Process sets of the base are compared with each other, and so are those of the candidate.
-        Base and candidate may differ by design. Process sets with unknown kernels are left out.
-        """
-        different: dict[str, list[str]] = {}
-        for side in (BASE, CANDIDATE):
-            known = [sample for sample in self.samples if sample.side == side and sample.kernels]
-            if len({sample.kernels for sample in known}) > 1:
-                for sample in known:
-                    different.setdefault(sample.kernels, []).append(sample.set)
-        return different
-
     def counted_seconds(self) -> float:
         """Return the total duration of all measured rounds, in seconds.
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from ddpperf.instruments.measurement import TrainingMeasurement
 from ddpperf.training.measured_step import MeasuredStep
 
 REPORT_SECONDS = 1.0
 
 
-class TrainingEpoch:
+class TrainingEpoch(TrainingMeasurement):
     """Measurement in which each step trains a model for one whole epoch.
 
     after_step: called after each training step.
     report: called about once a second with the fraction of the epoch that is done.
     """
-
-    max_iterations = 1000
 
     def __init__(
         self,
@@ -26,8 +25,8 @@ class TrainingEpoch:
         after_step: Callable[[], None] = lambda: None,
         report: Callable[[float], None] = lambda fraction: None,
     ) -> None:
-        self.training = training
-        self.spec = training.training.spec
+        super().__init__(training)
+        self.training_steps = self.spec.steps_per_epoch
         self.after_step = after_step
         self.report = report
 
@@ -40,18 +39,12 @@ class TrainingEpoch:
         if not is_same:
             self.step()
 
-    def start_round(self) -> None:
-        self.training.start_round()
-
     def step(self) -> None:
         for _ in reported(self.spec.steps_per_epoch, self.report):
             self.training.step()
             self.after_step()
         # The CPU prepares the next epoch while the device still trains.
         self.training.training.task.input.prepare(self.training.epoch)
-
-    def end_round(self, steps: int) -> None:
-        self.training.end_round(steps * self.spec.steps_per_epoch)
 
     def finish(self) -> dict[str, float]:
         return self.training.finish()

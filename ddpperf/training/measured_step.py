@@ -11,6 +11,7 @@ import torch
 
 from ddpperf.compile_and_capture import capture
 from ddpperf.instruments import timing
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
 from ddpperf.training.models import trained_parameters
 from ddpperf.training.step import TrainingStep
@@ -21,15 +22,13 @@ Run = Callable[[], None]
 CAPTURE_WARMUP = 11  # DDP still arranges its buckets in these steps
 
 
-class MeasuredStep:
+class MeasuredStep(Measurement):
     """Measurement of training steps that run eagerly, compiled or from a CUDA graph.
 
     The steps run epoch after epoch.
     train: the function that one step runs, and that is captured in a CUDA graph. The default is
     `training.train`.
     """
-
-    max_iterations = 1000
 
     def __init__(self, training: TrainingStep, train: Callable[[], None] | None = None) -> None:
         self.training = training

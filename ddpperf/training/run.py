@@ -18,6 +18,7 @@ from torch import Tensor
 from ddpperf import specs
 from ddpperf.data.images import load_test_images
 from ddpperf.data.inputs import DeviceInput
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.timing import synchronize
 from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
 from ddpperf.training import checkpoint
@@ -89,7 +90,7 @@ class StepRecord:
         }
 
 
-class TrainingRun:
+class TrainingRun(Measurement):
     """Measurement in which each step trains a model over all epochs of a training spec.
 
     The training begins with the initial parameters, or in the first step with a checkpoint.
@@ -97,8 +98,6 @@ class TrainingRun:
     report: called with the fraction of the training that is done.
     history: losses, accuracies and seconds of each epoch.
     """
-
-    max_iterations = 1000
 
     def __init__(
         self,
@@ -145,9 +144,6 @@ class TrainingRun:
         for batch_size, step in self.steps.items():
             self.record.number.zero_()
             step.warm_up(min(steps, self.spec.of_batches(batch_size).steps_per_epoch))
-
-    def start_round(self) -> None:
-        """Do nothing, because each measured step restarts the training."""
 
     # --- the run
 
@@ -268,9 +264,6 @@ class TrainingRun:
         self.history = list(state["history"])
         self.resumed_epochs = len(self.history)
         self._go_to(self.resumed_epochs)
-
-    def end_round(self, steps: int) -> None:
-        """Do nothing, because the losses were already checked after each epoch."""
 
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.

@@ -174,21 +174,6 @@ def ran(*kernels: str) -> Measured:
     return measured(*samples)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "different"),
-    [
-        (["x", "y"], {}),  # two sides may differ
-        (["x", "y", "x", "y"], {}),
-        (["x", "y", "z", "y"], {"x": ["A1"], "z": ["A3"]}),
-        (["x", "y", "x", "x", "z", ""], {"x": ["A1", "A3", "B4"], "z": ["A5"], "y": ["B2"]}),
-        (["x", "y", "", ""], {}),  # what is not known differs from nothing
-        (["", "", "", ""], {}),
-    ],
-)
-def test_sets_with_different_kernels_are_grouped(kernels: list[str], different: dict[str, list[str]]) -> None:
-    assert ran(*kernels).different_kernels() == different
-
-
 def test_kernels_are_optional_in_files() -> None:
     kept = ran("0123456789ab", "").to_json()
     assert Measured.from_json(json.loads(json.dumps(kept))) == ran("0123456789ab", "")
