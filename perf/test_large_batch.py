@@ -15,7 +15,6 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
-from ddpperf.specs.run import linearly_scaled
 from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95
@@ -206,7 +205,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     ones = [measure.reference(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
     if not compare(measure, "accuracy_over_one_device", runs, ones):
         measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
-    unscaled = linearly_scaled(spec.rate, spec.per_rank_batch_size, spec.global_batch_size)
+    unscaled = spec.rate / spec.world_size  # the linear scaling rule at the batch size of one rank
     for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
         others = [
             measure.reference(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed))

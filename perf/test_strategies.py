@@ -49,8 +49,7 @@ def variants(options: Options) -> Iterator[Case]:
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size > 1 and options.spec_fields:
         yield skipped(
-            "chosen",
-            f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies",
+            "chosen", f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies"
         )
     elif world_size > 1:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:

@@ -20,7 +20,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, gpu_reason, measured_as
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
-from ddpperf.specs.strategy import APART, DDP_OPTIONS
+from ddpperf.specs.strategy import strategy_words
 
 Case = Spec | ParameterSet
 
@@ -220,19 +220,7 @@ def _if_other(spec: TrainingSpec, usual: Any, name: str) -> list[str]:
 
 
 def _strategy_words(spec: Any) -> str:
-    """Return a strategy and its non-default DDP options as text, such as `ddp+avg+bucket4`."""
-    words = (
-        (spec.comm_hook.replace("symmetric_memory", "symm"), spec.comm_hook != "none"),
-        (f"bucket{spec.bucket_cap_mb}", spec.bucket_cap_mb != DDP_OPTIONS["bucket_cap_mb"]),
-        ("view", spec.gradient_as_bucket_view),
-        ("static", spec.static_graph),
-        ("no_buffer_sync", not spec.buffer_sync),
-        ("sync_batch_norm", spec.sync_batch_norm),
-        (spec.communication, spec.communication != APART["communication"]),
-        (f"comm_delay{spec.comm_delay_seconds:g}s@{spec.comm_delay_rank}", spec.comm_delay_seconds > 0),
-        (f"accumulate{spec.accumulation_steps}", spec.accumulation_steps > 1),
-    )
-    return "+".join([spec.strategy, *(word for word, is_set in words if is_set)])
+    return strategy_words(spec).replace("=", "").replace("symmetric_memory", "symm")
 
 
 def _recipe_words(spec: RunSpec) -> list[str]:

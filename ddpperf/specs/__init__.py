@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
-from ddpperf.specs.base import Fault, FaultCommand, FaultKind, require_one_of
+from ddpperf.specs.base import Fault, FaultCommand, FaultKind
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
     FLOAT32_BYTES,
@@ -37,20 +37,8 @@ from ddpperf.specs.memory_copy import CopySpec
 from ddpperf.specs.model import MODEL_VARIABLE, Model, is_custom_model, require_model
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec, Shard
-from ddpperf.specs.strategy import (
-    CommHook,
-    Execution,
-    MemoryFormat,
-    Precision,
-    Strategy,
-    gpu_reason,
-)
-from ddpperf.specs.training import (
-    DATA_VARIABLE,
-    EpochSpec,
-    Input,
-    TrainingSpec,
-)
+from ddpperf.specs.strategy import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
+from ddpperf.specs.training import DATA_VARIABLE, EpochSpec, Input, TrainingSpec
 
 Spec = (
     TrainingSpec
@@ -81,7 +69,8 @@ def from_json(fields: dict[str, Any]) -> Spec:
     """
     values = dict(fields)
     name = values.pop("measurement", None)
-    require_one_of("measurement", name, tuple(_SPECS))
+    if name not in tuple(_SPECS):
+        raise ValueError(f"measurement must be one of {', '.join(_SPECS)}, got {name!r}")
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+_types = cache(partial(get_type_hints, include_extras=True))
 
 FaultKind = Literal["raise", "hang", "kill", "exit"]
 FaultCommand = Literal["open", "sample", "close"]
 MOST_DELAY_SECONDS = 10.0
+# Types of fields with a limit that `Work` checks: the least int, or the largest float.
+Positive = Annotated[int, 1]
+Fraction = Annotated[float, 1.0]
+Delay = Annotated[float, MOST_DELAY_SECONDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +32,8 @@ class Fault:
     command: FaultCommand = "sample"
 
     def __post_init__(self) -> None:
-        require_one_of("fault kind", self.kind, get_args(FaultKind))
-        require_one_of("fault command", self.command, get_args(FaultCommand))
-        require_at_least("fault rank", self.rank, 0)
+        if problem := next(wrong_fields(self, "fault "), ""):
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +57,20 @@ class Work:
     seed: ClassVar[int] = 0
     set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
 
-    world_size: int
-    delay_seconds: float = 0.0
+    world_size: Positive
+    delay_seconds: Delay = 0.0
     fault: Fault | None = None
 
     def __post_init__(self) -> None:
-        require_delay("delay_seconds", self.delay_seconds)
+        if problem := next(self.problems(), ""):
+            raise ValueError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each reason why the fields cannot be measured together.
+
+        A spec with a problem cannot be made: the first sentence is raised as ValueError.
+        """
+        yield from wrong_fields(self)
 
     @property
     def grouped(self) -> bool:
@@ -99,25 +114,24 @@ class Work:
         return [list(range(self.world_size))]
 
 
-def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+def wrong_fields(spec: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a sentence for each field of a spec whose value does not have the field's type.
 
-
-def require_number(name: str, value: object, most: float) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
-
-
-def require_delay(name: str, delay: object) -> None:
-    require_number(name, delay, MOST_DELAY_SECONDS)
-
-
-def require_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be a bool, got {value!r}")
-
-
-def require_at_least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    An int is at least 0, or the number that its type is annotated with. A float is from 0 to the
+    number that its type is annotated with. prefix: the first word of each sentence.
+    """
+    types = _types(spec.__class__)
+    for field in fields(spec):
+        value, kind = getattr(spec, field.name), types[field.name]
+        of, limit = get_args(kind) if get_origin(kind) is Annotated else (kind, 0)
+        if get_origin(of) is Literal:
+            right, takes = value in get_args(of), f"one of {', '.join(get_args(of))}"
+        elif of is int:
+            right, takes = type(value) is int and value >= limit, f"a whole number of at least {limit}"
+        elif of is float:
+            right = type(value) in (int, float) and 0 <= value <= limit
+            takes = f"a number from 0 to {limit:g}"
+        else:
+            right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
+        if not right:
+            yield f"{prefix}{field.name} must be {takes}, got {value!r}"

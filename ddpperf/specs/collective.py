@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from ddpperf.specs.base import Work, require_at_least, require_bool, require_one_of
+from ddpperf.specs.base import Work
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:
@@ -32,18 +33,14 @@ class Call(Work):
     execution: "eager", or "graph" for a CUDA graph that holds GRAPH_CALLS collective calls.
     """
 
-    nbytes: int
+    world_size: Annotated[int, 2]
+    nbytes: Annotated[int, FLOAT32_BYTES]
     execution: CallExecution = "eager"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("world_size", self.world_size, 2)
-        require_at_least("nbytes", self.nbytes, FLOAT32_BYTES)
-        require_one_of("execution", self.execution, get_args(CallExecution))
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.nbytes % FLOAT32_BYTES:
-            raise ValueError(
-                f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
-            )
+            yield f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
 
     @property
     def captured(self) -> bool:
@@ -52,6 +49,9 @@ class Call(Work):
     @property
     def calls(self) -> int:
         return GRAPH_CALLS if self.captured else 1
+
+    def _id_of(self, what: str) -> str:
+        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{what}-{self.execution}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +67,14 @@ class AllReduceSpec(Call):
     algorithm: Algorithm = "backend"
     in_place: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("algorithm", self.algorithm, get_args(Algorithm))
-        require_bool("in_place", self.in_place)
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
-            raise ValueError(
-                f"execution graph captures {', '.join(CAPTURED_ALGORITHMS)}, got {self.algorithm}; use eager"
-            )
+            known = ", ".join(CAPTURED_ALGORITHMS)
+            yield f"execution graph captures {known}, got {self.algorithm}; use eager"
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
-            raise ValueError(
-                f"algorithm low_latency sums up to {format_bytes(LOW_LATENCY_BYTES)}, "
-                f"got {self.nbytes} bytes; use two_shot"
-            )
+            most = format_bytes(LOW_LATENCY_BYTES)
+            yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
 
     @property
     def maps_memory(self) -> bool:
@@ -88,8 +83,7 @@ class AllReduceSpec(Call):
     @property
     def id(self) -> str:
         place = "" if self.in_place else "-out_of_place"
-        size = format_bytes(self.nbytes)
-        return f"world_size={self.world_size}-{size}-{self.algorithm}-{self.execution}{place}"
+        return self._id_of(self.algorithm) + place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +100,15 @@ class CollectiveSpec(Call):
 
     kind: CollectiveKind
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("kind", self.kind, get_args(CollectiveKind))
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         least = self.world_size * FLOAT32_BYTES
         if self.kind != "broadcast" and self.nbytes % least:
-            raise ValueError(
-                f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
-            )
+            yield f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
 
     @property
     def id(self) -> str:
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{self.kind}-{self.execution}"
+        return self._id_of(self.kind)
 
 
 def ring_pieces(nbytes: float, N: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
@@ -23,13 +24,11 @@ class TraceSpec(TrainingSpec):
     measurement: ClassVar[str] = "training_trace"
     repeats: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.strategy == "own_ddp" and self.maps_memory:
-            raise ValueError(
-                "a trace cannot tell own_ddp's copies from other copies, "
-                "got comm_hook symmetric_memory; use none"
-            )
+            found = "got comm_hook symmetric_memory; use none"
+            yield f"a trace cannot tell own_ddp's copies from other copies, {found}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +39,12 @@ class PartsSpec(TrainingSpec):
     """
 
     measurement: ClassVar[str] = "training_parts"
-    strategies: ClassVar[tuple[str, ...]] = ("single", *DDP_STRATEGIES)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strategy not in self.strategies:
-            raise ValueError(
-                f"a step's parts are timed for strategy {', '.join(self.strategies)}, "
-                f"got {self.strategy}; use ddp"
-            )
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        known, found = ("single", *DDP_STRATEGIES), self.strategy
+        if found not in known:
+            yield f"a step's parts are timed for strategy {', '.join(known)}, got {found}; use ddp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,21 +60,17 @@ class MessagesSpec(TrainingSpec):
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        strategy, execution = self.strategy, self.execution
         if not self.grouped:
-            raise ValueError(
-                f"strategy {self.strategy} has no process group and sends nothing; use ddp, zero1 or fsdp"
-            )
-        if self.strategy == "own_ddp" and self.maps_memory:
-            raise ValueError(
-                "reads of mapped memory by own_ddp cannot be counted as messages, "
-                "got comm_hook symmetric_memory; use none"
-            )
-        if self.execution != "eager":
-            raise ValueError(
-                f"messages are counted where torch dispatches them, got execution {self.execution}; use eager"
-            )
+            yield f"strategy {strategy} has no process group and sends nothing; use ddp, zero1 or fsdp"
+        if strategy == "own_ddp" and self.maps_memory:
+            found = "got comm_hook symmetric_memory; use none"
+            yield f"reads of mapped memory by own_ddp cannot be counted as messages, {found}"
+        if execution != "eager":
+            found = f"got execution {execution}; use eager"
+            yield f"messages are counted where torch dispatches them, {found}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +83,11 @@ class BucketReplaySpec(TrainingSpec):
 
     measurement: ClassVar[str] = "bucket_replay"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.strategy != "ddp" or self.comm_hook not in DELAYED_HOOKS:
-            raise ValueError(
-                f"a bucket replay needs strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}, "
-                f"got {self.strategy} with {self.comm_hook}"
-            )
+            found = f"got {self.strategy} with {self.comm_hook}"
+            yield f"a bucket replay needs strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}, {found}"
 
 
 Kind = TypeVar("Kind", TraceSpec, PartsSpec, BucketReplaySpec, MessagesSpec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpperf.specs.base import Work, require_at_least
+from ddpperf.specs.base import Positive, Work
 from ddpperf.specs.collective import format_bytes
 
 
@@ -21,12 +21,7 @@ class CopySpec(Work):
     # take turns after whole rounds instead, their copy times differ by 1.4% to 3.4%.
     compared_parts: ClassVar[int] = 16
 
-    nbytes: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("world_size", self.world_size, 1)
-        require_at_least("nbytes", self.nbytes, 1)
+    nbytes: Positive
 
     @property
     def grouped(self) -> bool:

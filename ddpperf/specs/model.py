@@ -19,10 +19,7 @@ def is_custom_model(model: str) -> bool:
 
 def require_model(model: str) -> None:
     """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
-    if model in get_args(Model):
-        return
-    if not isinstance(model, str) or not re.fullmatch(_PATTERN, model):
-        known = ", ".join(get_args(Model))
-        raise ValueError(
-            f"model must be one of {known}, torchvision:NAME or package.module:function, got {model!r}"
-        )
+    known = get_args(Model)
+    if model not in known and not re.fullmatch(_PATTERN, model):
+        other = "torchvision:NAME or package.module:function"
+        raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {model!r}")

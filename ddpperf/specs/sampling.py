@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpperf.specs.base import Work, require_at_least
+from ddpperf.specs.base import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +55,16 @@ class SamplerSpec(Work):
     set_epoch: bool = True  # type: ignore[misc]
     drop_last: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("world_size", self.world_size, 1)
-        require_at_least("epoch_images", self.epoch_images, self.world_size)
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if (images := self.epoch_images) < self.world_size:
+            yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
 
     @property
     def shard_images(self) -> int:
         """Return the number of images that each rank gets in an epoch."""
         shard = Shard(
-            epoch_images=self.epoch_images,
-            processes=self.world_size,
-            batch_size=1,
-            drop_last=self.drop_last,
+            epoch_images=self.epoch_images, processes=self.world_size, batch_size=1, drop_last=self.drop_last
         )
         return shard.images
 

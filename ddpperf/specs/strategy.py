@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal
 
-from ddpperf.specs.base import Work, require_at_least, require_bool, require_delay, require_one_of
+from ddpperf.specs.base import Delay, Positive, Work
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Execution = Literal["eager", "compile", "graph", "compile+graph"]
@@ -41,14 +42,16 @@ OWN_DDP_HOOKS = ("none", "symmetric_memory")
 # Fields that switch off or delay DDP's communication, with the values that do neither.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
 
-_INDUCTOR_OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"
+_OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"
+INDUCTOR_OPTIONS = rf"({_OPTION}(\+{_OPTION})*)?"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFields(Work):
     """Base class of training specs, with the strategy, precision, execution mode and DDP options.
 
-    strategy: "single" has no process group. The ranks take turns and each does the same step alone.
+    strategy: "single" has no process group. The ranks take turns and each does the same step alone,
+    except for long measurements, such as that of an epoch, which only rank 0 makes.
     "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients.
     "own_ddp" is ddpperf's minimal DDP. "zero1" also shards the optimizer's state. "fsdp" also
     shards the parameters.
@@ -78,103 +81,56 @@ class StrategyFields(Work):
     static_graph: bool = False
     buffer_sync: bool = True
     sync_batch_norm: bool = False
-    accumulation_steps: int = 1
+    accumulation_steps: Positive = 1
     communication: Communication = "on"
-    comm_delay_seconds: float = 0.0
+    comm_delay_seconds: Delay = 0.0
     comm_delay_rank: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("precision", self.precision, get_args(Precision))
-        require_one_of("memory_format", self.memory_format, get_args(MemoryFormat))
-        require_one_of("strategy", self.strategy, get_args(Strategy))
-        require_one_of("execution", self.execution, get_args(Execution))
-        require_one_of("comm_hook", self.comm_hook, get_args(CommHook))
-        require_one_of("communication", self.communication, get_args(Communication))
-        require_at_least("world_size", self.world_size, 2 if self.strategy == "data_parallel" else 1)
-        require_at_least("bucket_cap_mb", self.bucket_cap_mb, 0)
-        require_at_least("accumulation_steps", self.accumulation_steps, 1)
-        require_at_least("comm_delay_rank", self.comm_delay_rank, 0)
-        require_delay("comm_delay_seconds", self.comm_delay_seconds)
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        strategy, hook, execution = self.strategy, self.comm_hook, self.execution
+        if strategy == "data_parallel" and self.world_size < 2:
+            yield "world_size must be a whole number of at least 2, got 1"
         if self.bucket_cap_mb > MOST_BUCKET_CAP_MB:
-            raise ValueError(f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {self.bucket_cap_mb}")
-        for name in ("gradient_as_bucket_view", "static_graph", "buffer_sync", "sync_batch_norm"):
-            require_bool(name, getattr(self, name))
-        names = rf"({_INDUCTOR_OPTION}(\+{_INDUCTOR_OPTION})*)?"
-        if not (isinstance(self.inductor, str) and re.fullmatch(names, self.inductor)):
-            raise ValueError(
-                f"inductor must be names of torch's inductor options joined by +, got {self.inductor!r}"
-            )
-        self._require_apart()
-        self._require_options()
-        self._require_execution()
-
-    def _require_apart(self) -> None:
+            yield f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {self.bucket_cap_mb}"
+        if not re.fullmatch(INDUCTOR_OPTIONS, self.inductor):
+            yield f"inductor must be names of torch's inductor options joined by +, got {self.inductor!r}"
         for name, default in APART.items():
-            if (value := getattr(self, name)) != default and self.strategy != "ddp":
-                raise ValueError(
-                    f"{name}={value} takes DDP's communication apart, got strategy {self.strategy}; use ddp"
-                )
-        if self.comm_delay_rank >= self.world_size:
-            raise ValueError(
-                f"comm_delay_rank={self.comm_delay_rank} must be less than world_size={self.world_size}"
-            )
-        if self.comm_hook in DELAYED_HOOKS:
-            return
+            if (value := getattr(self, name)) != default and strategy != "ddp":
+                yield f"{name}={value} takes DDP's communication apart, got strategy {strategy}; use ddp"
+        if (rank := self.comm_delay_rank) >= self.world_size:
+            yield f"comm_delay_rank={rank} must be less than world_size={self.world_size}"
         for name, needed in (("communication", ("on", "no_sync")), ("comm_delay_seconds", (0.0,))):
-            if (value := getattr(self, name)) not in needed:
-                raise ValueError(f"hook {self.comm_hook} cannot have {name}={value}; use none, avg or bf16")
-
-    def _require_options(self) -> None:
-        strategy = self.strategy
+            if (value := getattr(self, name)) not in needed and hook not in DELAYED_HOOKS:
+                yield f"hook {hook} cannot have {name}={value}; use none, avg or bf16"
         for name, default in DDP_OPTIONS.items():
             if (value := getattr(self, name)) != default and name not in options_of(strategy):
-                raise ValueError(
-                    f"{name}={value} is an option of DDP, got strategy {strategy}; "
-                    "use ddp or zero1, or leave it out"
-                )
-        if strategy == "own_ddp" and self.comm_hook not in OWN_DDP_HOOKS:
-            raise ValueError(
-                f"comm_hook={self.comm_hook} works with strategy ddp only, got own_ddp; "
-                "use none or symmetric_memory"
-            )
+                found = f"got strategy {strategy}; use ddp or zero1, or leave it out"
+                yield f"{name}={value} is an option of DDP, {found}"
+        if strategy == "own_ddp" and hook not in OWN_DDP_HOOKS:
+            found = "got own_ddp; use none or symmetric_memory"
+            yield f"comm_hook={hook} works with strategy ddp only, {found}"
         if self.sync_batch_norm and strategy not in GROUPED_STRATEGIES:
-            raise ValueError(
-                f"sync_batch_norm needs a process group, got strategy {strategy}; "
-                "use ddp, own_ddp, zero1 or fsdp"
-            )
+            found = f"got strategy {strategy}; use ddp, own_ddp, zero1 or fsdp"
+            yield f"sync_batch_norm needs a process group, {found}"
         if strategy == "fsdp" and self.precision == "fp16":
-            raise ValueError(
-                "fp16's gradient scaler checks a rank's own shard only, got strategy fsdp; use precision bf16"
-            )
+            found = "got strategy fsdp; use precision bf16"
+            yield f"fp16's gradient scaler checks a rank's own shard only, {found}"
         if strategy in SHARDED_STRATEGIES and self.memory_format != "contiguous":
-            raise ValueError(
-                f"{strategy} stores parameters in one flat buffer, got {self.memory_format}; use contiguous"
-            )
+            found = f"got {self.memory_format}; use contiguous"
+            yield f"{strategy} stores parameters in one flat buffer, {found}"
         if self.static_graph and self.accumulation_steps > 1:
-            raise ValueError(
-                "static_graph does not work with accumulation_steps above 1; leave one of them out"
-            )
-
-    def _require_execution(self) -> None:
-        execution = self.execution
-        if self.captured:
-            for part in (self.strategy, self.comm_hook):
-                if part in NOT_CAPTURED:
-                    raise ValueError(
-                        f"execution {execution} cannot capture {part}, {NOT_CAPTURED[part]}; use eager"
-                    )
-            if self.strategy == "zero1" and self.precision == "fp16":
-                raise ValueError(
-                    f"execution {execution} cannot capture fp16's scaler with zero1, "
-                    "which waits for the scaler; use bf16"
-                )
-        if self.compiled and self.strategy in ("data_parallel", "fsdp"):
-            raise ValueError(f"execution {execution} cannot compile strategy {self.strategy}; use eager")
+            yield "static_graph does not work with accumulation_steps above 1; leave one of them out"
+        for part in (strategy, hook):
+            if self.captured and part in NOT_CAPTURED:
+                yield f"execution {execution} cannot capture {part}, {NOT_CAPTURED[part]}; use eager"
+        if self.captured and strategy == "zero1" and self.precision == "fp16":
+            scaler = "fp16's scaler with zero1, which waits for the scaler"
+            yield f"execution {execution} cannot capture {scaler}; use bf16"
+        if self.compiled and strategy in ("data_parallel", "fsdp"):
+            yield f"execution {execution} cannot compile strategy {strategy}; use eager"
         if self.inductor and not self.compiled:
-            raise ValueError(
-                f"inductor={self.inductor} needs execution compile or compile+graph, got {execution}"
-            )
+            yield f"inductor={self.inductor} needs execution compile or compile+graph, got {execution}"
 
     @property
     def grouped(self) -> bool:
@@ -193,25 +149,25 @@ class StrategyFields(Work):
         return self.comm_hook == "symmetric_memory"
 
     def turns(self, size: int) -> list[list[int]]:
-        if self.strategy == "single":
+        if self.strategy == "single" and self.repeats:
             return [[rank] for rank in range(size)]
-        return [[0]] if self.strategy == "data_parallel" else super().turns(size)
+        return [[0]] if self.strategy in ("single", "data_parallel") else super().turns(size)
 
-    @property
-    def strategy_id(self) -> str:
-        """Return the strategy's name with all non-default options, such as ddp+avg+bucket=4."""
-        named = (
-            (self.comm_hook, self.comm_hook != "none"),
-            (f"bucket={self.bucket_cap_mb}", self.bucket_cap_mb != DEFAULT_BUCKET_CAP_MB),
-            ("view", self.gradient_as_bucket_view),
-            ("static", self.static_graph),
-            ("no_buffer_sync", not self.buffer_sync),
-            ("sync_batch_norm", self.sync_batch_norm),
-            (self.communication, self.communication != "on"),
-            (f"comm_delay={self.comm_delay_seconds:g}s@{self.comm_delay_rank}", self.comm_delay_seconds > 0),
-            (f"accumulate={self.accumulation_steps}", self.accumulation_steps > 1),
-        )
-        return "+".join([self.strategy, *(name for name, is_set in named if is_set)])
+
+def strategy_words(spec: Any) -> str:
+    """Return a spec's strategy with all non-default options as text, such as ddp+avg+bucket=4."""
+    named = (
+        (spec.comm_hook, spec.comm_hook != "none"),
+        (f"bucket={spec.bucket_cap_mb}", spec.bucket_cap_mb != DEFAULT_BUCKET_CAP_MB),
+        ("view", spec.gradient_as_bucket_view),
+        ("static", spec.static_graph),
+        ("no_buffer_sync", not spec.buffer_sync),
+        ("sync_batch_norm", spec.sync_batch_norm),
+        (spec.communication, spec.communication != "on"),
+        (f"comm_delay={spec.comm_delay_seconds:g}s@{spec.comm_delay_rank}", spec.comm_delay_seconds > 0),
+        (f"accumulate={spec.accumulation_steps}", spec.accumulation_steps > 1),
+    )
+    return "+".join([spec.strategy, *(name for name, is_set in named if is_set)])
 
 
 def options_of(strategy: str) -> tuple[str, ...]:

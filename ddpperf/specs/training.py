@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from ddpperf.specs.base import require_at_least, require_one_of
+from ddpperf.specs.base import Positive
 from ddpperf.specs.model import is_custom_model, require_model
 from ddpperf.specs.sampling import Shard
-from ddpperf.specs.strategy import APART, DDP_OPTIONS, StrategyFields
+from ddpperf.specs.strategy import APART, DDP_OPTIONS, StrategyFields, strategy_words
 
 Input = Literal["fixed", "device", "dataloader"]
 # An environment variable of the ranks with the path of the data set's file, unless the data set is
@@ -35,7 +36,7 @@ class TrainingSpec(StrategyFields):
     measurement: ClassVar[str] = "training_step"
 
     model: str = "resnet18"
-    per_rank_batch_size: int
+    per_rank_batch_size: Positive
     input: Input = "fixed"
     loader_workers: int = 0
     data: str = "synthetic"
@@ -43,59 +44,34 @@ class TrainingSpec(StrategyFields):
     epoch_images: int = 1024
     drop_last: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         require_model(self.model)
-        require_one_of("input", self.input, get_args(Input))
-        require_at_least("per_rank_batch_size", self.per_rank_batch_size, 1)
-        require_at_least("loader_workers", self.loader_workers, 0)
-        require_at_least("epoch_images", self.epoch_images, self.world_size)
-        if not (
-            isinstance(self.data, str) and isinstance(self.digest, str) and isinstance(self.drop_last, bool)
-        ):
-            raise ValueError(
-                "data and digest must be words and drop_last a bool, "
-                f"got {self.data!r}, {self.digest!r}, {self.drop_last!r}"
-            )
-        if self.strategy == "single" and self.world_size != 1:
-            raise ValueError(
-                f"strategy single is one device, got world_size={self.world_size}; use world_size=1 or ddp"
-            )
-        self._require_batches()
-        self._require_input()
-
-    def _require_batches(self) -> None:
-        parts = self.accumulation_steps
-        for size in {self.process_batch_size, self._last_batch_size}:
+        N, images, model, parts = self.world_size, self.epoch_images, self.model, self.accumulation_steps
+        if images < N:
+            yield f"epoch_images must be a whole number of at least {N}, got {images}"
+        if self.strategy == "single" and N != 1:
+            yield f"strategy single is one device, got world_size={N}; use world_size=1 or ddp"
+        batch, last, least = self.process_batch_size, self._last_batch_size, self._least_batch_size
+        for size in {batch, last}:
             if size % parts:
-                raise ValueError(
-                    f"accumulation_steps={parts} does not divide a batch of {size} images; use a divisor"
-                )
-        if self.model == "resnet18" and self._least_batch_size < 2 * parts:
-            in_parts = f" in {parts} parts" if parts > 1 else ""
-            raise ValueError(
-                "resnet18's last BatchNorm needs at least two images, "
-                f"got a batch of {self._least_batch_size}{in_parts}; use batches of at least {2 * parts}"
-            )
-        if self.captured and self._last_batch_size != self.process_batch_size:
-            raise ValueError(
-                f"execution {self.execution} needs batches of one size, "
-                "but an epoch's last batch is smaller; use drop_last"
-            )
-
-    def _require_input(self) -> None:
-        if is_custom_model(self.model) and self.memory_format != "contiguous":
-            raise ValueError(
-                f"{self.model} has its own memory format, got {self.memory_format}; use contiguous"
-            )
-        if is_custom_model(self.model) and self.input != "fixed":
-            raise ValueError(f"{self.model} makes its own batches, got input {self.input}; use input fixed")
+                yield f"accumulation_steps={parts} does not divide a batch of {size} images; use a divisor"
+        if model == "resnet18" and least < 2 * parts:
+            found = f"got a batch of {least}{f' in {parts} parts' * (parts > 1)}"
+            use = f"use batches of at least {2 * parts}"
+            yield f"resnet18's last BatchNorm needs at least two images, {found}; {use}"
+        if self.captured and last != batch:
+            smaller = "but an epoch's last batch is smaller; use drop_last"
+            yield f"execution {self.execution} needs batches of one size, {smaller}"
+        if is_custom_model(model) and self.memory_format != "contiguous":
+            yield f"{model} has its own memory format, got {self.memory_format}; use contiguous"
+        if is_custom_model(model) and self.input != "fixed":
+            yield f"{model} makes its own batches, got input {self.input}; use input fixed"
         if self.loader_workers and self.input != "dataloader":
-            raise ValueError(f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}")
+            yield f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}"
         if self.input == "dataloader" and self.repeats:
-            raise ValueError(
-                "a dataloader runs ahead between the rounds of a step; measure an epoch of it (EpochSpec)"
-            )
+            instead = "measure an epoch of it (EpochSpec)"
+            yield f"a dataloader runs ahead between the rounds of a step; {instead}"
 
     @property
     def busy_processes(self) -> int:
@@ -153,7 +129,7 @@ class TrainingSpec(StrategyFields):
         work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
         execution = "+".join(filter(None, (self.execution, self.inductor)))
         workers = self.loader_workers if self.input == "dataloader" else ""
-        return f"{work}-{self.strategy_id}-{self.precision}-{execution}-{self.input}{workers}"
+        return f"{work}-{strategy_words(self)}-{self.precision}-{execution}-{self.input}{workers}"
 
     @property
     def needs_torchvision(self) -> bool:
@@ -182,10 +158,6 @@ class TrainingSpec(StrategyFields):
         """Return a spec for the same training step where DDP fills buckets but sends nothing."""
         return dataclasses.replace(self, communication="local", buffer_sync=False)
 
-    def eager(self) -> Self:
-        """Return a spec for the same training step in eager mode (no compiling, no CUDA graph)."""
-        return dataclasses.replace(self, execution="eager", inductor="")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSpec(TrainingSpec):
@@ -196,10 +168,3 @@ class EpochSpec(TrainingSpec):
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False
-
-    def turns(self, size: int) -> list[list[int]]:
-        """Return the groups of ranks that train together; on a single device only rank 0 trains.
-
-        An epoch takes too long to be repeated by each rank.
-        """
-        return [[0]] if self.strategy == "single" else super().turns(size)

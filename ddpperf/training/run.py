@@ -42,7 +42,7 @@ class StepRecord:
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         self.spec = spec
         # The warm-up for a capture may have more steps than the training.
-        self.losses = torch.zeros(max(spec.steps, CAPTURE_WARMUP), device=device)
+        self.losses = torch.zeros(max(sum(spec.epoch_steps), CAPTURE_WARMUP), device=device)
         self.plain_loss = torch.zeros((), device=device)  # the current step's loss without label smoothing
         self.right = torch.zeros(
             (), dtype=torch.int64, device=device
@@ -73,7 +73,7 @@ class StepRecord:
         Raises FloatingPointError on every rank if a step's loss is NaN or infinite on any rank.
         """
         spec = self.spec
-        first, steps = spec.steps_before(epoch), spec.epoch_steps[epoch]
+        first, steps = sum(spec.epoch_steps[:epoch]), spec.epoch_steps[epoch]
         sums = torch.cat([self.losses[first : first + steps].double(), self.right.double().view(1)])
         if spec.grouped:
             dist.all_reduce(sums)
@@ -177,7 +177,7 @@ class TrainingRun(Measurement):
         self._go_to(0)
 
     def _go_to(self, epoch: int) -> None:
-        steps = self.spec.steps_before(epoch)
+        steps = sum(self.spec.epoch_steps[:epoch])
         self.training.schedule.begin(steps)
         self.record.number.fill_(steps)
 

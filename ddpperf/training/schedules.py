@@ -29,8 +29,8 @@ def rates_of(spec: TrainingSpec) -> list[float]:
     rates repeat.
     """
     if isinstance(spec, RunSpec):
-        warm_up = spec.steps_before(spec.warmup_epochs)
-        return scheduled_rates(spec.schedule, spec.rate, steps=spec.steps, warm_up=warm_up)
+        warm_up = sum(spec.epoch_steps[: spec.warmup_epochs])
+        return scheduled_rates(spec.schedule, spec.rate, steps=sum(spec.epoch_steps), warm_up=warm_up)
     return cosine_rates(PEAK_RATE, spec.steps_per_epoch)
 
 

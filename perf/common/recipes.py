@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
-from ddpperf.specs.run import linearly_scaled, square_root_scaled
 
 FOLDER = Path(__file__).parents[1]
-SCALES = {"linear": linearly_scaled, "sqrt": square_root_scaled}
+# From the ratio of two batch sizes to the ratio of their learning rates (Goyal et al. 2017, Krizhevsky 2014)
+SCALES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
 OF_DATA = ("model", "epoch_images", "test_images")  # keys of [cpu] or [cuda], replaced by options
 OF_RECIPE = (
     *("optimizer", "momentum", "weight_decay", "schedule", "warmup_epochs"),
@@ -97,11 +98,8 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
             )
         if "rate_of" in row:
             other = recipes[row["rate_of"]]
-            rate = (
-                SCALES[row["scale"]](other.rate, batch, other.global_batch_size)
-                if "scale" in row
-                else other.rate
-            )
+            scale = SCALES[row["scale"]](batch / other.global_batch_size) if "scale" in row else 1.0
+            rate = other.rate * scale
         else:
             rate = tuned_rates.get(name, grid[0])
         fields = {**DEFAULTS, "epochs": row.get("epochs", document["epochs"])}

@@ -171,7 +171,7 @@ def test_a_growing_batch_doubles_each_epoch() -> None:
     run.step()
     assert sizes == [4] * 16 + [8] * 8 + [16] * 4 + [16] * 4
     assert run.spec.batch_sizes == (4, 8, 16, 16)
-    assert run.spec.steps == 32
+    assert sum(run.spec.epoch_steps) == 32
 
 
 def test_the_rate_follows_the_schedule_over_all_epochs() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddpperf.specs import ScheduleName
-from ddpperf.specs.run import linearly_scaled, square_root_scaled
 from ddpperf.training.schedules import PEAK_RATE, Schedule, cosine_rates, scheduled_rates
+from perf.common.recipes import SCALES
 from tests.generated import BOUNDED
 
 CPU = torch.device("cpu")
@@ -68,9 +68,7 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
 
 
 def test_larger_batches_have_larger_rates() -> None:
-    assert linearly_scaled(0.1, 8192, 128) == pytest.approx(6.4)
-    assert square_root_scaled(0.1, 8192, 128) == pytest.approx(0.8)
-    assert linearly_scaled(0.1, 128, 128) == square_root_scaled(0.1, 128, 128) == 0.1
+    assert {name: scale(64) for name, scale in SCALES.items()} == {"linear": 64, "sqrt": 8}
 
 
 # --- cosine rates, and what sets them
