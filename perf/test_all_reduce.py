@@ -10,7 +10,7 @@ import pytest
 
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.cost_models import REPORT_FORMULAS, ChosenLinks, choose_links
+from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
 from ddpperf.analysis.cost_models import Case as Call
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -241,18 +241,19 @@ def model_metrics(
     measure: Measure,
     spec: AllReduceSpec,
     measured: Mapping[AllReduceSpec, Mapping[str, float]],
-    fitted: Mapping[str, ChosenLinks],
+    fitted: Mapping[str, tuple[LinkModel, float]],
 ) -> None:
     """Store the parameters of a fitted cost model, and predicted over measured all-reduce times.
 
     The formulas of two course reports are compared with the measured times, too. measured: the
-    seconds of each spec and process set. fitted: the model of each process set.
+    seconds of each spec and process set. fitted: the model of each process
+    set, and its error on left-out sizes.
     """
-    estimate_metric(measure, "latency_seconds", {name: fit.model.latency for name, fit in fitted.items()})
-    links = {name: fit.model.bandwidth for name, fit in fitted.items()}
+    estimate_metric(measure, "latency_seconds", {name: model.latency for name, (model, _) in fitted.items()})
+    links = {name: model.bandwidth for name, (model, _) in fitted.items()}
     bounded = link_metric(measure, links)
     adding = {
-        name: fit.model.reduce_seconds for name, fit in fitted.items() if fit.model.reduce_seconds is not None
+        name: model.reduce_seconds for name, (model, _) in fitted.items() if model.reduce_seconds is not None
     }
     if len(adding) == len(fitted):  # the model separates addition from sending in every process set
         estimate_metric(measure, "reduce_byte_seconds", adding)
@@ -270,8 +271,8 @@ def model_metrics(
     for call, t in measured.items():
         if call.algorithm == spec.algorithm:
             predicted = {
-                name: fit.model.seconds(call.algorithm, call.world_size, call.nbytes) / t[name]
-                for name, fit in fitted.items()
+                name: model.seconds(call.algorithm, call.world_size, call.nbytes) / t[name]
+                for name, (model, _) in fitted.items()
             }
             measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
-    measure.metric("held_out_error", {name: fit.held_out_error for name, fit in fitted.items()})
+    measure.metric("held_out_error", {name: error for name, (_, error) in fitted.items()})

@@ -115,10 +115,10 @@ def compared(
     """
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
-    measure.metric("method_disagreement", {name: split.fraction for name, split in apart.items()})
-    for found in apart.values():
-        if found.reason:
-            measure.note(found.reason)
+    measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
+    for _, reason in apart.values():
+        if reason:
+            measure.note(reason)
 
 
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:

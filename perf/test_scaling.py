@@ -13,14 +13,16 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
-from ddpperf.analysis.scaling_laws import (
-    SerialFraction,
+from ddpperf.analysis.logarithmic_fit import Estimate
+from ddpperf.analysis.scaling import (
     amdahl_speedup,
+    efficiency,
     fit_amdahl,
     fit_gustafson,
     gustafson_speedup,
     over_sets,
+    strong_speedup,
+    weak_speedup,
 )
 from ddpperf.plugin.cases import OWN_DDP, Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
@@ -220,7 +222,7 @@ def law_metrics(
     cases: Mapping[int, TrainingSpec],
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
-    fit: Callable[[Sequence[int], Sequence[float]], SerialFraction],
+    fit: Callable[[Sequence[int], Sequence[float]], Estimate],
     law: Callable[[float, int], float],
 ) -> None:
     """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
@@ -235,7 +237,7 @@ def law_metrics(
     t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
     sizes, sets = sorted(seconds), list(t1)
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
-    fractions = {name: fit(sizes, speedups[name]).fraction for name in sets}
+    fractions = {name: fit(sizes, speedups[name]).value for name in sets}
     measure.metric("serial_fraction", fractions)
     together = over_sets(list(fractions.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
     if math.isfinite(together.high):

@@ -107,4 +107,4 @@ def costs(measure: Measure, step: Measured) -> None:
         for name, tN in step.median_step_seconds().items()
     }
     for field in ("device_seconds", "saved_seconds", "extra_device_seconds"):
-        measure.metric(f"{field}_per_epoch", {name: getattr(cost, field) for name, cost in found.items()})
+        measure.metric(f"{field}_per_epoch", {name: cost[field] for name, cost in found.items()})

@@ -41,18 +41,15 @@ class Envelope:
         return min(start + nbytes * slope for start, slope in self.lines)
 
 
-def fit_envelope(sizes: Sequence[int], seconds: Sequence[float], *, lines: int) -> Envelope:
+def fit_envelope(points: Points, *, lines: int) -> Envelope:
     """Fit a given number of lines to all-reduce times by least squares of logarithms.
 
-    Each line is fitted to neighbouring sizes. Raises ValueError for fewer than two sizes per line.
+    Each line is fitted to two or more neighbouring sizes of `points`, which are in order.
     """
-    return _envelope(_best_fits(sorted(zip(sizes, seconds, strict=True)), lines))
+    return _envelope(_best_fits(points, lines))
 
 
 def _best_fits(points: Points, lines: int) -> list[LogFit]:
-    if len(points) < 2 * lines:
-        raise ValueError(f"{lines} lines need {2 * lines} sizes or more, got {len(points)}; measure more")
-
     def squares(fits: list[LogFit]) -> float:
         envelope = _envelope(fits)
         return sum(log(envelope.seconds(size) / seconds) ** 2 for size, seconds in points)
@@ -99,9 +96,8 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     """Fit lines to all-reduce times, as many as predict left-out buffer sizes best.
 
     Each size but the first and the last is left out once. The lines say nothing about sizes beyond
-    the measured ones. Raises ValueError for fewer than four sizes.
+    the measured ones. There must be `FEWEST_SIZES` sizes or more.
     """
-    require_sizes(len(set(sizes)))
     points = sorted(zip(sizes, seconds, strict=True))
     # Each line needs two sizes, even when the choice and its test each leave out one size.
     most = min(MOST_LINES, (len(points) - 2) // 2)
@@ -112,28 +108,22 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
         envelope=_envelope(fits),
         latency=min(starts, key=lambda estimate: estimate.value),
         byte_seconds=min(slopes, key=lambda estimate: estimate.value),
-        held_out_error=_held_out_error(points, lambda kept: _predict(kept, _best_lines(kept, most))),
+        held_out_error=_held_out_error(
+            points, lambda kept: fit_envelope(kept, lines=_best_lines(kept, most))
+        ),
     )
 
 
 def _best_lines(points: Points, most: int) -> int:
-    errors = {lines: _held_out_error(points, partial(_predict, lines=lines)) for lines in range(1, most + 1)}
+    errors = {
+        lines: _held_out_error(points, partial(fit_envelope, lines=lines)) for lines in range(1, most + 1)
+    }
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
 
-def _predict(points: Points, lines: int) -> Callable[[int], float]:
-    return _envelope(_best_fits(points, lines)).seconds
-
-
-def _held_out_error(points: Points, fit: Callable[[Points], Callable[[int], float]]) -> float:
+def _held_out_error(points: Points, fit: Callable[[Points], Envelope]) -> float:
     errors = []
     for place, (size, seconds) in list(enumerate(points))[1:-1]:
-        predict = fit([*points[:place], *points[place + 1 :]])
-        errors.append(abs(predict(size) / seconds - 1))
+        kept = [*points[:place], *points[place + 1 :]]
+        errors.append(abs(fit(kept).seconds(size) / seconds - 1))
     return median(errors)
-
-
-def require_sizes(number: int) -> None:
-    """Raise ValueError if fewer than `FEWEST_SIZES` buffer sizes were measured."""
-    if number < FEWEST_SIZES:
-        raise ValueError(f"choosing a model needs four sizes or more, got {number}; measure more")

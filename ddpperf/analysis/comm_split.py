@@ -39,7 +39,6 @@ def difference(ddp: Sequence[float], no_sync: Sequence[float], local: Sequence[f
 
     The inputs are seconds[rank] of DDP, of DDP under no_sync, and of DDP that sends nothing.
     """
-    _require_ranks(ddp, no_sync, local)
     return Difference(
         exposed=max(together - alone for together, alone in zip(ddp, no_sync, strict=True)),
         bucket_copies=max(filled - alone for filled, alone in zip(local, no_sync, strict=True)),
@@ -70,7 +69,6 @@ class Traced:
 
 def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
     """Return the exposed communication from traces; None if a rank did not communicate."""
-    _require_ranks(total, exposed)
     if not all(total):
         return None
     rank = _largest(exposed)
@@ -89,32 +87,17 @@ def _largest(seconds: Sequence[float]) -> int:
     return max(range(len(seconds)), key=seconds.__getitem__)
 
 
-def _require_ranks(*by_rank: Sequence[float]) -> None:
-    counts = [len(seconds) for seconds in by_rank]
-    if len(set(counts)) != 1 or counts[0] < 2:
-        raise ValueError(f"communication needs the seconds of the same two ranks or more, got {counts}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """The difference between exposed communication from step times and from traces.
-
-    `fraction` is the result by difference minus that by trace, over the step. `reason` explains the
-    difference if it is large.
-    """
-
-    fraction: float
-    reason: str = ""
-
-
-def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float) -> Disagreement:
+def disagreement(
+    a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float
+) -> tuple[float, str]:
     """Compare exposed communication from step time differences with that from traces.
 
-    The last two arguments are the seconds of a step without and with the profiler.
+    The last two arguments are the seconds of a step without and with the profiler. Returns the
+    result by difference minus that by trace, over the step, and the reason if it is large.
     """
     fraction = (a.exposed - b.exposed) / step_seconds
     if abs(fraction) <= AGREEMENT:
-        return Disagreement(fraction=fraction)
+        return fraction, ""
     copies = a.bucket_copies / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
@@ -124,7 +107,7 @@ def disagreement(a: Difference, b: Traced, step_seconds: float, traced_step_seco
     )
     if longer > MOST_PROFILING:
         reason += ", too much for its trace to stand for the step"
-    return Disagreement(fraction=fraction, reason=reason)
+    return fraction, reason
 
 
 def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:

@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.backend_protocols import DIGITS, require_sizes
+from ddpperf.analysis.backend_protocols import DIGITS
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms, standard_deviation
 from ddpperf.specs.collective import ring_pieces
 
@@ -47,16 +47,14 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     # Ranks beyond a power of two hand over their buffers first, and get the sum back at the end.
     extra = all_levels - levels
     halved = 1 - 2.0**-levels
+    rounds = levels + 2 * extra
+    ring = 2 * (N - 1) * ring_pieces(nbytes, N)
     known = {
         "gather_broadcast": Counts(latency=2, volume=2 * (N - 1), reduced=N - 1),
-        "ring": Counts(
-            latency=2 * (N - 1) * ring_pieces(nbytes, N), volume=2 * (N - 1) / N, reduced=(N - 1) / N
-        ),
-        "recursive_doubling": Counts(
-            latency=levels + 2 * extra, volume=levels + 2 * extra, reduced=levels + extra
-        ),
+        "ring": Counts(latency=ring, volume=2 * (N - 1) / N, reduced=(N - 1) / N),
+        "recursive_doubling": Counts(latency=rounds, volume=rounds, reduced=levels + extra),
         "halving_doubling": Counts(
-            latency=2 * levels + 2 * extra, volume=2 * halved + 2 * extra, reduced=halved + extra
+            latency=levels + rounds, volume=2 * halved + 2 * extra, reduced=halved + extra
         ),
         "tree": Counts(latency=2 * all_levels, volume=2 * all_levels, reduced=all_levels),
     }
@@ -106,11 +104,9 @@ class Undetermined(ValueError):
 def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
     """Fit a cost model to measured all-reduces by least squares of logarithms.
 
-    No value is negative. `reduction` says whether addition has its own value. Raises ValueError for
-    cases of one size, and Undetermined if the cases do not determine all values.
+    No value is negative. `reduction` says whether addition has its own value. Raises Undetermined
+    if the cases do not determine all values.
     """
-    if len({case.nbytes for case in cases}) < 2:
-        raise ValueError("a fit needs two sizes or more, got one; measure another")
     rows = np.array([_row(case, reduction=reduction) for case in cases])
     seconds = [case.seconds for case in cases]
     scaled = rows / np.array(seconds)[:, None]
@@ -129,26 +125,14 @@ def _row(case: Case, *, reduction: bool) -> list[float]:
     return [cost.latency, cost.volume * case.nbytes, *([cost.reduced * case.nbytes] if reduction else [])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenLinks:
-    """The cost model, with or without a cost of addition, that predicts left-out buffer sizes best.
-
-    `held_out_error` is the median of |predicted / measured - 1| over sizes that neither the fit nor
-    the choice used.
-    """
-
-    model: LinkModel
-    held_out_error: float
-
-
-def choose_links(cases: Sequence[Case]) -> ChosenLinks:
+def choose_links(cases: Sequence[Case]) -> tuple[LinkModel, float]:
     """Fit a cost model to all-reduces; cross-validation decides whether addition has a cost.
 
-    Each size but the smallest and the largest is left out once. Raises ValueError for fewer than
-    four sizes, and Undetermined.
+    Each of four or more sizes but the smallest and the largest is left out once. The second result
+    is the median of |predicted / measured - 1| over sizes that neither the fit nor the choice used.
+    Raises Undetermined.
     """
-    require_sizes(len({case.nbytes for case in cases}))
-    return ChosenLinks(model=_best_links(cases), held_out_error=_held_out_error(cases, _best_links))
+    return _best_links(cases), _held_out_error(cases, _best_links)
 
 
 def _best_links(cases: Sequence[Case]) -> LinkModel:

@@ -1,6 +1,20 @@
-"""Speedup and efficiency from t(N), the slowest rank's seconds of a step on N devices."""
+"""Speedup and efficiency of training on N devices, and the laws of Amdahl and Gustafson.
+
+t(N) is the slowest rank's seconds of a step on N devices. Rearranged, both laws are linear in the
+serial fraction s, so that a fit is a regression through the origin. Its interval is Student's t,
+over the world sizes of one process set or over the fractions of several process sets. The speedups
+of one process set share one t(1) and are not independent. A negative fraction means that the
+speedup exceeds N.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from statistics import mean
+
+from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
+from ddpperf.analysis.statistics import mean_interval
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
@@ -8,7 +22,6 @@ def weak_speedup(t1: float, tN: float, N: int) -> float:
 
     The formula is from Gustafson (1988).
     """
-    _require_positive(t1, tN, N)
     return N * t1 / tN
 
 
@@ -17,18 +30,64 @@ def strong_speedup(t1: float, tN: float, N: int) -> float:
 
     The formula is from Amdahl (1967).
     """
-    _require_positive(t1, tN, N)
     return t1 / tN
 
 
 def efficiency(speedup: float, N: int) -> float:
     """Return the parallel efficiency, speedup / N."""
-    _require_positive(speedup, speedup, N)
     return speedup / N
 
 
-def _require_positive(first: float, second: float, N: int) -> None:
-    if not (first > 0 and second > 0 and N >= 1):
-        raise ValueError(
-            f"a speedup needs positive times and a world size of at least 1, got {first}, {second}, {N}"
-        )
+def amdahl_speedup(serial_fraction: float, N: int) -> float:
+    """Return the speedup on N devices by Amdahl's law (1967), 1 / (s + (1 - s) / N).
+
+    s is the fraction of t(1) that N devices do not divide.
+    """
+    return 1 / (serial_fraction + (1 - serial_fraction) / N)
+
+
+def gustafson_speedup(serial_fraction: float, N: int) -> float:
+    """Return the speedup on N devices by Gustafson's law (1988), N - s (N - 1).
+
+    s is the fraction of t(N) in which N devices do the work of one.
+    """
+    return N - serial_fraction * (N - 1)
+
+
+def fit_amdahl(world_sizes: Sequence[int], speedups: Sequence[float]) -> Estimate:
+    """Fit the serial fraction of Amdahl's law to speedups, 1 - S/N = s S (1 - 1/N).
+
+    The residuals are relative errors of the speedups. The interval of a single speedup beyond one
+    device is infinite.
+    """
+    return _fit(world_sizes, speedups, lambda N, S: S * (1 - 1 / N))
+
+
+def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> Estimate:
+    """Fit the serial fraction of Gustafson's law to speedups, 1 - S/N = s (1 - 1/N).
+
+    The residuals are errors of efficiencies. The interval of a single speedup is infinite, too.
+    """
+    return _fit(world_sizes, speedups, lambda N, S: 1 - 1 / N)
+
+
+def over_sets(fractions: Sequence[float]) -> Estimate:
+    """Return the mean serial fraction of two or more process sets, which are independent."""
+    low, high = mean_interval(fractions, CONFIDENCE)
+    return Estimate(value=mean(fractions), low=low, high=high)
+
+
+def _fit(
+    world_sizes: Sequence[int], speedups: Sequence[float], weight: Callable[[int, float], float]
+) -> Estimate:
+    """Fit s in 1 - S/N = s * weight by least squares to the speedups S on N > 1 devices."""
+    from scipy.optimize import curve_fit  # imported here because it takes 0.5 s
+    from scipy.stats import t
+
+    points = [(weight(N, S), 1 - S / N) for N, S in zip(world_sizes, speedups, strict=True) if N > 1]
+    x, y = zip(*points, strict=True)
+    if len(points) == 1:
+        return Estimate(value=y[0] / x[0], low=-inf, high=inf)
+    (fraction,), ((variance,),) = curve_fit(lambda x, s: s * x, x, y, jac=lambda x, s: x[:, None])
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(points) - 1)) * float(variance) ** 0.5
+    return Estimate(value=float(fraction), low=float(fraction) - half, high=float(fraction) + half)

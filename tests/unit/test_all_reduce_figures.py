@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.cost_models import Case, ChosenLinks, LinkModel, choose_links
+from ddpperf.analysis.cost_models import Case, LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.measure_fixture import Measure
@@ -127,7 +127,7 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
     )
     measure = measure_on(Machine(device="cuda", link_bytes_per_second=link))
     spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
-    model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": ChosenLinks(model=model, held_out_error=0.1)})
+    model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": (model, 0.1)})
     executions = {
         name: metric["value"]
         for name, metric in measure.metrics.items()

@@ -72,29 +72,6 @@ def test_efficiency_is_the_ratio_of_step_times(t1: float, tN: float, N: int) -> 
     assert efficiency(4.0, 8) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("t1", "tN", "N"),
-    [(0, 1, 2), (1, 0, 2), (-1, 1, 2), (1, -1, 2), (math.nan, 1, 2), (1, math.nan, 2), (1, 1, 0)],
-)
-def test_a_speedup_of_no_times_is_refused(t1: float, tN: float, N: int) -> None:
-    with pytest.raises(
-        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
-    ):
-        weak_speedup(t1, tN, N)
-    with pytest.raises(
-        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
-    ):
-        strong_speedup(t1, tN, N)
-
-
-@pytest.mark.parametrize(("speedup", "N"), [(0, 2), (-1, 2), (math.nan, 2), (1, 0), (1, -2)])
-def test_an_efficiency_of_no_speedup_is_refused(speedup: float, N: int) -> None:
-    with pytest.raises(
-        ValueError, match="a speedup needs positive times and a world size of at least 1, got"
-    ):
-        efficiency(speedup, N)
-
-
 # --- bandwidth
 
 
