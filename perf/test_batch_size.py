@@ -18,9 +18,16 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
 from perf.common.training_metrics import training_metrics
 
+CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
 WORKERS = (0, 1, 2, 4, 8)
 SMALLEST = 32  # the first batch size that the search for the largest one tries
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 128, 512  # for test_loader_workers
+
+
+def sweep(options: Options) -> tuple[int, ...]:
+    """Return the numbers of images per step for the epochs on one device."""
+    usual = GPU_BATCHES if options.device == "cuda" else CPU_BATCHES
+    return options.batch_sizes if "--batch-sizes" in options.given else usual
 
 
 def epochs(options: Options) -> Iterator[Case]:
@@ -29,11 +36,12 @@ def epochs(options: Options) -> Iterator[Case]:
     An epoch repeats one fixed batch, reads images that are already on the device, or uses a
     DataLoader. On a CPU only the smallest batch size reads images from the device.
     """
-    for batch_size in options.batch_sweep:
+    batch_sizes = sweep(options)
+    for batch_size in batch_sizes:
         epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
         yield epoch
         if not is_custom_model(options.model):
-            if options.device == "cuda" or batch_size == min(options.batch_sweep):
+            if options.device == "cuda" or batch_size == min(batch_sizes):
                 yield dataclasses.replace(epoch, input="device")
             yield without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
 
@@ -44,9 +52,7 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
     The test measures epochs with fewer workers as reference measurements.
     """
     if not is_custom_model(options.model):
-        batch_size = min(
-            GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(options.batch_sweep)
-        )
+        batch_size = min(GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(sweep(options)))
         epoch = if_valid(
             size_id(options.device, 1, batch_size),
             partial(options.epoch, world_size=1, per_rank_batch_size=batch_size),

@@ -52,7 +52,7 @@ class Recipe:
             raise ValueError(
                 f"batch {self.global_batch_size} does not divide over {world_size} devices; use a divisor"
             )
-        model = options.model if options.model_given else self.data.get("model", options.model)
+        model = options.model if "--model" in options.given else self.data.get("model", options.model)
         images = {
             "model": model,
             "epoch_images": min(options.epoch_images, self.data.get("epoch_images", options.epoch_images)),

@@ -16,6 +16,7 @@ from ddpperf.machine.links import Links
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.prepare import prepare, prepare_images
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+from perf.test_batch_size import sweep
 from perf.test_scaling import HEAVY, weak_scaling
 from tests.canned import CannedSuite
 from tests.command_line import Read, reader
@@ -33,7 +34,7 @@ def read(pytestconfig: pytest.Config) -> Read:
 def test_defaults_on_the_cpu(read: Read) -> None:
     options = read()
     assert (options.device, options.world_sizes) == ("cpu", (1, 2))
-    assert (options.batch_sizes, options.batch_sweep) == ((32,), (32, 128, 512))
+    assert (options.batch_sizes, sweep(options)) == ((32,), (32, 128, 512))
     assert options.global_batch_sizes == (64,)
     assert (options.model, options.precision) == ("resnet18", "fp32")
     assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000, test_images=1024)
@@ -46,7 +47,7 @@ def test_defaults_on_the_cpu(read: Read) -> None:
 def test_defaults_on_gpus(read: Read) -> None:
     options = read(gpus=4)
     assert (options.device, options.world_sizes) == ("cuda", (1, 2, 4))
-    assert (options.batch_sizes, options.batch_sweep) == ((32, 128, 512), (32, 128, 512, 2048))
+    assert (options.batch_sizes, sweep(options)) == ((32, 128, 512), (32, 128, 512, 2048))
     assert options.global_batch_sizes == (128, 512)
     assert (options.model, options.precision) == ("resnet18_cifar", "bf16")
     assert options.epoch_images == 50_000, "all of the data set"
@@ -60,7 +61,7 @@ def test_given_values_replace_defaults(read: Read) -> None:
         " --benchmark-compare"
     )
     options = read(*line.split(), gpus=2)
-    assert (options.world_sizes, options.batch_sizes, options.batch_sweep) == ((1, 2), (16, 64), (16, 64))
+    assert (options.world_sizes, options.batch_sizes, sweep(options)) == ((1, 2), (16, 64), (16, 64))
     assert options.global_batch_sizes == (8, 32)
     assert (options.model, options.precision) == ("resnet50_cifar", "tf32")
     assert (options.epoch_images, options.delay_seconds, options.rounds) == (2, 10.0, 3)

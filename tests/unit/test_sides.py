@@ -95,18 +95,18 @@ PYTHON = "takes a Python interpreter, got"
 FOLDER = "takes a folder, a checkout of the code under test, got"
 VARIABLE = "takes NAME=VALUE, got"
 REFUSALS = {
-    "--against bin/python9": f"--against {PYTHON} 'bin/python9', which does not exist; pass for example",
-    "--against python9": f"--against {PYTHON} 'python9', which is not on PATH; pass",
-    "--against ''": f"--against {PYTHON} '', which is not on PATH; pass",
-    "--against bare": f"--against {PYTHON} 'bare', which is a folder; pass for example /nightly/bin/python",
-    "--against /dev/null": f"--against {PYTHON} '/dev/null', which is not a file; pass",
-    "--baseline-python ./text": f"--baseline-python {PYTHON} './text', which is not executable; pass",
+    "--against bin/python9": f"--against: {PYTHON} 'bin/python9', which does not exist; pass for example",
+    "--against python9": f"--against: {PYTHON} 'python9', which is not on PATH; pass",
+    "--against ''": f"--against: {PYTHON} '', which is not on PATH; pass",
+    "--against bare": f"--against: {PYTHON} 'bare', which is a folder; pass for example /nightly/bin/python",
+    "--against /dev/null": f"--against: {PYTHON} '/dev/null', which is not a file; pass",
+    "--baseline-python ./text": f"--baseline-python: {PYTHON} './text', which is not executable; pass",
     "--against-root nowhere": (
-        f"--against-root {FOLDER} 'nowhere', which is not a folder; pass for example ../main"
+        f"--against-root: {FOLDER} 'nowhere', which is not a folder; pass for example ../main"
     ),
-    "--against-root ''": f"--against-root {FOLDER} '', which is not a folder; pass",
-    "--against-root " + "x" * 5000: f"--against-root {FOLDER} '{'x' * 40}', which is not a folder",
-    "--baseline-root text": f"--baseline-root {FOLDER} 'text', which is not a folder; pass",
+    "--against-root ''": f"--against-root: {FOLDER} '', which is not a folder; pass",
+    "--against-root " + "x" * 5000: f"--against-root: {FOLDER} '{'x' * 40}', which is not a folder",
+    "--baseline-root text": f"--baseline-root: {FOLDER} 'text', which is not a folder; pass",
     "--against-env A": f"--against-env: {VARIABLE} 'A'; pass for example NCCL_ALGO=Ring",
     "--against-env 'A B=1'": f"--against-env: {VARIABLE} 'A B=1'; pass",
     "--against-env A=1 --against-env A=2": "--against-env sets A twice, got 1 and 2; set it once",

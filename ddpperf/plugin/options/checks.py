@@ -46,9 +46,8 @@ def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
     _check_variables(options)
     _check_trainings(options, "--spec", options.spec_fields, options.executions)
     if options.sides is not None and options.sides.spec_fields:
-        fields = {**options.spec_fields, **options.sides.spec_fields}
-        execution: Any = fields.pop("execution", None)
-        executions = (execution,) if execution else options.executions
+        fields: dict[str, Any] = {**options.spec_fields, **options.sides.spec_fields}
+        executions = (fields.pop("execution"),) if "execution" in fields else options.executions
         _check_trainings(options, "--against-spec", fields, executions)
     if options.images is not None:
         check_images(options)
@@ -79,21 +78,18 @@ def _check_world_sizes(options: Options, gpu_count: int) -> None:
 
 
 def _check_links(options: Options) -> None:
-    links, devices, node = options.links, max(options.world_sizes), options.links.node
-    if node < devices:
-        raise Refused(
-            f"--node-size {node} is less than the {devices} devices of this run; pass {devices} or more"
-        )
-    if 1 in links.project_to:
-        raise Refused("--project-to 1 is a single device, which needs no prediction; pass 2 or more")
-    beyond = [devices for devices in links.project_to if devices > node]
-    if beyond and links.network is None:
-        needed = "--node-latency and --node-bandwidth"
-        raise Refused(f"--project-to {beyond[0]} is more than one node of {node} devices; pass {needed}")
-    if parts := [devices for devices in beyond if devices % node]:
-        raise Refused(
-            f"--project-to {parts[0]} fills no whole nodes of {node} devices; pass a multiple of {node}"
-        )
+    links, most, node = options.links, max(options.world_sizes), options.links.node
+    if node < most:
+        raise Refused(f"--node-size {node} is less than the {most} devices of this run; pass {most} or more")
+    for N in links.project_to:
+        if N == 1:
+            raise Refused("--project-to 1 is a single device, which needs no prediction; pass 2 or more")
+        if node < N and links.network is None:
+            needed = "--node-latency and --node-bandwidth"
+            raise Refused(f"--project-to {N} is more than one node of {node} devices; pass {needed}")
+        if node < N and N % node:
+            whole = f"whole nodes of {node} devices; pass a multiple of {node}"
+            raise Refused(f"--project-to {N} fills no {whole}")
 
 
 def _check_variables(options: Options) -> None:
@@ -131,14 +127,12 @@ def _check_trainings(
             "epoch_images": world_size * batch_size,
             **given,
             "execution": execution,
+            "inductor": inductor or "" if execution in COMPILED_EXECUTIONS else "",
         }
-        if execution not in COMPILED_EXECUTIONS:
-            fields["inductor"] = ""
         try:
             spec = TrainingSpec(**fields)
         except ValueError as error:
-            advice = "" if ";" in str(error) else "; pass another value"
-            raise Refused(f"{error}{advice}") from error
+            raise Refused(f"{error}{'' if ';' in str(error) else '; pass another value'}") from error
         if reason := gpu_reason(spec, options.device):
             raise Refused(f"{reason}; pass other --executions or another {option}")
 
@@ -148,8 +142,7 @@ def _check_trainings(
 
 def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
     """Raise Refused for pytest-benchmark options that ddpperf does not support."""
-    compare = config.getoption("benchmark_compare")
-    candidate = any(name.startswith("--against") for name in given)
+    compare, name = config.getoption("benchmark_compare"), "--benchmark-compare"
     ab_run = any(option.name in given for option in AB_OPTIONS)
     if config.getoption("benchmark_storage") != "file://./.benchmarks":
         raise Refused("--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out")
@@ -158,15 +151,11 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
             "--benchmark-histogram needs pygal, which is not installed; install it, or leave it out"
         )
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
-        raise Refused(f"--benchmark-compare takes the word after it, got {compare!r}, no run; put it last")
+        raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
     if compare and ab_run and "--slow-down" in given:
-        raise Refused(
-            "--slow-down is in no stored run, got --benchmark-compare and an A/B run; leave one out"
-        )
-    if compare and candidate:
-        raise Refused(
-            "--benchmark-compare takes this environment as candidate, got --against, too; leave one out"
-        )
+        raise Refused(f"--slow-down is in no stored run, got {name} and an A/B run; leave one out")
+    if compare and any(option.startswith("--against") for option in given):
+        raise Refused(f"{name} takes this environment as candidate, got --against, too; leave one out")
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
@@ -176,13 +165,10 @@ def slower_ratio(config: pytest.Config) -> float | None:
     ignores missing results, and uses only the last of several limits.
     """
     checks = config.getoption("benchmark_compare_fail") or []
-    words = [
-        *config.invocation_params.args,
-        *config.getini("addopts"),
-        *os.environ.get("PYTEST_ADDOPTS", "").split(),
-    ]
     if not checks:
         return None
+    variable = os.environ.get("PYTEST_ADDOPTS", "").split()
+    words = [*config.invocation_params.args, *config.getini("addopts"), *variable]
     times = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
     (check, *more) = checks
     if more or times > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":

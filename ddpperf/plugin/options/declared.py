@@ -19,11 +19,8 @@ from ddpperf.specs.strategy import GROUPED_STRATEGIES
 BUILT_IN = ", ".join(get_args(Model))
 
 
-@dataclass(frozen=True)
-class WrongValue:
-    """The value of an option that cannot be parsed, and the sentence for the user."""
-
-    sentence: str
+class WrongValue(str):
+    """A sentence for the user about an option's value that cannot be parsed."""
 
 
 @dataclass(frozen=True)

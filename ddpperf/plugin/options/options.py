@@ -25,7 +25,6 @@ class Options:
 
     given: names of the options on the command line.
     batch_sizes: images per rank and step.
-    batch_sweep: images per step in the batch size experiment on one device.
     global_batch_sizes: images of all ranks per step.
     executions: execution modes; the first one is used by every experiment.
     spec_fields: training fields that --spec sets.
@@ -41,7 +40,6 @@ class Options:
     device: str
     world_sizes: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    batch_sweep: tuple[int, ...]
     global_batch_sizes: tuple[int, ...]
     model: str
     precision: Precision
@@ -75,16 +73,11 @@ class Options:
         return most if self.device == "cuda" else min(CPU_EPOCH_IMAGES, most)
 
     @property
-    def model_given(self) -> bool:
-        return "--model" in self.given
-
-    @property
     def input(self) -> Input:
         """Where the batches of a training step come from.
 
         On GPUs, batches are taken from the data set in GPU memory. On CPUs, and for custom models,
-        all
-        steps use one fixed batch.
+        all steps use one fixed batch.
         """
         return "device" if self.device == "cuda" and not is_custom_model(self.model) else "fixed"
 
@@ -97,8 +90,7 @@ class Options:
         """Return the measurement spec of one training step with the given fields.
 
         world_size must be given. Other fields have defaults from the options, and --spec overrides
-        both.
-        The default strategy is "single" for one rank, and "ddp" for several ranks.
+        both. The default strategy is "single" for one rank, and "ddp" for several ranks.
         """
         return TrainingSpec(**self.fields(**fields))
 
@@ -115,14 +107,12 @@ class Options:
         alone = fields["world_size"] == 1
         strategy = "single" if alone else self.spec_fields.get("strategy", "ddp")
         fields = {"strategy": strategy, "execution": self.executions[0], **fields}
-        gpu = self.device == "cuda"
-        channels_last = (
-            gpu and fields["strategy"] not in SHARDED_STRATEGIES and not is_custom_model(self.model)
-        )
+        gpu, flat = self.device == "cuda", fields["strategy"] in SHARDED_STRATEGIES
+        any_format = gpu and not flat and not is_custom_model(self.model)
         common: dict[str, Any] = {
             "model": self.model,
             "precision": self.precision,
-            "memory_format": "channels_last" if channels_last else "contiguous",
+            "memory_format": "channels_last" if any_format else "contiguous",
             "data": self.data.name,
             "digest": self.data.digest,
             "epoch_images": self.epoch_images,

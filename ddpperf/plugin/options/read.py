@@ -5,8 +5,8 @@ Reading is fast and has no side effects.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ from ddpperf.plugin.options.checks import check_benchmark_options, check_options
 from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS, WrongValue
 from ddpperf.plugin.options.options import Options, default_world_sizes
 from ddpperf.plugin.options.sides import Sides
-from ddpperf.plugin.options.values import Value, find_folder, find_interpreter
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.workers.interpreter import Side
 
-CPU_BATCH_SWEEP, GPU_BATCH_SWEEP = (32, 128, 512), (32, 128, 512, 2048)
 ROUNDS, AB_ROUNDS = 10, 7
 
 
@@ -37,7 +35,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     for value in given.values():
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, WrongValue):
-                raise Refused(part.sentence)
+                raise Refused(part)
     check_benchmark_options(config, given.keys())
     device = given.get("--device", "auto")
     if device == "auto":
@@ -54,12 +52,11 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         device=device,
         world_sizes=world_sizes,
         batch_sizes=values["--batch-sizes"],
-        batch_sweep=given.get("--batch-sizes", GPU_BATCH_SWEEP if device == "cuda" else CPU_BATCH_SWEEP),
         global_batch_sizes=values["--global-batch-sizes"],
         model=values["--model"],
         precision=values["--precision"],
         executions=values["--executions"],
-        spec_fields=_unique("--spec", given.get("--spec", ())),
+        spec_fields=_pairs(given, "--spec"),
         data_source=values["--data"],
         images=prepare_data("synthetic", Path(), print) if values["--data"] == "synthetic" else None,
         requested_epoch_images=given.get("--epoch-images"),
@@ -68,9 +65,9 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         replicates=given.get("--replicates"),
         sides=sides,
         deadline_seconds=values["--deadline"],
-        worker_logs=_path(given.get("--worker-logs")),
-        traces=_path(given.get("--traces")),
-        checkpoints=_path(given.get("--checkpoints")),
+        worker_logs=_path(given, "--worker-logs"),
+        traces=_path(given, "--traces"),
+        checkpoints=_path(given, "--checkpoints"),
         slower_ratio=slower_ratio(config),
         links=_links(given, max(world_sizes)),
     )
@@ -83,46 +80,30 @@ def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
     if not any(option.name in given for option in AB_OPTIONS):
         return None
     return Sides(
-        base=Side(
-            name=BASE,
-            python=_found(given, "--baseline-python", find_interpreter) or sys.executable,
-            root=_found(given, "--baseline-root", find_folder),
+        base=_side(given, BASE, "--baseline-python", "--baseline-root"),
+        candidate=dataclasses.replace(
+            _side(given, CANDIDATE, "--against", "--against-root"), environment=_pairs(given, "--against-env")
         ),
-        candidate=Side(
-            name=CANDIDATE,
-            python=_found(given, "--against", find_interpreter) or sys.executable,
-            root=_found(given, "--against-root", find_folder),
-            environment=_unique("--against-env", given.get("--against-env", ())),
-        ),
-        spec_fields=_unique("--against-spec", given.get("--against-spec", ())),
+        spec_fields=_pairs(given, "--against-spec"),
         delay_seconds=delay_seconds,
     )
 
 
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+def _side(given: dict[str, Any], name: str, python: str, root: str) -> Side:
+    return Side(name=name, python=given.get(python, sys.executable), root=_path(given, root))
 
 
-def _found(given: dict[str, Any], option: str, find: Callable[[str], Any]) -> Any:
-    """Return the path that an option names, or None if the option is not given.
-
-    Raises Refused if `find` does not accept the path.
-    """
-    if option not in given:
-        return None
-    try:
-        return find(given[option])
-    except ValueError as error:
-        raise Refused(f"{option} {OPTIONS[option].parser.refusal(given[option], error)}") from error
+def _path(given: dict[str, Any], option: str) -> Path | None:
+    return Path(given[option]) if option in given else None
 
 
-def _unique(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Any]:
+def _pairs(given: dict[str, Any], option: str) -> dict[str, Any]:
     """Convert the NAME=VALUE pairs of a repeated option to a dict.
 
     Raises Refused if a name is set twice.
     """
     found: dict[str, Any] = {}
-    for name, value in pairs:
+    for name, value in given.get(option, ()):
         if name in found:
             raise Refused(f"{option} sets {name} twice, got {found[name]} and {value}; set it once")
         found[name] = value

@@ -55,12 +55,9 @@ class Parser:
         try:
             return self.parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(self.refusal(text, error)) from error
-
-    def refusal(self, text: str, error: ValueError) -> str:
-        """Return a sentence for the user that says why the text of an option is not accepted."""
-        wrong = f", which {error}" if isinstance(error, Wrong) else ""
-        return f"takes {self.takes}, got {text[:QUOTED_LETTERS]!r}{wrong}; pass for example {self.example}"
+            got = f"{text[:QUOTED_LETTERS]!r}{f', which {error}' if isinstance(error, Wrong) else ''}"
+            sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
+            raise argparse.ArgumentTypeError(sentence) from error
 
 
 def require(condition: bool) -> None:
@@ -93,12 +90,8 @@ def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.
 
 def choice(*names: str) -> Parser:
     """Return a parser that accepts only the given names."""
-
-    def parse(text: str) -> str:
-        require(text in names)
-        return text
-
-    return Parser("NAME", f"{', '.join(names[:-1])} or {names[-1]}", names[0], parse)
+    takes = f"{', '.join(names[:-1])} or {names[-1]}"
+    return Parser("NAME", takes, names[0], lambda text: names[names.index(text)])
 
 
 def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
@@ -128,11 +121,7 @@ def assignment(known: dict[str, Parser]) -> Parser:
     return Parser("FIELD=VALUE", "FIELD=VALUE", "comm_hook=bf16", parse)
 
 
-def find_interpreter(text: str) -> str:
-    """Return the absolute path of a Python interpreter; raise Wrong if it does not exist.
-
-    Symbolic links are kept, because a virtual environment is found beside its link.
-    """
+def _interpreter(text: str) -> str:
     path = text if os.sep in text else shutil.which(text) or ""
     for wrong, clause in (
         (os.path.isdir(path or text), "is a folder"),
@@ -143,14 +132,13 @@ def find_interpreter(text: str) -> str:
     ):
         if wrong:
             raise Wrong(clause)
-    return str(Path(path).absolute())
+    return str(Path(path).absolute())  # a link is kept: a virtual environment is found beside it
 
 
-def find_folder(text: str) -> Path:
-    """Return the path of a folder without symbolic links; raise Wrong if it does not exist."""
+def _folder(text: str) -> str:
     if not os.path.isdir(text):
         raise Wrong("is not a folder")
-    return Path(text).resolve()
+    return os.path.realpath(text)
 
 
 def _bytes(text: str) -> int:
@@ -197,8 +185,8 @@ DEADLINE = number("seconds", "SECONDS", 86400, "300")
 LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
 MODEL = Parser("NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", _model)
 DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
-INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python")
-CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main")
+INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", _interpreter)
+CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", _folder)
 VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", _variable)
 NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", _new_folder)
 NEW_FILE = Parser("FILE", "a file", "verdict.md")
