@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ddpperf.collectives.algorithms import all_reduce
-from ddpperf.collectives.transports import Route
+from ddpperf.collectives.algorithms import ALGORITHMS, Route
 
 LOST_SECONDS = 20.0
 UNREADABLE = 113  # fills a tensor until its message arrives; every type holds it
@@ -88,8 +87,8 @@ def buffers_of(world_size: int, count: int, dtype: torch.dtype) -> list[Tensor]:
     return [((torch.arange(count) * (rank + 2) + rank) % 5).to(dtype) for rank in range(world_size)]
 
 
-def reduced(algorithm: str, buffers: list[Tensor], *, mean: bool = False) -> list[ThreadTransport]:
+def reduced(algorithm: str, buffers: list[Tensor]) -> list[ThreadTransport]:
     """Reduce in place, on as many ranks as there are buffers."""
     return run_in_threads(
-        len(buffers), lambda transport: all_reduce(buffers[transport.rank], algorithm, transport, mean=mean)
+        len(buffers), lambda transport: ALGORITHMS[algorithm](buffers[transport.rank], transport)
     )

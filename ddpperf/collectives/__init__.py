@@ -1,1 +1,1 @@
-"""All-reduce algorithms, the transports that carry their messages, and timed collective calls."""
+"""All-reduce algorithms and timed collective calls."""

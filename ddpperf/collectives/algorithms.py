@@ -1,34 +1,79 @@
 """All-reduce algorithms from the literature, built from point-to-point messages between ranks.
 
-Each function replaces the buffer of a rank by the sum of the buffers of all ranks. The buffer is
+Each algorithm replaces the buffer of a rank by the sum of the buffers of all ranks. The buffer is
 contiguous, has one dimension and is changed in place. The buffers of all ranks have the same length
 and type. `ddpperf.analysis.cost_models` has the cost of each algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives.transports import Transport, exchange
 from ddpperf.specs.collective import ring_pieces
+
+Route = tuple[Tensor, int]  # a tensor, and the rank that it goes to or comes from
+
+
+class Transport(Protocol):
+    """Interface for sending tensors from one rank to another and receiving them.
+
+    Tensors from one rank to another arrive in the order in which they were sent.
+    """
+
+    rank: int
+    world_size: int
+
+    def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
+        """Start to send and receive tensors, and return a function that waits for the end.
+
+        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. The sender
+        and the receiver skip a tensor without elements.
+        """
+
+
+class GroupTransport:
+    """Sends and receives tensors in torch's default process group.
+
+    On a GPU, only the current stream waits.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
+        operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends if tensor.numel()]
+        operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives if tensor.numel()]
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
+
+
+def exchange(transport: Transport, sends: Sequence[Route] = (), receives: Sequence[Route] = ()) -> None:
+    """Send and receive tensors, and wait until all transfers have finished."""
+    transport.start(sends, receives)()
 
 
 def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
     """Sum a buffer over all ranks by gathering all buffers on rank 0, which broadcasts the sum."""
-    others = range(1, transport.world_size)
     if transport.rank != 0:
         exchange(transport, sends=[(buffer, 0)])
         exchange(transport, receives=[(buffer, 0)])
         return
-    gathered = [torch.empty_like(buffer) for _ in others]
-    exchange(transport, receives=list(zip(gathered, others, strict=True)))
-    for other in gathered:
+    gathered = [(torch.empty_like(buffer), rank) for rank in range(1, transport.world_size)]
+    exchange(transport, receives=gathered)
+    for other, _ in gathered:
         buffer.add_(other)
-    exchange(transport, sends=[(buffer, rank) for rank in others])
+    exchange(transport, sends=[(buffer, rank) for _, rank in gathered])
 
 
 def tree(buffer: Tensor, transport: Transport) -> None:
@@ -117,10 +162,7 @@ def ring(buffer: Tensor, transport: Transport) -> None:
     right, left = (rank + 1) % N, (rank - 1) % N
     lanes = ring_pieces(buffer.numel() * buffer.element_size(), N)
     segments = [segment.tensor_split(lanes) for segment in buffer.tensor_split(N)]
-    received = [
-        torch.empty_like(max((segment[lane] for segment in segments), key=Tensor.numel))
-        for lane in range(lanes)
-    ]
+    received = [torch.empty_like(max(pieces, key=Tensor.numel)) for pieces in zip(*segments, strict=True)]
     under_way: list[Callable[[], None]] = [lambda: None] * lanes
     for hop in range(2 * (N - 1) + 1):
         for lane in range(lanes):
@@ -135,24 +177,6 @@ def ring(buffer: Tensor, transport: Transport) -> None:
 
 
 ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {
-    algorithm.__name__: algorithm
-    for algorithm in (gather_broadcast, ring, recursive_doubling, halving_doubling, tree)
+    function.__name__: function
+    for function in (gather_broadcast, ring, recursive_doubling, halving_doubling, tree)
 }
-
-
-def all_reduce(buffer: Tensor, algorithm: str, transport: Transport, *, mean: bool = False) -> None:
-    """Replace a contiguous buffer of any shape by its sum, or its mean, over all ranks.
-
-    Raises ValueError for an unknown algorithm and for a buffer that cannot be reduced.
-    """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be {', '.join(ALGORITHMS)}, got {algorithm!r}; name one of them")
-    if not buffer.is_contiguous():
-        found = f"got strides {buffer.stride()}"
-        raise ValueError(f"an all_reduce needs a contiguous buffer, {found}; pass buffer.contiguous()")
-    if mean and not buffer.is_floating_point():
-        raise ValueError(f"a mean needs a floating point type, got {buffer.dtype}; sum it or convert it")
-    if transport.world_size > 1:
-        ALGORITHMS[algorithm](buffer.view(-1), transport)
-    if mean:
-        buffer.div_(transport.world_size)

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives import algorithms
+from ddpperf.collectives.algorithms import ALGORITHMS, GroupTransport
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
-from ddpperf.collectives.transports import GroupTransport
 from ddpperf.compile_and_capture import capture
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.trace import communication_seconds, trace_of
@@ -38,10 +37,7 @@ class RepeatedCall(Measurement):
             raise ValueError(
                 f"execution {spec.execution} is captured by a GPU's driver; this runs on the CPU"
             )
-        self.spec = spec
-        self.rank = rank
-        self.device = device
-        self.world_size = spec.world_size
+        self.spec, self.rank, self.device = spec, rank, device
         self._replay: Callable[[], object] | None = None
 
     def pattern(self, count: int) -> Tensor:
@@ -86,7 +82,7 @@ class AllReduce(RepeatedCall):
     def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
         super().__init__(spec, rank=rank, device=device)
         self.in_place = spec.in_place
-        N = self.world_size
+        N = spec.world_size
         if spec.in_place:
             self.max_iterations = max(1, int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1)
         count = spec.nbytes // FLOAT32_BYTES
@@ -113,9 +109,9 @@ class AllReduce(RepeatedCall):
         """Raise ArithmeticError unless a round of `steps` all-reduces gave the right sum."""
         calls = steps * self.spec.calls if self.in_place else 1
         # scaled back in two halves: the whole power may not fit into float32
-        back = float(self.world_size) ** (-(calls - 1) / 2)
+        back = float(self.spec.world_size) ** (-(calls - 1) / 2)
         error = ((self.result * back).mul_(back) / self.first_sum).sub_(1).abs_()
-        tolerance = calls * self.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
+        tolerance = calls * self.spec.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
         if not bool(error.max() <= tolerance):  # a comparison with NaN is False
             index = int(error.argmax())
             raise ArithmeticError(
@@ -137,7 +133,7 @@ def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[T
             if transport is None:
                 dist.all_reduce(buffer)
             else:
-                algorithms.all_reduce(buffer, spec.algorithm, transport)
+                ALGORITHMS[spec.algorithm](buffer, transport)
             return buffer
 
         return buffer, reduce
@@ -167,7 +163,7 @@ class Collective(RepeatedCall):
 
     def __init__(self, spec: CollectiveSpec, *, rank: int, device: torch.device) -> None:
         super().__init__(spec, rank=rank, device=device)
-        count, N = spec.nbytes // FLOAT32_BYTES, self.world_size
+        count, N = spec.nbytes // FLOAT32_BYTES, spec.world_size
         part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
         pattern = self.pattern(count)
         self.source = pattern + rank

@@ -96,9 +96,8 @@ def flagged_kernel(  # type: ignore[no-untyped-def]
 
     own = tl.load(source + at, mask=inside, other=0.0)
     for distance in tl.static_range(N):
-        theirs = tl.multiple_of(
-            tl.load(mailboxes + (rank + distance) % N).to(tl.pointer_type(tl.float32)), 16
-        )
+        address = tl.load(mailboxes + (rank + distance) % N)
+        theirs = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
         tl.store(theirs + first + rank * slot + at, own, mask=inside)
     tl.debug_barrier()  # all threads have sent before the flag is set
     for distance in tl.static_range(1, N):
@@ -121,9 +120,8 @@ def launch(
     source: Tensor,
     result: Tensor,
     mailbox: Tensor,
-    addresses: Tensor,
+    mailboxes: Tensor,
     calls: Tensor,
-    *,
     slot: int,
     rank: int,
     N: int,
@@ -133,7 +131,7 @@ def launch(
     The mailbox's type decides which kernel. The parameters are those of the kernels.
     """
     grid = (calls.numel(),)
-    arguments = (source, result, mailbox, addresses, calls, source.numel(), slot, rank)
+    arguments = (source, result, mailbox, mailboxes, calls, source.numel(), slot, rank)
     if mailbox.dtype == torch.int64:
         words_kernel[grid](*arguments, N=N, ROWS=triton.next_power_of_2(N), BLOCK=WORDS_BLOCK)
     else:
@@ -172,9 +170,8 @@ class LowLatency:
         self.mailbox = symmetric_buffer(size, dtype, device).zero_()
         self.handle: Any = symmetric_memory.rendezvous(self.mailbox, group_name())
         offset = self.mailbox.data_ptr() - self.handle.buffer_ptrs[self.rank]  # in its allocation
-        self.addresses = torch.tensor(
-            [base + offset for base in self.handle.buffer_ptrs], dtype=torch.int64, device=device
-        )
+        addresses = [base + offset for base in self.handle.buffer_ptrs]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
         self.calls = torch.zeros(blocks, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)
         self.handle.barrier()  # no rank writes into a mailbox that is yet to be cleared
@@ -182,14 +179,6 @@ class LowLatency:
 
     def sum(self) -> Tensor:
         """Launch the all-reduce on the current CUDA stream and return the result tensor."""
-        launch(
-            self.source,
-            self.result,
-            self.mailbox,
-            self.addresses,
-            self.calls,
-            slot=self.slot,
-            rank=self.rank,
-            N=self.N,
-        )
+        mailboxes = self.mailbox, self.addresses
+        launch(self.source, self.result, *mailboxes, self.calls, self.slot, self.rank, self.N)
         return self.result

@@ -66,7 +66,7 @@ def sum_often(
         checked = False
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
-        launch(source, result, mailboxes[rank], addresses, calls, slot=slot, rank=rank, N=N)
+        launch(source, result, mailboxes[rank], addresses, calls, slot, rank, N)
         results[call] = result
 
 
