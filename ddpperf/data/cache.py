@@ -75,7 +75,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     path = folder / f"{source.name}-{_key(source)}.pt"
     if (cached := _cached(source, path)) is not None:
         return cached
-    if os.path.exists(path) or os.path.exists(_sidecar(path)):
+    if os.path.exists(path) or os.path.exists(path.with_suffix(".json")):
         say(f"the cache {path} is damaged, rebuilding it")
     return _decode(source, path, say)
 
@@ -87,13 +87,11 @@ def _read_option(text: str, folder: Path) -> _Source | None:
     if text == "cifar10":  # the key needs none of its files: torchvision knows their checksums
         return _Source(name="cifar10", kind="download", folder=folder / "cifar10", parts=())
     if name not in ("cifar10", "imagefolder") or (colon and not where):
-        raise Refused(
-            f"--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got {text!r}; pass one of them"
-        )
+        known = "synthetic, cifar10[:DIR] or imagefolder:DIR"
+        raise Refused(f"--data must be {known}, got {text!r}; pass one of them")
     if not where:
-        raise Refused(
-            "--data imagefolder needs a folder; pass imagefolder:DIR with DIR/train/<class>/* and DIR/test"
-        )
+        example = "imagefolder:DIR with DIR/train/<class>/* and DIR/test"
+        raise Refused(f"--data imagefolder needs a folder; pass {example}")
     given = Path(os.path.realpath(os.path.expanduser(where)))  # a shell does not expand ~ after a colon
     if not os.path.isdir(given):
         found = "is no folder" if os.path.exists(given) else "does not exist"
@@ -131,14 +129,10 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
                     yield entry.path, status.st_size, status.st_mtime_ns
 
 
-def _sidecar(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
 def _cached(source: _Source, path: Path) -> Data | None:
     """Return the decoded images at `path`, or None if the file is missing or damaged."""
     try:
-        about = json.loads(_sidecar(path).read_text())
+        about = json.loads(path.with_suffix(".json").read_text())
         return _data(source, path, about) if about["sha256"] == _sha256(path) else None
     except UNREADABLE:
         return None
@@ -158,25 +152,22 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
 
 def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
     if importlib.util.find_spec("torchvision") is None:
-        raise Refused(
-            f"--data {source.name} needs torchvision, which is not installed; install it, or leave --data out"
-        )
+        advice = "install it, or leave --data out"
+        raise Refused(f"--data {source.name} needs torchvision, which is not installed; {advice}")
+    folder = path.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path.parent)
-        with tempfile.TemporaryDirectory(
-            prefix=TEMPORARY_PREFIX, dir=path.parent, ignore_cleanup_errors=True
-        ) as name:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        with tempfile.TemporaryDirectory("", TEMPORARY_PREFIX, folder, ignore_cleanup_errors=True) as name:
             out = Path(name)
             about = _run_decoder(source, out, say)
             about |= {"source": str(source), "sha256": _sha256(out / "images.pt")}
             (out / "sidecar").write_text(json.dumps(about))
             os.replace(out / "images.pt", path)
-            os.replace(out / "sidecar", _sidecar(path))
+            os.replace(out / "sidecar", path.with_suffix(".json"))
     except OSError as error:
-        raise Refused(
-            f"decoded images cannot be stored in {path.parent} ({error.strerror}); make it writable"
-        ) from error
+        why = f"({error.strerror}); make it writable"
+        raise Refused(f"decoded images cannot be stored in {folder} {why}") from error
     _remove_older(source, path)
     return _data(source, path, about)
 
@@ -189,15 +180,13 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
     try:
         finished = run_child(command, {"PYTHONPATH": path}, SILENT_SECONDS, on_line=say)
     except subprocess.TimeoutExpired as error:
-        raise Refused(
-            f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s; "
-            "check the disk, or name another folder"
-        ) from error
+        what = f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s"
+        raise Refused(f"{what}; check the disk, or name another folder") from error
     try:
         result: dict[str, Any] = json.loads((out / "result.json").read_text())
     except (FileNotFoundError, ValueError):
-        lines = [line.strip() for line in finished.errors.split("\n") if line.strip()]
-        why = f" ({lines[-1]})" if lines else ""
+        last = finished.errors.strip().split("\n")[-1].strip()
+        why = f" ({last})" if last else ""
         ended = describe_status(finished.status)
         raise Refused(f"the images of {source.folder} were not decoded: the process {ended}{why}") from None
     if "refused" in result:
@@ -216,6 +205,6 @@ def _remove_older(source: _Source, path: Path) -> None:
     """Remove the cached files of earlier contents of the same image folder."""
     for sidecar in path.parent.glob(f"{source.name}-*.json"):
         with contextlib.suppress(*UNREADABLE):
-            if sidecar != _sidecar(path) and json.loads(sidecar.read_text())["source"] == str(source):
+            if sidecar.stem != path.stem and json.loads(sidecar.read_text())["source"] == str(source):
                 sidecar.with_suffix(".pt").unlink(missing_ok=True)
                 sidecar.unlink()

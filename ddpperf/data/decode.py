@@ -56,14 +56,12 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
             f"{folder} must have images of every class in train/<class> and test/<class>: {found}"
         ) from error
     if different := sorted(set(train.classes) ^ set(test.classes)):
-        there, missing = ("train", "test") if different[0] in train.classes else ("test", "train")
-        raise Refused(
-            f"{folder} has the class {different[0]!r} in {there} and not in {missing}; "
-            "both must have all classes"
-        )
+        name = different[0]
+        where = "train and not in test" if name in train.classes else "test and not in train"
+        raise Refused(f"{folder} has the class {name!r} in {where}; both must have all classes")
     total = len(train) + len(test)
     say(f"decoding {total:,} images of {folder}, once")
-    first: str = train.samples[0][0]
+    first = train.samples[0][0]
     height, width, _ = load(first).shape
     images = [room_for(len(split), height, width) for split in (train, test)]
 
@@ -101,10 +99,8 @@ def room_for(count: int, height: int, width: int) -> Tensor:
     try:
         return torch.empty((count, 3, height, width), dtype=torch.uint8)
     except RuntimeError as error:
-        megabytes = math.ceil(count * 3 * height * width / 1e6)
-        raise Refused(
-            f"{count:,} images need {megabytes:,} MB of memory, more than there is; give fewer"
-        ) from error
+        need = f"{count:,} images need {math.ceil(count * 3 * height * width / 1e6):,} MB of memory"
+        raise Refused(f"{need}, more than there is; give fewer") from error
 
 
 def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
@@ -120,23 +116,17 @@ def shuffled(count: int) -> Tensor:
 
 
 def _document(train: Any, train_images: Tensor, test: Any, test_images: Tensor) -> dict[str, Any]:
-    train_labels, test_labels = (torch.tensor(split.targets)[shuffled(len(split))] for split in (train, test))
-    return {
-        "train_images": train_images,
-        "test_images": test_images,
-        "train_labels": train_labels,
-        "test_labels": test_labels,
-        "classes": list(train.classes),
-    }
+    document: dict[str, Any] = {"train_images": train_images, "test_images": test_images}
+    for name, split in (("train", train), ("test", test)):
+        document[f"{name}_labels"] = torch.tensor(split.targets)[shuffled(len(split))]
+    return {**document, "classes": list(train.classes)}
 
 
 def decode_cifar10(root: Path, say: Say) -> dict[str, Any]:
     """Decode CIFAR-10's files in root/cifar-10-batches-py into tensors, or raise Refused."""
     if wrong := _wrong_cifar10(root):
-        raise Refused(
-            f"{wrong} is missing or damaged; "
-            "cifar10:DIR needs CIFAR-10's six batches and batches.meta as published"
-        )
+        needed = "cifar10:DIR needs CIFAR-10's six batches and batches.meta as published"
+        raise Refused(f"{wrong} is missing or damaged; {needed}")
     train, test = (CIFAR10(root=str(root), train=train) for train in (True, False))
     say(f"decoding {len(train) + len(test):,} images of {root}, once")
 
@@ -180,10 +170,8 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
 
 
 def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:
-    megabytes = math.ceil(nbytes / 1e6)
-    return Refused(
-        f"{megabytes:,} MB cannot be written to {folder} ({error.strerror}); make room there for them"
-    )
+    what = f"{math.ceil(nbytes / 1e6):,} MB cannot be written to {folder}"
+    return Refused(f"{what} ({error.strerror}); make room there for them")
 
 
 def save(document: dict[str, Any], path: Path) -> dict[str, object]:
@@ -216,18 +204,13 @@ def save(document: dict[str, Any], path: Path) -> dict[str, object]:
     }
 
 
-def decode(kind: str, source: Path, out: Path, say: Say) -> dict[str, object]:
-    """Decode images into the file out/images.pt and return a summary, or raise Refused."""
-    if kind == "download":
-        download_cifar10(source, out, say)
-    document = decode_folder(source, say) if kind == "imagefolder" else decode_cifar10(source, say)
-    return save(document, out / "images.pt")
-
-
 def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
     """Decode images into out/images.pt, and write their summary or a refusal to out/result.json."""
     try:
-        result = decode(kind, source, out, say)
+        if kind == "download":
+            download_cifar10(source, out, say)
+        document = decode_folder(source, say) if kind == "imagefolder" else decode_cifar10(source, say)
+        result = save(document, out / "images.pt")
     except Refused as refusal:
         result = {"refused": str(refusal)}
         (out / "images.pt").unlink(missing_ok=True)  # on a full disk it leaves no room for the refusal

@@ -16,7 +16,7 @@ from ddpperf.specs import Shard
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
-TRAIN_SEED, TEST_SEED = 1, 2
+SEEDS = {"train": 1, "test": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,28 +53,14 @@ def _with_noise(patterns: Tensor, count: int, generator: torch.Generator) -> Ima
     return Images(pixels=pixels.add_(patterns[labels]), labels=labels)
 
 
-def load_images(path: str | None, count: int) -> Images:
-    """Return at most `count` training images from `path`, or synthetic images if `path` is None."""
-    return synthetic_images(count) if path is None else _stored(path, "train", count)
+def load_images(path: str | None, count: int, part: str = "train", *, coarse: bool = False) -> Images:
+    """Return at most `count` images from `path`, or synthetic images if `path` is None.
 
-
-def load_run_images(path: str | None, count: int) -> Images:
-    """Return at most `count` training images for a whole training run.
-
-    Without a path, the images are synthetic and have coarse patterns.
+    part: "train" or "test". coarse: whether synthetic images have coarse patterns, as whole
+    training runs need them.
     """
-    return coarse_images(count, TRAIN_SEED) if path is None else _stored(path, "train", count)
-
-
-def load_test_images(path: str | None, count: int) -> Images:
-    """Return at most `count` test images for a whole training run.
-
-    Without a path, the images are synthetic and have coarse patterns.
-    """
-    return coarse_images(count, TEST_SEED) if path is None else _stored(path, "test", count)
-
-
-def _stored(path: str, part: str, count: int) -> Images:
+    if path is None:
+        return coarse_images(count, SEEDS[part]) if coarse else synthetic_images(count)
     stored = torch.load(path, weights_only=True, mmap=True)
     return Images(pixels=stored[f"{part}_images"][:count], labels=stored[f"{part}_labels"][:count])
 
@@ -86,26 +72,13 @@ class EpochBatches:
     larger than the rank's share of the images is filled by repeating images.
     """
 
-    def __init__(
-        self,
-        images: int,
-        *,
-        world_size: int,
-        rank: int,
-        batch_size: int,
-        drop_last: bool,
-        seed: int = 0,
-        set_epoch: bool = True,
-    ) -> None:
-        self.shard = Shard(
-            epoch_images=images, processes=world_size, batch_size=batch_size, drop_last=drop_last
-        )
-        places = range(images)
+    def __init__(self, shard: Shard, rank: int, *, seed: int = 0, set_epoch: bool = True) -> None:
+        self.shard = shard
         self.sampler: DistributedSampler[int] = DistributedSampler(
-            places,  # type: ignore[arg-type]  # it reads the length only
-            num_replicas=world_size,
+            range(shard.epoch_images),  # type: ignore[arg-type]  # it reads the length only
+            num_replicas=shard.processes,
             rank=rank,
-            drop_last=drop_last,
+            drop_last=shard.drop_last,
             seed=seed,
         )
         self._own_orders = set_epoch
@@ -118,7 +91,7 @@ class EpochBatches:
         self.sampler.set_epoch(epoch if self._own_orders else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
-        indices = cycle(list(self.sampler))
-        for number in range(self.shard.steps):
-            is_last = number == self.shard.steps - 1
-            yield list(islice(indices, self.shard.last_batch_size if is_last else self.shard.batch_size))
+        indices = cycle(self.sampler)
+        shard = self.shard
+        for size in [shard.batch_size] * (shard.steps - 1) + [shard.last_batch_size]:
+            yield list(islice(indices, size))

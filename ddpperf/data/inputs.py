@@ -78,6 +78,7 @@ class DeviceImages:
         padded = F.pad(images.pixels.to(device), (PADDING,) * 4)
         self.padded = padded.permute(0, 2, 3, 1).contiguous()  # [N, H+8, W+8, 3]
         self.labels = images.labels.to(device)
+        self.device = device
         self.memory_format = memory_format
         self.cutout = cutout
         self.mean = torch.tensor(MEAN, device=device) * 255
@@ -85,10 +86,6 @@ class DeviceImages:
         height, width = images.pixels.shape[2:]
         self.rows, self.columns = torch.arange(height, device=device), torch.arange(width, device=device)
         self.mirrored = self.columns.flip(0)
-
-    @property
-    def device(self) -> torch.device:
-        return self.labels.device
 
     def plan(self, order: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the random crop, flip and cutout of each image of an epoch.
@@ -101,11 +98,9 @@ class DeviceImages:
         flips = torch.randint(2, (1, len(order)), generator=generator)
         parts = [order[None], offsets, flips]
         if self.cutout:
-            middles = [
-                torch.randint(len(places), (len(order),), generator=generator)
-                for places in (self.rows, self.columns)
-            ]
-            parts.append(torch.stack(middles) - self.cutout // 2)
+            sizes = len(self.rows), len(self.columns)
+            middles = [torch.randint(size, (1, len(order)), generator=generator) for size in sizes]
+            parts += [middle - self.cutout // 2 for middle in middles]
         plan = torch.cat(parts)
         return plan.pin_memory() if self.device.type == "cuda" else plan
 
@@ -117,11 +112,10 @@ class DeviceImages:
         pixels = self.padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # [batch, H, W, 3]
         images = pixels.sub(self.mean).mul_(self.inverse_std)
         if self.cutout:
-            inside = [
-                (begin[:, None] <= places) & (places < begin[:, None] + self.cutout)
-                for begin, places in zip(corner, (self.rows, self.columns), strict=True)
-            ]
-            images.masked_fill_((inside[0][:, :, None] & inside[1][:, None, :])[..., None], 0.0)
+            first_row, first_column = (first[:, None] for first in corner)
+            in_rows = (first_row <= self.rows) & (self.rows < first_row + self.cutout)
+            in_columns = (first_column <= self.columns) & (self.columns < first_column + self.cutout)
+            images.masked_fill_((in_rows[:, :, None] & in_columns[:, None, :])[..., None], 0.0)
         images = images.permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format), self.labels[index]
 
@@ -143,10 +137,6 @@ class DeviceInput(Input):
         self.plan = torch.zeros(0)
         self.prepared = -1, self.plan  # an epoch's number and its plan in the CPU's memory
         self.remaining = 0  # images of the epoch
-
-    def of_batches(self, batches: EpochBatches) -> DeviceInput:
-        """Return an input with the same images, divided into the given batches."""
-        return DeviceInput(self.images, batches)
 
     def prepare(self, number: int) -> None:
         """Draw the crop and the flip of each image of epoch `number`, in the CPU's memory."""
@@ -240,8 +230,7 @@ class TransformedImages(torch.utils.data.Dataset[Batch]):
         if self.loaded is None:
             self.loaded = self.images()
             self.transform = transform(self.loaded.pixels.shape[2:])
-        image: Tensor = self.transform(self.loaded.pixels[index])
-        return image, self.loaded.labels[index]
+        return self.transform(self.loaded.pixels[index]), self.loaded.labels[index]
 
 
 def transform(size: Sequence[int]) -> Callable[[Tensor], Tensor]:
@@ -254,11 +243,7 @@ def transform(size: Sequence[int]) -> Callable[[Tensor], Tensor]:
         from torchvision import transforms
     except ImportError as error:
         raise ImportError("input dataloader needs torchvision, which is not installed; install it") from error
-    steps: Sequence[Callable[[Tensor], Tensor]] = (
-        transforms.RandomCrop(size, padding=PADDING),
-        transforms.RandomHorizontalFlip(),
-        transforms.ConvertImageDtype(torch.float32),
-        transforms.Normalize(MEAN, STD),
-    )
-    composed: Callable[[Tensor], Tensor] = transforms.Compose(steps)
+    crop, flip = transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()
+    convert, normalize = transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)
+    composed: Callable[[Tensor], Tensor] = transforms.Compose((crop, flip, convert, normalize))
     return composed

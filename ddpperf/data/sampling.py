@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ddpperf.data.images import EpochBatches
 from ddpperf.instruments.measurement import Measurement
-from ddpperf.specs import SamplerSpec
+from ddpperf.specs import SamplerSpec, Shard
 
 
 class Sampling(Measurement):
@@ -19,21 +18,20 @@ class Sampling(Measurement):
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images
         self.device = device
-        self.batches = EpochBatches(
-            spec.epoch_images,
-            world_size=spec.world_size,
-            rank=rank,
+        shard = Shard(
+            epoch_images=spec.epoch_images,
+            processes=spec.world_size,
             batch_size=spec.shard_images,
             drop_last=spec.drop_last,
-            set_epoch=spec.set_epoch,
         )
+        self.batches = EpochBatches(shard, rank, set_epoch=spec.set_epoch)
         self.epoch = 0
-        self.shard: list[list[int]] = []
+        self.indices: list[int] = []
 
     def step(self) -> None:
         """List the indices of the images that this rank gets in the next epoch."""
         self.batches.set_epoch(self.epoch)
-        self.shard = list(self.batches)
+        (self.indices,) = self.batches
         self.epoch += 1
 
     def finish(self) -> dict[str, float]:
@@ -44,17 +42,12 @@ class Sampling(Measurement):
         have the same image in the next epoch.
         """
         self.step()
-        first = self._indices()
+        first = torch.tensor(self.indices)
         self.step()
-        second = self._indices()
-        seen = torch.zeros(self.images, dtype=torch.int64, device=self.device)
-        seen.index_add_(0, first, torch.ones_like(first))
+        seen = first.bincount(minlength=self.images).to(self.device)
         dist.all_reduce(seen)
         return {
             "missing_images": float((seen == 0).sum()),
             "repeated_images": float((seen - 1).clamp(min=0).sum()),
-            "repeated_places": int((first == second).sum()) / len(first),
+            "repeated_places": int((first == torch.tensor(self.indices)).sum()) / len(first),
         }
-
-    def _indices(self) -> Tensor:
-        return torch.tensor([index for batch in self.shard for index in batch], device=self.device)

@@ -17,105 +17,78 @@ from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain
 
+EXPANSION = 4  # output channels of a bottleneck for each of its inner channels
 
-class BasicBlock(nn.Module):
-    """Residual block of a ResNet with two 3x3 convolutions."""
 
-    expansion = 1
+class Block(nn.Module):
+    """Residual block of a ResNet, with the names of torchvision's BasicBlock and Bottleneck.
 
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+    A basic block has two 3x3 convolutions. A bottleneck has convolutions of 1x1, 3x3 and 1x1, of
+    which the 3x3 convolution has the stride.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        out_channels = channels * (EXPANSION if bottleneck else 1)
+        first = (1, 1) if bottleneck else (3, stride)
+        self.conv1 = _convolution(in_channels, channels, *first)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = _convolution(channels, channels, 3, stride if bottleneck else 1)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = _downsample(in_channels, channels * self.expansion, stride)
+        self.conv3 = _convolution(channels, out_channels, 1) if bottleneck else None
+        self.bn3 = nn.BatchNorm2d(out_channels) if bottleneck else None
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or in_channels != out_channels:
+            shortcut = _convolution(in_channels, out_channels, 1, stride)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
+        if self.conv3 is not None and self.bn3 is not None:
+            x = self.bn3(self.conv3(self.relu(x)))
         return F.relu(x + shortcut, inplace=True)
 
 
-class Bottleneck(nn.Module):
-    """Residual block of a ResNet with convolutions of 1x1, 3x3 and 1x1.
-
-    The 3x3 convolution has the stride, as in torchvision.
-    """
-
-    expansion = 4
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels * self.expansion)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = _downsample(in_channels, channels * self.expansion, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        return F.relu(x + shortcut, inplace=True)
-
-
-def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    if stride == 1 and in_channels == out_channels:
-        return None
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
-    )
-
-
-def _stage(
-    block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, depth: int, *, stride: int
-) -> nn.Sequential:
-    """Return `depth` residual blocks, of which only the first has the given stride."""
-    first = block(in_channels, channels, stride)
-    return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
+def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
 
 
 class ResNet(nn.Module):
     """ResNet that maps images of shape [N, 3, H, W] to logits of shape [N, num_classes].
 
-    width: channels of the first stage. Each later stage has twice as many channels.
+    depths: blocks of each stage. width: channels of the first stage. Each later stage has twice as
+    many channels. bottleneck: whether the blocks are bottlenecks.
     """
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
-        depths: tuple[int, ...],
+        depths: tuple[int, int, int, int],
         *,
-        num_classes: int,
-        cifar_stem: bool,
+        num_classes: int = 10,
+        cifar_stem: bool = True,
+        bottleneck: bool = False,
         width: int = 64,
     ) -> None:
         super().__init__()
-        if cifar_stem:
-            self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
-            self.maxpool: nn.Module = nn.Identity()
-        else:
-            self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.conv1 = _convolution(3, width, 3) if cifar_stem else _convolution(3, width, 7, 2)
+        self.maxpool = nn.Identity() if cifar_stem else nn.MaxPool2d(3, stride=2, padding=1)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        widths = [width * block.expansion * 2**stage for stage in range(4)]
-        self.layer1 = _stage(block, width, width, depths[0], stride=1)
-        self.layer2 = _stage(block, widths[0], 2 * width, depths[1], stride=2)
-        self.layer3 = _stage(block, widths[1], 4 * width, depths[2], stride=2)
-        self.layer4 = _stage(block, widths[2], 8 * width, depths[3], stride=2)
+        channels = width
+        stages = []
+        for number, depth in enumerate(depths):
+            stage = nn.Sequential()
+            for place in range(depth):
+                stride = 2 if number and not place else 1
+                stage.append(Block(channels, width * 2**number, stride, bottleneck=bottleneck))
+                channels = width * 2**number * (EXPANSION if bottleneck else 1)
+            stages.append(stage)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(widths[3], num_classes)
-        self._initialize()
-
-    def _initialize(self) -> None:
+        self.fc = nn.Linear(channels, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -128,11 +101,11 @@ class ResNet(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=1000, cifar_stem=False),
-    "resnet18_cifar": lambda: ResNet(BasicBlock, (2, 2, 2, 2), num_classes=10, cifar_stem=True),
+    "resnet18": lambda: ResNet((2, 2, 2, 2), num_classes=1000, cifar_stem=False),
+    "resnet18_cifar": lambda: ResNet((2, 2, 2, 2)),
     # needs a sixtieth of resnet18_cifar's FLOPs, so that a CPU can train it
-    "resnet10_cifar": lambda: ResNet(BasicBlock, (1, 1, 1, 1), num_classes=10, cifar_stem=True, width=8),
-    "resnet50_cifar": lambda: ResNet(Bottleneck, (3, 4, 6, 3), num_classes=10, cifar_stem=True),
+    "resnet10_cifar": lambda: ResNet((1, 1, 1, 1), width=8),
+    "resnet50_cifar": lambda: ResNet((3, 4, 6, 3), bottleneck=True),
 }
 
 

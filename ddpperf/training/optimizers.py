@@ -19,6 +19,8 @@ from ddpperf.training.schedules import PEAK_RATE
 # Keller Jordan's coefficients of a quintic iteration with the steepest slope at 0 (Muon 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+TRUST = 1e-3  # of LARS
+SECOND_BETA, EPSILON = 0.999, 1e-6  # of LAMB
 
 
 def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
@@ -26,20 +28,16 @@ def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> 
 
     The optimizer of a recipe clips gradients before each step if the recipe has a clip_norm.
     """
-    if not isinstance(spec, RunSpec):
-        return _sgd(model, spec, device)
-    optimizer = _of_recipe(model, spec, device)
-    if spec.clip_norm:
-        parameters = list(model.parameters())
+    if isinstance(spec, RunSpec):
+        optimizer = _of_recipe(model, spec, device)
+        if spec.clip_norm:
+            parameters = list(model.parameters())
 
-        def clip(*_: object) -> None:
-            torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+            def clip(*_: object) -> None:
+                torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
 
-        optimizer.register_step_pre_hook(clip)
-    return optimizer
-
-
-def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
+            optimizer.register_step_pre_hook(clip)
+        return optimizer
     # torch 2.11 has no fused SGD for sharded parameters.
     fused = device.type == "cuda" and spec.strategy != "fsdp"
     settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
@@ -47,9 +45,8 @@ def _sgd(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.op
         # Imported here, because the import is slow.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, **settings
-        )
+        settings["parameters_as_bucket_view"] = True
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **settings)
     return torch.optim.SGD(model.parameters(), **settings)
 
 
@@ -61,61 +58,44 @@ def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.o
     trained = trained_parameters(model)
     weights = [parameter for parameter in trained if parameter.ndim > 1]
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]
-    if spec.optimizer == "sgd":
-        decayed: list[dict[str, Any]] = [
-            {"params": weights, "weight_decay": spec.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        return torch.optim.SGD(
-            decayed, lr=spec.rate, momentum=spec.momentum, nesterov=True, fused=device.type == "cuda"
-        )
+    settings: dict[str, Any] = {"lr": spec.rate, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
     if spec.optimizer == "lars":
-        return Lars(trained, lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+        return Lars(trained, settings)
     if spec.optimizer == "lamb":
-        return Lamb(trained, lr=spec.rate, betas=(spec.momentum, 0.999), weight_decay=spec.weight_decay)
-    hidden: dict[str, Any] = {"params": weights[:-1]}
-    rest: dict[str, Any] = {"params": [*weights[-1:], *vectors], "orthogonal": False}
-    return Muon([hidden, rest], lr=spec.rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+        return Lamb(trained, settings)
+    if spec.optimizer == "muon":
+        rest = [*weights[-1:], *vectors]
+        groups = [{"params": weights[:-1], "orthogonal": True}, {"params": rest, "orthogonal": False}]
+        return Muon(groups, settings)
+    plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
+    on_gpu = device.type == "cuda"
+    return torch.optim.SGD([{"params": weights}, plain], **settings, nesterov=True, fused=on_gpu)
 
 
 class Lars(torch.optim.Optimizer):
     """LARS optimizer, which is SGD with each layer's step proportional to its weights' norm.
 
     You, Gitman and Ginsburg 2017, algorithm 1:
-    v = momentum v + lr trust |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
+    v = momentum v + lr TRUST |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
+    defaults: lr, momentum and weight_decay.
     Vectors (biases and normalizations) have a plain step without weight decay. Implementations do
     so, but algorithm 1 does not.
     """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust: float = 1e-3,
-    ) -> None:
-        super().__init__(
-            parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             parameters, gradients, momenta = with_momenta(self, group["params"])
-            layers = [index for index, parameter in enumerate(parameters) if parameter.ndim > 1]
-            vectors = [index for index, parameter in enumerate(parameters) if parameter.ndim <= 1]
             lr, decay = group["lr"], group["weight_decay"]
-            steps = list(gradients)
-            for index in vectors:
-                steps[index] = gradients[index] * lr
-            if layers:
-                weights = torch._foreach_norm([parameters[index] for index in layers])
-                sizes = torch._foreach_norm([gradients[index] for index in layers])
-                for index, weight, size in zip(layers, weights, sizes, strict=True):
-                    local = group["trust"] * weight / (size + decay * weight)
+            norms = torch._foreach_norm(parameters), torch._foreach_norm(gradients)
+            steps = []
+            for parameter, gradient, weight, size in zip(parameters, gradients, *norms, strict=True):
+                if parameter.ndim > 1:
+                    local = TRUST * weight / (size + decay * weight)
                     local = torch.where((weight > 0) & (size > 0), local, 1.0)
-                    steps[index] = gradients[index].add(parameters[index], alpha=decay) * (local * lr)
+                    steps.append(gradient.add(parameter, alpha=decay) * (local * lr))
+                else:
+                    steps.append(gradient * lr)
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, steps)
             torch._foreach_sub_(parameters, momenta)
@@ -124,26 +104,17 @@ class Lars(torch.optim.Optimizer):
 class Lamb(torch.optim.Optimizer):
     """LAMB optimizer, which is Adam with each layer's step proportional to its weights' norm.
 
-    You et al. 2020, algorithm 2: r = m / (sqrt(v) + eps) + weight_decay w, w = w - lr |w| / |r| r,
-    with m and v corrected for their start at 0.
+    You et al. 2020, algorithm 2: r = m / (sqrt(v) + EPSILON) + weight_decay w,
+    w = w - lr |w| / |r| r, with m and v corrected for their start at 0.
+    defaults: lr, momentum (beta of m) and weight_decay. The beta of v is SECOND_BETA.
     Vectors (biases and normalizations) have Adam's step without weight decay. With steps in
     proportion to their norm they would hardly move away from 0.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
-
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            first, second = group["betas"]
+            first, second = group["momentum"], SECOND_BETA
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -156,13 +127,13 @@ class Lamb(torch.optim.Optimizer):
                 state["second"].lerp_(parameter.grad.square(), 1 - second)
                 mean = state["first"] / (1 - first ** state["step"])
                 variance = state["second"] / (1 - second ** state["step"])
-                update = mean / (variance.sqrt() + group["eps"])
-                ratio: Tensor | float = 1.0
+                update = mean / (variance.sqrt() + EPSILON)
+                rate = group["lr"]
                 if parameter.ndim > 1:
                     update.add_(parameter, alpha=group["weight_decay"])
                     weight, size = parameter.norm(), update.norm()
-                    ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
-                parameter.sub_(update * (ratio * group["lr"]))
+                    rate = torch.where((weight > 0) & (size > 0), weight / size, 1.0) * rate
+                parameter.sub_(update * rate)
 
 
 class Muon(torch.optim.Optimizer):
@@ -172,35 +143,24 @@ class Muon(torch.optim.Optimizer):
     w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns)) orthogonal(lerp(g, m, momentum)).
     The same as torch's Muon, which takes matrices only. Here a convolution's weight is a matrix
     with a row for each output.
-    Vectors, and groups whose `orthogonal` is False, have SGD's step with Nesterov's momentum. A
-    classifier's last layer should be in such a group. Its matrices have decoupled weight decay.
+    defaults: lr, momentum and weight_decay.
+    Each group has a key `orthogonal`. If it is False, the group has SGD's step with Nesterov's
+    momentum, and its matrices have decoupled weight decay. Vectors must be in such a group, and a
+    classifier's last layer should be.
     """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "orthogonal": True}
-        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            wanted = group["orthogonal"]
-            matrices = [weight for weight in group["params"] if weight.ndim > 1 and wanted]
-            others = [weight for weight in group["params"] if weight.ndim <= 1 or not wanted]
-            self._step_matrices(group, *with_momenta(self, matrices))
-            self._step_plain(group, *with_momenta(self, others))
+            trained = with_momenta(self, group["params"])
+            if trained[0] and group["orthogonal"]:
+                self._step_matrices(group, *trained)
+            elif trained[0]:
+                self._step_plain(group, *trained)
 
     def _step_plain(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
     ) -> None:
-        if not parameters:
-            return
         if weights := [weight for weight in parameters if weight.ndim > 1]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_mul_(momenta, group["momentum"])
@@ -212,8 +172,6 @@ class Muon(torch.optim.Optimizer):
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
     ) -> None:
         """Update all weight matrices of one shape together, to launch fewer GPU kernels."""
-        if not parameters:
-            return
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
         alike: dict[torch.Size, list[int]] = {}

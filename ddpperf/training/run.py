@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddpperf import specs
-from ddpperf.data.images import load_test_images
+from ddpperf.data.images import load_images
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.timing import synchronize
@@ -115,7 +115,7 @@ class TrainingRun(Measurement):
         self.record = StepRecord(spec, device)
         self.training = TrainingStep(spec, rank=rank, device=device, loss=self.record.loss)
         self.evaluation = Evaluation(
-            load_test_images(data_path(spec), spec.test_images),
+            load_images(data_path(spec), spec.test_images, "test", coarse=True),
             rank=rank,
             world_size=spec.world_size,
             device=device,
@@ -132,7 +132,7 @@ class TrainingRun(Measurement):
         if batch_size != self.spec.per_rank_batch_size:
             assert isinstance(training.task.input, DeviceInput)
             batches = epoch_batches(self.spec.of_batches(batch_size), self.rank)
-            training = training.with_input(training.task.input.of_batches(batches))
+            training = training.with_input(DeviceInput(training.task.input.images, batches))
         return MeasuredStep(training, train=partial(self.record.train, training))
 
     @property

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.data.images import EpochBatches, Images, load_images, load_run_images
+from ddpperf.data.images import EpochBatches, Images, load_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_custom_model
@@ -46,8 +46,7 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
         fixed = FixedInput((inputs.to(device), targets.to(device)))
         return Task(module=custom.module.to(device), input=fixed, loss=custom.loss)
     model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    load = load_run_images if isinstance(spec, RunSpec) else load_images
-    images = partial(load, data_path(spec), spec.epoch_images)
+    images = partial(load_images, data_path(spec), spec.epoch_images, coarse=isinstance(spec, RunSpec))
     require_classifier(spec.model, model, images(), device)
     torch.manual_seed(1 + rank)  # from here on each rank draws its own numbers, such as a loader's crops
     source = _image_input(spec, images, rank, device, memory_format)
@@ -60,15 +59,8 @@ def data_path(spec: TrainingSpec) -> str | None:
 
 
 def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
-    return EpochBatches(
-        spec.epoch_images,
-        world_size=spec.processes,
-        rank=rank if spec.grouped else 0,
-        batch_size=spec.process_batch_size,
-        drop_last=spec.drop_last,
-        seed=spec.seed << 10,  # the sampler adds the epoch's number to the seed
-        set_epoch=spec.set_epoch,
-    )
+    seed = spec.seed << 10  # the sampler adds the epoch's number to the seed
+    return EpochBatches(spec.shard, rank if spec.grouped else 0, seed=seed, set_epoch=spec.set_epoch)
 
 
 def _image_input(

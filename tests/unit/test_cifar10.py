@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import json
 import pickle
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torchvision.datasets import CIFAR10
 from torchvision.transforms.functional import pil_to_tensor
 
-from ddpperf.data.decode import decode, decode_cifar10, download_cifar10, shuffled
+from ddpperf.data.decode import decode_cifar10, download_cifar10, shuffled, write_result
 from ddpperf.errors import Refused
 from tests.images import silent, truncate
 
@@ -100,12 +102,18 @@ def test_cifar10_is_downloaded_once(archive: Path, batches: Path, tmp_path: Path
     (root / CIFAR10.base_folder / "test_batch").write_bytes(b"damaged")
     out.mkdir()
     said: list[str] = []
-    first, second = (decode("download", root, out, said.append) for _ in range(2))
+
+    def decoded(kind: str, source: Path, say: Callable[[str], None]) -> dict[str, Any]:
+        write_result(kind, source, out, say)
+        result: dict[str, Any] = json.loads((out / "result.json").read_text())
+        return result
+
+    first, second = (decoded("download", root, said.append) for _ in range(2))
     decoding = f"decoding 120 images of {root}, once"
     assert said == ["downloading CIFAR-10 from 127.0.0.1, once", decoding, decoding]
     assert [path.name for path in root.iterdir()] == [CIFAR10.base_folder]
-    assert [path.name for path in out.iterdir()] == ["images.pt"]
-    assert first == second == decode("cifar10", batches, out, silent)
+    assert {path.name for path in out.iterdir()} == {"images.pt", "result.json"}
+    assert first == second == decoded("cifar10", batches, silent)
     assert (first["train_images"], first["test_images"], first["classes"]) == (100, 20, 10)
 
 

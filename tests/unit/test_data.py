@@ -16,11 +16,9 @@ from ddpperf.data.images import (
     NUM_CLASSES,
     EpochBatches,
     load_images,
-    load_run_images,
-    load_test_images,
     synthetic_images,
 )
-from ddpperf.specs import EpochSpec, Strategy
+from ddpperf.specs import EpochSpec, Shard, Strategy
 from tests.generated import BOUNDED
 
 
@@ -122,10 +120,8 @@ def batches_of_ranks(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int = 0
 ) -> list[list[list[int]]]:
     """Return the batches of an epoch by rank."""
-    ranks = [
-        EpochBatches(images, world_size=world_size, rank=rank, batch_size=batch_size, drop_last=drop_last)
-        for rank in range(world_size)
-    ]
+    shard = Shard(epoch_images=images, processes=world_size, batch_size=batch_size, drop_last=drop_last)
+    ranks = [EpochBatches(shard, rank) for rank in range(world_size)]
     for each in ranks:
         each.set_epoch(epoch)
     return [list(each) for each in ranks]
@@ -198,14 +194,14 @@ def test_each_epoch_has_another_order() -> None:
 
 
 def test_order_repeats_without_set_epoch() -> None:
-    batches = EpochBatches(64, world_size=2, rank=1, batch_size=8, drop_last=True)
+    batches = EpochBatches(Shard(epoch_images=64, processes=2, batch_size=8, drop_last=True), 1)
     assert list(batches) == list(batches)
     batches.set_epoch(3)
     assert list(batches) == list(batches) == batches_of_ranks(64, 2, 8, True, epoch=3)[1]
 
 
 def test_test_images_differ_and_share_coarse_patterns() -> None:
-    train, test = load_run_images(None, 300), load_test_images(None, 300)
+    train, test = (load_images(None, 300, part, coarse=True) for part in ("train", "test"))
     assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
     classes = range(NUM_CLASSES)
     patterns = [

@@ -29,6 +29,7 @@ from ddpperf.data.inputs import (
     normalized,
     transform,
 )
+from ddpperf.specs import Shard
 from tests.project import wait_until
 
 CPU = torch.device("cpu")
@@ -46,7 +47,8 @@ IMAGES = Images(
 def epoch_batches(
     rank: int = 0, world_size: int = 1, batch_size: int = 5, *, drop_last: bool = False
 ) -> EpochBatches:
-    return EpochBatches(COUNT, world_size=world_size, rank=rank, batch_size=batch_size, drop_last=drop_last)
+    shard = Shard(epoch_images=COUNT, processes=world_size, batch_size=batch_size, drop_last=drop_last)
+    return EpochBatches(shard, rank)
 
 
 def device_input(

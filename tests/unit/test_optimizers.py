@@ -10,9 +10,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddpperf.training import optimizers
 from ddpperf.training.optimizers import Lamb, Lars, Muon, orthogonal
 
-MAKERS: list[Callable[..., torch.optim.Optimizer]] = [Lars, Lamb, Muon]
+SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
+
+
+def lars(parameters: list[nn.Parameter], **settings: float) -> Lars:
+    return Lars(parameters, SETTINGS | settings)
+
+
+def lamb(parameters: list[nn.Parameter], **settings: float) -> Lamb:
+    return Lamb(parameters, SETTINGS | settings)
+
+
+def muon(parameters: list[nn.Parameter], **settings: float) -> Muon:
+    """Return Muon that makes the steps of all matrices orthogonal."""
+    kinds = ([each for each in parameters if (each.ndim > 1) is matrix] for matrix in (True, False))
+    groups = [
+        {"params": kind, "orthogonal": matrix} for kind, matrix in zip(kinds, (True, False), strict=True)
+    ]
+    return Muon([group for group in groups if group["params"]], SETTINGS | settings)
+
+
+MAKERS: list[Callable[..., torch.optim.Optimizer]] = [lars, lamb, muon]
 
 
 def parameter(*values: Any) -> nn.Parameter:
@@ -25,10 +46,11 @@ def stepped(optimizer: torch.optim.Optimizer, gradients: dict[nn.Parameter, Tens
     optimizer.step()
 
 
-def test_lars_steps_in_proportion_to_the_weights() -> None:
+def test_lars_steps_in_proportion_to_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """With |w| = 5 and |g| = 13 the local rate is 0.01 * 5 / (13 + 0.1 * 5), on g + 0.1 w."""
+    monkeypatch.setattr(optimizers, "TRUST", 0.01)
     weight, bias = parameter([3.0, 4.0]), parameter(2.0)
-    optimizer = Lars([weight, bias], lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.01)
+    optimizer = Lars([weight, bias], {"lr": 2.0, "momentum": 0.5, "weight_decay": 0.1})
     stepped(optimizer, {weight: torch.tensor([[5.0, 12.0]]).double(), bias: torch.tensor([0.25]).double()})
     local = 0.01 * 5 / (13 + 0.1 * 5)
     velocity = [2 * local * (5 + 0.3), 2 * local * (12 + 0.4)]
@@ -46,10 +68,12 @@ def test_lars_steps_in_proportion_to_the_weights() -> None:
     assert bias.tolist() == pytest.approx([1.5 - 0.5 * 0.5])
 
 
-def test_lambs_step_length_follows_the_weights() -> None:
+def test_lambs_step_length_follows_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first step m / sqrt(v) is the gradient's sign for any betas."""
+    monkeypatch.setattr(optimizers, "SECOND_BETA", 0.99)
+    monkeypatch.setattr(optimizers, "EPSILON", 0.0)
     weight, bias = parameter([3.0, 4.0]), parameter(2.0)
-    optimizer = Lamb([weight, bias], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5, eps=0.0)
+    optimizer = Lamb([weight, bias], {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5})
     stepped(optimizer, {weight: torch.tensor([[5.0, -12.0]]).double(), bias: torch.tensor([0.25]).double()})
     update = torch.tensor([1 + 0.5 * 3, -1 + 0.5 * 4]).double()
     moved = torch.tensor([3.0, 4.0]).double() - 0.1 * 5 / update.norm() * update
@@ -72,7 +96,7 @@ def test_muon_on_matrices_is_torchs(shape: tuple[int, int]) -> None:
         for values in [[torch.randn(shape, generator=generator) for _ in range(3)]] * 2
     )
     settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
-    own, torchs = Muon(ours, **settings), torch.optim.Muon(theirs, **settings)
+    own, torchs = muon(ours, **settings), torch.optim.Muon(theirs, **settings)
     for _ in range(4):
         for one, other in zip(ours, theirs, strict=True):
             one.grad = torch.randn(shape, generator=generator)
@@ -93,7 +117,7 @@ def test_muon_flattens_convolution_weights_to_matrices(
     matrix = nn.Parameter(values.flatten(1).clone())
     for parameters, given in (([weight], gradient), ([matrix], gradient.flatten(1))):
         parameters[0].grad = given.clone()
-        Muon(parameters, lr=0.1).step()
+        muon(parameters, lr=0.1).step()
     torch.testing.assert_close(weight.detach().flatten(1), matrix.detach(), rtol=0, atol=1e-6)
     assert weight.is_contiguous(memory_format=memory_format)
 
@@ -102,7 +126,7 @@ def test_muon_steps_other_parameters_like_sgd() -> None:
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)]
     ours, theirs = ([nn.Parameter(each.clone()) for each in values] for _ in range(2))
-    own = Muon([{"params": ours, "orthogonal": False}], lr=0.1, momentum=0.9, weight_decay=0.01)
+    own = Muon([{"params": ours, "orthogonal": False}], {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01})
     sgd = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, nesterov=True)
     for _ in range(3):
         for one, other in zip(ours, theirs, strict=True):

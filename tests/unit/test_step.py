@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import EpochBatches, synthetic_images
 from ddpperf.data.inputs import Batch, FixedInput, normalized
-from ddpperf.specs import MemoryFormat, Precision, Strategy, TrainingSpec
+from ddpperf.specs import MemoryFormat, Precision, Shard, Strategy, TrainingSpec
 from ddpperf.training.measured_step import LOSS_STEPS, MeasuredStep
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
@@ -154,7 +154,7 @@ def test_fewer_steps_have_no_early_loss() -> None:
 def test_the_fixed_batch_is_the_shards_first() -> None:
     images, (indices, *_) = (
         synthetic_images(32),
-        EpochBatches(32, world_size=1, rank=0, batch_size=4, drop_last=True),
+        EpochBatches(Shard(epoch_images=32, processes=1, batch_size=4, drop_last=True), 0),
     )
     pixels, labels = batch_of(training_step())
     assert torch.equal(pixels, normalized(images.pixels[indices], torch.contiguous_format))
