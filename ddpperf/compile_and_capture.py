@@ -35,15 +35,13 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     forget_compiled()  # torch stops compiling a function after eight compilations
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        backend: Any = in_parts(part_bytes, options) if part_bytes else "inductor"
-        optimized = torch.compile(
-            function, dynamic=False, backend=backend, options=None if part_bytes else options
-        )
+        if part_bytes:
+            optimized = torch.compile(function, dynamic=False, backend=in_parts(part_bytes, options))
+        else:
+            optimized = torch.compile(function, dynamic=False, options=options)
     except RuntimeError as error:
-        sentence = first_line(error)[:80]
-        raise CannotTrain(
-            f"inductor={inductor} cannot be switched on ({sentence}); name other options"
-        ) from error
+        why = f"({first_line(error)[:80]}); name other options"
+        raise CannotTrain(f"inductor={inductor} cannot be switched on {why}") from error
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -84,9 +82,9 @@ def require_none_new(compiled_graphs: int) -> None:
 
 
 def _compiled_graphs() -> int:
-    return (
-        int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if "torch._dynamo" in sys.modules else 0
-    )
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def forget_compiled() -> None:
@@ -111,8 +109,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
     except (torch.OutOfMemoryError, dist.DistError):
         raise
     except RuntimeError as error:
-        raise CannotTrain(
-            f"execution {execution} cannot capture this step ({first_line(error)}); if something in it "
-            "waits for the device, as control flow that depends on data does, use --executions eager"
-        ) from error
+        why = "waits for the device, as control flow that depends on data does, use --executions eager"
+        what = f"execution {execution} cannot capture this step ({first_line(error)})"
+        raise CannotTrain(f"{what}; if something in it {why}") from error
     return graph

@@ -179,7 +179,6 @@ class LoaderInput(Input):
         self,
         images: Callable[[], Images],
         batches: EpochBatches,
-        *,
         workers: int,
         device: torch.device,
         memory_format: torch.memory_format,
@@ -188,9 +187,7 @@ class LoaderInput(Input):
         context = torch.multiprocessing.get_context("forkserver") if workers else None
         if context is not None:
             context.set_forkserver_preload([__name__, "torchvision.transforms"])
-        self.batches = batches
-        self.device = device
-        self.memory_format = memory_format
+        self.batches, self.device, self.memory_format = batches, device, memory_format
         self.loader = DataLoader(
             TransformedImages(images),
             batch_sampler=batches,

@@ -21,12 +21,11 @@ VERSION = 2
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
     """Write a training's spec and state to a checkpoint file, which replaces any older file."""
+    stored = {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(
-                {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}, file
-            )
+            torch.save(stored, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -46,32 +45,22 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CannotTrain(
-            f"the checkpoint {path} cannot be read ({first_line(error)}); "
-            "it may be cut short; remove it to start again"
-        ) from error
+        why = f"cannot be read ({first_line(error)}); it may be cut short"
+        raise CannotTrain(f"the checkpoint {path} {why}; remove it to start again") from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
-        raise CannotTrain(
-            f"the checkpoint {path} was not written by this version of ddpperf; remove it to start again"
-        )
+        why = "was not written by this version of ddpperf"
+        raise CannotTrain(f"the checkpoint {path} {why}; remove it to start again")
+    advice = "remove it, or name another folder"
     if stored["torch"] != torch.__version__:
-        raise CannotTrain(
-            f"the checkpoint {path} was written by torch {stored['torch']}, but this is {torch.__version__}, "
-            "which may train differently; remove it, or name another folder"
-        )
-    others = sorted(name for name in {*stored["spec"], *spec} if stored["spec"].get(name) != spec.get(name))
-    if others:
-        name = others[0]
-        raise CannotTrain(
-            f"the checkpoint {path} is of another training: {name} {stored['spec'].get(name)!r}, "
-            f"not {spec.get(name)!r}; remove it, or name another folder"
-        )
+        why = f"by torch {stored['torch']}, but this is {torch.__version__}, which may train differently"
+        raise CannotTrain(f"the checkpoint {path} was written {why}; {advice}")
+    theirs = stored["spec"]
+    for name in sorted({*theirs, *spec}):
+        if theirs.get(name) != spec.get(name):
+            why = f"{name} {theirs.get(name)!r}, not {spec.get(name)!r}"
+            raise CannotTrain(f"the checkpoint {path} is of another training: {why}; {advice}")
     state: dict[str, Any] = stored["state"]
     return state
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -94,7 +83,5 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # not the checkpoint's fault
         raise
     except (RuntimeError, KeyError, IndexError, ValueError) as error:
-        raise CannotTrain(
-            f"the checkpoint {path} has other parameters than the model ({first_line(error)}); "
-            "remove it, or name another"
-        ) from error
+        why = f"has other parameters than the model ({first_line(error)}); remove it, or name another"
+        raise CannotTrain(f"the checkpoint {path} {why}") from error

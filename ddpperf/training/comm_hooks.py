@@ -14,6 +14,7 @@ from ddpperf.instruments.bucket_replay import BucketMessage
 from ddpperf.instruments.timing import delayed
 from ddpperf.specs import TrainingSpec
 
+Future = torch.futures.Future[torch.Tensor]
 SYMMETRIC_BYTES = 16 * 2**20  # for larger buckets NCCL's own algorithms are faster
 ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of all others
 
@@ -29,26 +30,21 @@ def register(
 
     if hook is not None or spec.communication == "local" or spec.comm_delay_seconds:
         model.register_comm_hook(None, (hook or OwnAverage(spec, device)).average)
-    elif spec.comm_hook == "avg":
-        model.register_comm_hook(None, average)
-    elif spec.comm_hook == "bf16":
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    elif spec.comm_hook == "fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif spec.comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2
-        )
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif spec.comm_hook == "symmetric_memory":
         model.register_comm_hook(None, SymmetricMemoryAverage(device).average)
+    elif spec.comm_hook != "none":
+        compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        model.register_comm_hook(None, compress.get(spec.comm_hook, average))
 
 
-def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average(state: object, bucket: dist.GradBucket) -> Future:
     """Average a gradient bucket over all ranks with NCCL's AVG, which needs no kernel to divide."""
     del state
     work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    averaged: Future = work.get_future().then(lambda future: future.value()[0])
     return averaged
 
 
@@ -68,11 +64,10 @@ class OwnAverage:
         self.world_size = dist.get_world_size()
         self.messages: list[BucketMessage] = []
         late = spec.comm_delay_seconds if dist.get_rank() == spec.comm_delay_rank else 0.0
-        self.devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.wait = delayed(lambda: None, late, device)
 
-    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(self, state: object, bucket: dist.GradBucket) -> Future:
         del state
         if bucket.index() == 0:
             self.messages = []
@@ -81,25 +76,19 @@ class OwnAverage:
         if self.operation == dist.ReduceOp.SUM:
             message.div_(self.world_size)
         self.messages.append((message.numel(), message.dtype))
-        sending = self._send(message, late=bucket.is_last())
-        averaged: torch.futures.Future[torch.Tensor] = sending.then(
-            lambda future: gradients.copy_(future.value()[0])
-        )
-        return averaged
-
-    def _send(self, message: Tensor, *, late: bool) -> torch.futures.Future[list[Tensor]]:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        sending: torch.futures.Future[list[Tensor]]
         with torch.cuda.stream(self.stream):
-            if late:
+            if bucket.is_last():
                 self.wait()
             if self.sends:
-                future: torch.futures.Future[list[Tensor]]
-                future = dist.all_reduce(message, self.operation, async_op=True).get_future()
-                return future
-            filled: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=self.devices)
-            filled.set_result([message])
-            return filled
+                sending = dist.all_reduce(message, self.operation, async_op=True).get_future()
+            else:
+                sending = torch.futures.Future(devices=[self.device] if self.stream is not None else [])
+                sending.set_result([message])
+        averaged: Future = sending.then(lambda future: gradients.copy_(future.value()[0]))
+        return averaged
 
 
 class SymmetricMemoryAverage:
@@ -114,23 +103,20 @@ class SymmetricMemoryAverage:
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self.world_size = dist.get_world_size()
-        self.buffers: dict[tuple[int, int], Tensor] = {}
+        self.buffers: dict[tuple[int, int], Tensor] = {}  # by the bucket's number and size
 
-    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(self, state: object, bucket: dist.GradBucket) -> Future:
         gradients: Tensor = bucket.buffer()
         if gradients.nbytes > SYMMETRIC_BYTES or gradients.dtype not in KERNEL_TYPES:
             return average(state, bucket)
-        shared = self._buffer(bucket.index(), gradients)
+        key = bucket.index(), gradients.numel()
+        if key not in self.buffers:
+            self.buffers[key] = symmetric_buffer(gradients.numel(), gradients.dtype, self.device)
+        shared = self.buffers[key]
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             torch.mul(gradients, 1 / self.world_size, out=shared)
             gradients.copy_(one_shot(shared) if gradients.nbytes <= ONE_SHOT_BYTES else two_shot(shared))
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self.device])
+            done: Future = torch.futures.Future(devices=[self.device])
             done.set_result(gradients)
         return done
-
-    def _buffer(self, index: int, gradients: Tensor) -> Tensor:
-        key = index, gradients.numel()
-        if key not in self.buffers:
-            self.buffers[key] = symmetric_buffer(gradients.numel(), gradients.dtype, self.device)
-        return self.buffers[key]

@@ -23,7 +23,6 @@ class Evaluation:
     def __init__(
         self,
         images: Images,
-        *,
         rank: int,
         world_size: int,
         device: torch.device,

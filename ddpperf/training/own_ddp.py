@@ -33,14 +33,11 @@ class OwnDDP(nn.Module):
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
         super().__init__()
-        self.module = module
-        self.spec = spec
-        self.device = device
+        self.module, self.spec, self.device = module, spec, device
         self.synchronizes = True
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self.trained = {
-            name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-        }
+        named = module.named_parameters()
+        self.trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
         self.arrived: list[nn.Parameter] = []  # parameters with a gradient in this backward pass
@@ -85,10 +82,8 @@ class OwnDDP(nn.Module):
         if len(arrived) < len(self.trained):
             found = set(map(id, arrived))
             missing = next(name for name, parameter in self.trained.items() if id(parameter) not in found)
-            raise CannotTrain(
-                f"own_ddp needs a gradient of each parameter in each step, got none of {missing}; "
-                "use all in each step, or set their requires_grad to False"
-            )
+            what = f"own_ddp needs a gradient of each parameter in each step, got none of {missing}"
+            raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
         if not self.buckets:
             self._make_buckets(arrived)
         if self.stream is not None:
@@ -127,12 +122,10 @@ class Bucket:
         # The kernels for mapped memory read as wide as the buffer's size allows.
         padding = -sum(sizes) % ALIGNED_BYTES if spec.maps_memory else 0
         self.flat = make(sum(sizes) + padding, dtype=dtype, device=device).zero_()
-        self.views = [
-            self.flat.as_strided(
-                parameter.shape, torch.empty_like(parameter, device="meta").stride(), part.storage_offset()
-            )
-            for parameter, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False)
-        ]
+        self.views = []
+        for parameter, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False):
+            strides = torch.empty_like(parameter, device="meta").stride()
+            self.views.append(self.flat.as_strided(parameter.shape, strides, part.storage_offset()))
         self.mapped = spec.maps_memory
         # A kernel for the last bucket delays no computation, because the backward pass has ended.
         by_kernel = dtype in KERNEL_TYPES and (is_last or self.flat.nbytes <= TWO_SHOT_BYTES)

@@ -44,10 +44,8 @@ class StepRecord:
         # The warm-up for a capture may have more steps than the training.
         self.losses = torch.zeros(max(sum(spec.epoch_steps), CAPTURE_WARMUP), device=device)
         self.plain_loss = torch.zeros((), device=device)  # the current step's loss without label smoothing
-        self.right = torch.zeros(
-            (), dtype=torch.int64, device=device
-        )  # correctly classified images of an epoch
-        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # the number of the step
+        self.right = torch.tensor(0, device=device)  # correctly classified images of an epoch
+        self.number = torch.tensor([0], device=device)  # the number of the step
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.right.add_((outputs.detach().argmax(1) == targets).sum())
@@ -80,14 +78,11 @@ class StepRecord:
         *losses, right = (sums / spec.processes).tolist()
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss is {loss} in epoch {epoch + 1}, step {number + 1} of {steps}; "
-                    "use a smaller learning rate, or a warm-up"
-                )
-        return {
-            "train_loss": math.fsum(losses) / steps,
-            "train_accuracy": right / (steps * spec.batch_sizes[epoch]),
-        }
+                where = f"in epoch {epoch + 1}, step {number + 1} of {steps}"
+                advice = "use a smaller learning rate, or a warm-up"
+                raise FloatingPointError(f"the loss is {loss} {where}; {advice}")
+        accuracy = right / (steps * spec.batch_sizes[epoch])
+        return {"train_loss": math.fsum(losses) / steps, "train_accuracy": accuracy}
 
 
 class TrainingRun(Measurement):
@@ -108,19 +103,13 @@ class TrainingRun(Measurement):
         after_step: Callable[[], None] = lambda: None,
         report: Callable[[float], None] = lambda fraction: None,
     ) -> None:
-        self.spec = spec
-        self.rank = rank
-        self.after_step = after_step
-        self.report = report
+        self.spec, self.rank = spec, rank
+        self.after_step, self.report = after_step, report
         self.record = StepRecord(spec, device)
         self.training = TrainingStep(spec, rank=rank, device=device, loss=self.record.loss)
-        self.evaluation = Evaluation(
-            load_images(data_path(spec), spec.test_images, "test", coarse=True),
-            rank=rank,
-            world_size=spec.world_size,
-            device=device,
-            memory_format=MEMORY_FORMATS[spec.memory_format],
-        )
+        images = load_images(data_path(spec), spec.test_images, "test", coarse=True)
+        memory_format = MEMORY_FORMATS[spec.memory_format]
+        self.evaluation = Evaluation(images, rank, spec.world_size, device, memory_format)
         self.start = {name: value.clone() for name, value in self.training.task.module.state_dict().items()}
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
         self.history: list[Epoch] = []
@@ -200,18 +189,11 @@ class TrainingRun(Measurement):
         seconds = time.perf_counter() - began
         test_loss, test_accuracy = self._evaluate(epoch)
         if not math.isfinite(test_loss):
-            raise FloatingPointError(
-                f"the loss on the test images is {test_loss} after epoch {epoch + 1}; "
-                "use a smaller learning rate"
-            )
+            what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
+            raise FloatingPointError(f"{what}; use a smaller learning rate")
         self.report(self._done(epoch + 1))
-        return {
-            **trained,
-            "test_loss": test_loss,
-            "test_accuracy": test_accuracy,
-            "train_seconds": seconds,
-            "epoch_seconds": time.perf_counter() - began,
-        }
+        tested = {"test_loss": test_loss, "test_accuracy": test_accuracy, "train_seconds": seconds}
+        return {**trained, **tested, "epoch_seconds": time.perf_counter() - began}
 
     def _done(self, epochs: float) -> float:
         """Return the completed fraction of the epochs that were not resumed from a checkpoint."""
@@ -249,21 +231,20 @@ class TrainingRun(Measurement):
 
         BatchNorm's statistics are equal because they were averaged over the ranks.
         """
+        module, optimizer = self.training.task.module, self.training.optimizer
         if self.checkpoint_path is not None and self.rank == 0:
-            state = checkpoint.state_of(self.training.task.module, self.training.optimizer)
-            checkpoint.save(
-                self.checkpoint_path, specs.to_json(self.spec), {**state, "history": self.history}
-            )
+            state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+            state["history"] = self.history
+            checkpoint.save(self.checkpoint_path, specs.to_json(self.spec), state)
 
     def _resume(self) -> None:
         path, training = self.checkpoint_path, self.training
         spec = specs.to_json(self.spec)
-        if path is None or (state := checkpoint.load(path, spec, training.device)) is None:
-            return
-        checkpoint.restore(path, state, training.task.module, training.optimizer)
-        self.history = list(state["history"])
-        self.resumed_epochs = len(self.history)
-        self._go_to(self.resumed_epochs)
+        if path is not None and (state := checkpoint.load(path, spec, training.device)) is not None:
+            checkpoint.restore(path, state, training.task.module, training.optimizer)
+            self.history = list(state["history"])
+            self.resumed_epochs = len(self.history)
+            self._go_to(self.resumed_epochs)
 
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.
@@ -274,9 +255,7 @@ class TrainingRun(Measurement):
         if self.spec.grouped:
             require_equal_parameters(self.training.model)
         self._go_to(0)  # a later step, made to list its kernels, needs a place in the record
-        counters = {
-            f"{name}_{number}": value
-            for number, epoch in enumerate(self.history, 1)
-            for name, value in epoch.items()
-        }
-        return counters | {"resumed_epochs": float(self.resumed_epochs)}
+        counters = {"resumed_epochs": float(self.resumed_epochs)}
+        for number, epoch in enumerate(self.history, 1):
+            counters |= {f"{name}_{number}": value for name, value in epoch.items()}
+        return counters

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,33 +54,24 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
     "cosine" follows half a cosine to 0 (Loshchilov and Hutter 2017).
     "linear" falls to a thousandth.
     "cyclic" makes two triangles between a tenth of the peak and the peak (Smith 2017).
-    Raises ValueError for a warm-up that is longer than `steps`.
     """
-    if not 0 <= warm_up <= steps:
-        raise ValueError(f"a warm-up of {warm_up} steps is longer than the run of {steps}; make it shorter")
     rest = steps - warm_up
+    drops = [-(-rest // 2), -(-rest * 3 // 4)]
+    linear = lr_scheduler.LinearLR
+    half_cycle: Any = max(1.0, rest / (2 * CYCLES))  # torch takes part of a step, too
+    cyclic = partial(lr_scheduler.CyclicLR, step_size_up=half_cycle)
     schedules: dict[str, Callable[[Optimizer], LRScheduler]] = {
-        "constant": lambda optimizer: lr_scheduler.ConstantLR(optimizer, factor=1.0),
-        "step": lambda optimizer: lr_scheduler.StepLR(optimizer, max(1, -(-rest // 3)), DROP),
-        "multistep": lambda optimizer: lr_scheduler.MultiStepLR(
-            optimizer, [-(-rest // 2), -(-rest * 3 // 4)], DROP
-        ),
-        "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, max(1, rest)),
-        "linear": lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, LEAST_RATE, max(1, rest - 1)),
-        "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
-            optimizer,
-            peak / 10,
-            peak,
-            max(1.0, rest / (2 * CYCLES)),  # type: ignore[arg-type]  # it takes part of a step, too
-            cycle_momentum=False,
-        ),
+        "constant": partial(lr_scheduler.ConstantLR, factor=1.0),
+        "step": partial(lr_scheduler.StepLR, step_size=max(1, -(-rest // 3)), gamma=DROP),
+        "multistep": partial(lr_scheduler.MultiStepLR, milestones=drops, gamma=DROP),
+        "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=max(1, rest)),
+        "linear": partial(linear, start_factor=1.0, end_factor=LEAST_RATE, total_iters=max(1, rest - 1)),
+        "cyclic": partial(cyclic, base_lr=peak / 10, max_lr=peak, cycle_momentum=False),
     }
     scheduled = _rates(schedules[name], peak, rest)
     first = scheduled[0] if scheduled else peak
-    return (
-        _rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, LEAST_RATE, 1.0, warm_up), first, warm_up)
-        + scheduled
-    )
+    rising = partial(linear, start_factor=LEAST_RATE, end_factor=1.0, total_iters=warm_up)
+    return _rates(rising, first, warm_up) + scheduled
 
 
 def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) -> list[float]:
@@ -103,10 +96,9 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, rates: list[float], device: torch.device, *, captured: bool
+        self, optimizer: Optimizer, rates: list[float], device: torch.device, *, captured: bool
     ) -> None:
-        self.optimizer = optimizer
-        self.rates = rates
+        self.optimizer, self.rates = optimizer, rates
         self.steps = 0
         self.rate: Tensor | None = None
         if captured:

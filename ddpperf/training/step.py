@@ -14,10 +14,11 @@ from torch import Tensor
 from ddpperf.compile_and_capture import compiled
 from ddpperf.data.inputs import Input
 from ddpperf.specs import TrainingSpec, gpu_reason
+from ddpperf.training.custom_model import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
 from ddpperf.training.strategies import gradient_bytes, parallelize, synchronization
-from ddpperf.training.task import Loss, make_task
+from ddpperf.training.task import make_task
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -44,9 +45,7 @@ class TrainingStep:
         if reason := gpu_reason(spec, device.type):
             raise ValueError(reason)
         allow_tf32(spec.precision == "tf32")
-        self.spec = spec
-        self.device = device
-        self.enter = enter
+        self.spec, self.device, self.enter = spec, device, enter
         task = make_task(spec, rank, device)
         self.task = task if loss is None else dataclasses.replace(task, loss=loss)
         self.model = parallelize(task.module, spec, device)
@@ -81,6 +80,8 @@ class TrainingStep:
         self.schedule.step()
         self.optimizer.zero_grad()
         parts = self.spec.accumulation_steps
+        # OwnDDP sums gradients over the ranks. DistributedDataParallel averages them itself.
+        weight = 1 / (parts * (self.spec.world_size if self.spec.strategy == "own_ddp" else 1))
         losses = []
         for number, part in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
             is_last = number == parts - 1 and self.spec.communication != "no_sync"
@@ -89,7 +90,6 @@ class TrainingStep:
                 loss = self.forward(*part)
                 self.enter("backward")
                 scaled = self.scaler.scale(loss)
-                weight = self.loss_weight
                 scaled.backward(None if weight == 1 else torch.full_like(scaled, weight))
             losses.append(loss.detach())
         self.enter("optimizer")
@@ -108,19 +108,8 @@ class TrainingStep:
         For a CUDA graph autocast caches no casted weights, because each replay would reuse those of
         the capture.
         """
-        dtype = AUTOCAST_DTYPES.get(self.spec.precision)
-        return torch.autocast(
-            self.device.type, dtype, dtype is not None, cache_enabled=not self.spec.captured
-        )
-
-    @property
-    def loss_weight(self) -> float:
-        """Return the factor by which the loss is multiplied before the backward pass.
-
-        OwnDDP sums gradients over the ranks. DistributedDataParallel averages them itself.
-        """
-        ranks = self.spec.world_size if self.spec.strategy == "own_ddp" else 1
-        return 1 / (self.spec.accumulation_steps * ranks)
+        dtype, cached = AUTOCAST_DTYPES.get(self.spec.precision), not self.spec.captured
+        return torch.autocast(self.device.type, dtype, dtype is not None, cache_enabled=cached)
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -22,11 +22,8 @@ from ddpperf.training.task import make_task
 
 LEARNING_STEPS = 3  # DDP arranges its buckets again after the first step
 # DDP's option was renamed in torch 2.13.
-_BUFFER_SYNC = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
+_IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_BUFFER_SYNC = "forward_sync_buffers" if _IS_NEW else "broadcast_buffers"
 
 
 def parallelize(
@@ -40,7 +37,17 @@ def parallelize(
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if spec.strategy in DDP_STRATEGIES:
-        return _ddp(model, spec, device, hook)
+        options: dict[str, Any] = {_BUFFER_SYNC: spec.buffer_sync}
+        ddp = DistributedDataParallel(
+            _Whole(model) if spec.compiled and isinstance(model, nn.Sequential) else model,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=spec.bucket_cap_mb or None,
+            gradient_as_bucket_view=spec.gradient_as_bucket_view,
+            static_graph=spec.static_graph,
+            **options,
+        )
+        comm_hooks.register(ddp, spec, device, hook)
+        return ddp
     if spec.strategy == "own_ddp":
         return OwnDDP(model, spec, device)
     if spec.strategy == "fsdp":
@@ -59,22 +66,6 @@ class _Whole(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self.model(inputs)
-
-
-def _ddp(
-    model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None
-) -> DistributedDataParallel:
-    options: dict[str, Any] = {_BUFFER_SYNC: spec.buffer_sync}
-    ddp = DistributedDataParallel(
-        _Whole(model) if spec.compiled and isinstance(model, nn.Sequential) else model,
-        device_ids=[device] if device.type == "cuda" else None,
-        bucket_cap_mb=spec.bucket_cap_mb or None,
-        gradient_as_bucket_view=spec.gradient_as_bucket_view,
-        static_graph=spec.static_graph,
-        **options,
-    )
-    comm_hooks.register(ddp, spec, device, hook)
-    return ddp
 
 
 def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
@@ -119,9 +110,8 @@ def require_equal_parameters(model: nn.Module) -> None:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         if not torch.equal(least, greatest):
-            raise RuntimeError(
-                f"parameter {name} differs between ranks after training: gradients were not synchronized"
-            )
+            why = "gradients were not synchronized"
+            raise RuntimeError(f"parameter {name} differs between ranks after training: {why}")
 
 
 def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[BucketMessage]:

@@ -6,21 +6,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ddpperf.data.images import EpochBatches, Images, load_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_custom_model
-from ddpperf.training.custom_model import custom_model
+from ddpperf.training.custom_model import Loss, custom_batch, custom_model
 from ddpperf.training.models import build
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-Loss = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +36,17 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
     The model is a custom model or a classifier of images.
     """
     torch.manual_seed(spec.seed)
-    memory_format = MEMORY_FORMATS[spec.memory_format]
     if is_custom_model(spec.model):
-        custom = custom_model(spec.model)
+        module, make_batch, loss = custom_model(spec.model)
         torch.manual_seed(1 + rank)
-        inputs, targets = custom.batch(spec.process_batch_size)
+        inputs, targets = custom_batch(spec.model, make_batch, spec.process_batch_size)
         fixed = FixedInput((inputs.to(device), targets.to(device)))
-        return Task(module=custom.module.to(device), input=fixed, loss=custom.loss)
-    model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
+        return Task(module=module.to(device), input=fixed, loss=loss)
+    model = build(spec.model).to(device, memory_format=MEMORY_FORMATS[spec.memory_format])  # type: ignore[call-overload]
     images = partial(load_images, data_path(spec), spec.epoch_images, coarse=isinstance(spec, RunSpec))
     require_classifier(spec.model, model, images(), device)
     torch.manual_seed(1 + rank)  # from here on each rank draws its own numbers, such as a loader's crops
-    source = _image_input(spec, images, rank, device, memory_format)
-    return Task(module=model, input=source, loss=F.cross_entropy)
+    return Task(module=model, input=_image_input(spec, images, rank, device), loss=F.cross_entropy)
 
 
 def data_path(spec: TrainingSpec) -> str | None:
@@ -63,26 +59,17 @@ def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
     return EpochBatches(spec.shard, rank if spec.grouped else 0, seed=seed, set_epoch=spec.set_epoch)
 
 
-def _image_input(
-    spec: TrainingSpec,
-    load: Callable[[], Images],
-    rank: int,
-    device: torch.device,
-    memory_format: torch.memory_format,
-) -> Input:
-    batches = epoch_batches(spec, rank)
+def _image_input(spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device) -> Input:
+    batches, memory_format = epoch_batches(spec, rank), MEMORY_FORMATS[spec.memory_format]
     if spec.input == "dataloader":
-        return LoaderInput(
-            load, batches, workers=spec.loader_workers, device=device, memory_format=memory_format
-        )
+        return LoaderInput(load, batches, spec.loader_workers, device, memory_format)
     images = load()
     if spec.input == "device":
         cutout = spec.cutout if isinstance(spec, RunSpec) else 0
         height, width = images.pixels.shape[2:]
         if cutout >= 2 * max(height, width):
-            raise CannotTrain(
-                f"cutout={cutout} hides all of images of {height} x {width} pixels, wherever it is; use less"
-            )
+            what = f"all of images of {height} x {width} pixels"
+            raise CannotTrain(f"cutout={cutout} hides {what}, wherever it is; use less")
         return DeviceInput(DeviceImages(images, device, memory_format, cutout=cutout), batches)
     indices = next(iter(batches))
     pixels = normalized(images.pixels[indices].to(device), memory_format)
@@ -100,7 +87,5 @@ def require_classifier(name: str, model: nn.Module, images: Images, device: torc
         outputs = model(normalized(images.pixels[:2].to(device), torch.contiguous_format))
     model.train()
     if outputs.shape[-1] < classes:
-        raise CannotTrain(
-            f"model {name} has {outputs.shape[-1]} outputs, the data set {classes} classes; "
-            "name another model"
-        )
+        found = f"{outputs.shape[-1]} outputs, the data set {classes} classes"
+        raise CannotTrain(f"model {name} has {found}; name another model")

@@ -55,10 +55,10 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Name:
 
 
 def test_a_custom_model_is_its_functions_result(named: Name) -> None:
-    own = custom_model(named(SOURCE))
-    assert isinstance(own.module, nn.Linear)
-    assert [tuple(part.shape) for part in own.batch(7)] == [(7, 5), (7, 1)]
-    assert own.loss(torch.ones(2, 1), torch.zeros(2, 1)).item() == 1
+    module, make_batch, loss = custom_model(named(SOURCE))
+    assert isinstance(module, nn.Linear)
+    assert [tuple(part.shape) for part in make_batch(7)] == [(7, 5), (7, 1)]
+    assert loss(torch.ones(2, 1), torch.zeros(2, 1)).item() == 1
 
 
 def test_a_step_uses_the_models_batch_and_loss(named: Name) -> None:
