@@ -35,8 +35,13 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     forget_compiled()  # torch stops compiling a function after eight compilations
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     try:
-        if part_bytes:
-            optimized = torch.compile(function, dynamic=False, backend=in_parts(part_bytes, options))
+        if part_bytes:  # in parts, as torch does for DDP
+            from torch._dynamo.backends.distributed import DDPOptimizer
+            from torch._inductor.compile_fx import compile_fx
+
+            compiler: Any = partial(compile_fx, config_patches=options)
+            parts = DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes)
+            optimized = torch.compile(function, dynamic=False, backend=parts.compile_fn)
         else:
             optimized = torch.compile(function, dynamic=False, options=options)
     except RuntimeError as error:
@@ -50,16 +55,6 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
             raise CannotTrain(f"{COMPILES_AGAIN} ({last_line(error)}); {ADVICE}") from error
 
     return call
-
-
-def in_parts(part_bytes: int, options: dict[str, Any] | None) -> Callable[..., Any]:
-    """Return a torch.compile backend that compiles a model in parts, as torch does for DDP."""
-    # Imported here, because the imports are slow.
-    from torch._dynamo.backends.distributed import DDPOptimizer
-    from torch._inductor.compile_fx import compile_fx
-
-    compiler: Any = partial(compile_fx, config_patches=options)
-    return DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes).compile_fn
 
 
 def forbid_compiling() -> int:

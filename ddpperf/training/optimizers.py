@@ -191,16 +191,13 @@ def with_momenta(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the parameters that have a gradient, with their gradients and momentum buffers."""
-    trained, gradients, momenta = [], [], []
-    for parameter in parameters:
-        if parameter.grad is not None:
-            state = optimizer.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            trained.append(parameter)
-            gradients.append(parameter.grad)
-            momenta.append(state["momentum_buffer"])
-    return trained, gradients, momenta
+    trained = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    states = [optimizer.state[parameter] for parameter, _ in trained]
+    for (parameter, _), state in zip(trained, states, strict=True):
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+    momenta = [state["momentum_buffer"] for state in states]
+    return [parameter for parameter, _ in trained], [gradient for _, gradient in trained], momenta
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
