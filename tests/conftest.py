@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.canned import Canned, CannedSuite, canned_sets
 from tests.project import Marked, Project
 
@@ -82,7 +83,7 @@ def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", str(mine.folder))
             patch.setattr(tempfile, "tempdir", str(mine.folder))
-            pool = Pool(size=size, device="cpu", rounds=2, deadline_seconds=60)
+            pool = Pool(SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60))
             pool.live_sets()
         with pool:
             assert len(mine.processes()) >= size, "the ranks are known by their temporary folder"

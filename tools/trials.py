@@ -27,6 +27,7 @@ from ddpperf.verdict.settings import DecisionSettings, read_decision
 from ddpperf.verdict.two_stage_test import Finding
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 ROUNDS = 10
 SUITE = (
@@ -59,7 +60,9 @@ def times(pool: Pool, spec: TrainingSpec, candidate: TrainingSpec | None = None)
 def fresh(device: str, sets: int) -> Pool:
     """Return a pool with `sets` new process sets for the base and as many for the candidate."""
     sides = [Side(name=BASE), Side(name=CANDIDATE)]
-    return Pool(size=1, device=device, rounds=ROUNDS, deadline_seconds=120, sides=sides, replicates=sets)
+    return Pool(
+        SetOptions(size=1, device=device, rounds=ROUNDS, deadline_seconds=120), sides=sides, replicates=sets
+    )
 
 
 def without_margin(settings: DecisionSettings) -> DecisionSettings:

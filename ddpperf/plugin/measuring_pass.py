@@ -21,6 +21,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 
 class Measuring:
@@ -71,16 +72,19 @@ class Measuring:
             sides = [Side()]
             if self.sides is not None:  # in random order: the first side of a round may meet colder caches
                 sides = random.sample([self.sides.base, self.sides.candidate], 2)
-            self._pool = Pool(
+            options = SetOptions(
                 size=max(self._options.world_sizes),
                 device=self._options.device,
                 rounds=self._options.rounds,
-                replicates=self._replicates,
-                sets_made=self._sets_made,
                 deadline_seconds=self._options.deadline_seconds,
                 log_folder=self._options.worker_logs,
-                sides=self._with_variables(sides),
                 cores=self._devices.cores(),
+            )
+            self._pool = Pool(
+                options,
+                replicates=self._replicates,
+                sets_made=self._sets_made,
+                sides=self._with_variables(sides),
                 progress=self._progress,
                 check_round=self._devices.check_round,
             )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ddpperf import specs
@@ -30,51 +27,31 @@ class Pool:
     candidate. They are started at the first measurement. Only one process set samples at a time. A
     process set that fails is killed, and replaced under a new name before the next measurement.
 
-    rounds: how often each spec is timed on each process set. deadline_seconds: how long a rank may
-    take for a command. sets_made: how many process sets earlier pools made, so that no name is used
-    twice. log_folder: where the ranks' output stays. Without a folder it is removed with the pool.
-    cores: the CPU cores that each rank is pinned to. progress: called with a spec and the fraction
-    of its measurement that is done. check_round: called before the first round and after each
-    round, with the process ids of all ranks and the number of rounds done. It returns why the last
-    round is spoiled, or an empty string. A spoiled round is measured again.
+    sets_made: how many process sets earlier pools made, so that no name is used twice. progress:
+    called with a spec and the fraction of its measurement that is done. check_round: called before
+    the first round and after each round, with the process ids of all ranks and the number of rounds
+    done. It returns why the last round is spoiled, or an empty string. A spoiled round is measured
+    again.
     """
 
     def __init__(
         self,
+        options: SetOptions,
         *,
-        size: int,
-        device: str,
-        rounds: int,
-        deadline_seconds: float,
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
         sets_made: int = 0,
-        log_folder: Path | None = None,
-        cores: Sequence[Sequence[int]] | None = None,
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
         check_round: Callable[[list[int], int], str] = lambda processes, done: "",
     ) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-        self.options = SetOptions(
-            size=size,
-            device=device,
-            deadline_seconds=deadline_seconds,
-            folder=folder,
-            log_folder=log_folder or folder,
-            cores=cores,
-        )
-        self.rounds = rounds
+        self.options = options
         self.sets_made = sets_made
         self.counted_seconds = 0.0  # spent in rounds that count, so far
-        self._sides = [
-            side for pair in range(replicates) for side in (sides if pair % 2 == 0 else sides[::-1])
-        ]
+        self._sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
         self._sets: dict[int, ProcessSet] = {}  # by their place in `_sides`
         self._progress = progress
         self._check_round = check_round
-        self._fewest_mapped: dict[
-            str, int
-        ] = {}  # the smallest world size in which each process set mapped memory
+        self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -88,16 +65,15 @@ class Pool:
 
         most: how many of the process sets to return, all by default. They start side by side.
         """
-        places = range(len(self._sides))[:most]
+        sides = self._sides[:most]
         started = []
         try:
-            for place in places:
+            for place, side in enumerate(sides):
                 current = self._sets.get(place)
-                if current is not None and current.alive and current.dead_ranks():
+                if current is not None and current.dead_ranks():
                     current.kill()
                 if current is None or not current.alive:
                     self.sets_made += 1
-                    side = self._sides[place]
                     new = ProcessSet(f"{side.name}{self.sets_made}", side, self.options)
                     self._sets[place] = new
                     started.append(new)
@@ -108,7 +84,7 @@ class Pool:
             for new in started:
                 new.kill()
             raise
-        return [self._sets[place] for place in places]
+        return [self._sets[place] for place in range(len(sides))]
 
     def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
         """Take the measurement that `spec` describes on every process set.
@@ -116,16 +92,14 @@ class Pool:
         candidate: what the candidate's process sets measure instead. Raises SetFailure, and
         ValueError if a process set is too small or measured no duration.
         """
-        if spec.world_size > self.options.size:
-            raise ValueError(
-                f"world_size={spec.world_size} needs {spec.world_size} ranks, but each process set has "
-                f"{self.options.size}; pass --world-sizes {spec.world_size}, or measure fewer ranks"
-            )
+        if (size := spec.world_size) > self.options.size:
+            found = f"each process set has {self.options.size}"
+            advice = f"pass --world-sizes {size}, or measure fewer ranks"
+            raise ValueError(f"world_size={size} needs {size} ranks, but {found}; {advice}")
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
             self._replace_sets_that_cannot_map(spec.world_size)
-        jobs = [
-            (live, candidate or spec if live.side.name == CANDIDATE else spec) for live in self.live_sets()
-        ]
+        specs_of = {CANDIDATE: candidate or spec}
+        jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets()]
         return self._measure(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
@@ -138,7 +112,7 @@ class Pool:
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
         """Return the measurement of `spec`, which is repeated only on new process sets."""
         names = tuple(live.name for live in self.live_sets())
-        if (known := self._remembered.get((spec, candidate, names))) is not None:
+        if known := self._remembered.get((spec, candidate, names)):
             return known
         measured = self.measure(spec, candidate)
         names = tuple(sample.set for sample in measured.samples)  # process sets may have been replaced
@@ -147,7 +121,7 @@ class Pool:
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
-        rounds = 1 if spec.counts else self.rounds * parts
+        rounds = 1 if spec.counts else self.options.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
             self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
@@ -189,7 +163,7 @@ class Pool:
         return next((made.environment for made in self._sets.values() if made.environment), {})
 
     def close(self) -> None:
-        """End all process sets and remove the pool's private folder. May be called again."""
+        """End all process sets. May be called again."""
         try:
             for process_set in self._sets.values():
                 process_set.begin_to_close()
@@ -198,7 +172,6 @@ class Pool:
         finally:
             for process_set in self._sets.values():
                 process_set.kill()
-            shutil.rmtree(self.options.folder, ignore_errors=True)
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
@@ -210,10 +183,7 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     """
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
-    joining = [
-        process_set for process_set, spec in jobs if spec.grouped and process_set.join(spec.world_size)
-    ]
-    _wait(joining, progress)
+    _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
     answers = []
     one_by_one = any(spec.compiled for _, spec in jobs)
     for group in [[job] for job in jobs] if one_by_one else [jobs]:
@@ -242,17 +212,14 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
     arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
     answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)
     ordered = [answers[rank] for rank in sorted(answers)]
-    names = [
-        name
-        for name in answers[_ranks(process_set, spec)[0]]["counters"]
-        if all(name in answer["counters"] for answer in ordered)
-    ]
+    counters = [answer["counters"] for answer in ordered]
+    names = [name for name in counters[0] if all(name in of_rank for of_rank in counters)]
     return Sample(
         set=process_set.name,
         side=process_set.side.name,
         torch=str(process_set.environment["torch"]),
         seconds=tuple(seconds),
-        counters={name: tuple(answer["counters"][name] for answer in ordered) for name in names},
+        counters={name: tuple(of_rank[name] for of_rank in counters) for name in names},
         kernels=digest_of_ranks([answer.get("kernels", "") for answer in ordered]),
     )
 

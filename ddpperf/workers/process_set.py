@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,17 +30,17 @@ Progress = Callable[[float], None]  # called with the fraction of a command that
 class SetOptions:
     """The options that all process sets of a pool have in common.
 
-    size: the number of ranks. deadline_seconds: how long a rank may take for a command, or be
-    silent in a command that reports progress. folder: a private folder for sockets and temporary
-    files. log_folder: where the output of the ranks goes, one file for each rank. cores: the CPU
-    cores that each rank is pinned to.
+    size: the number of ranks. rounds: how often each spec is timed. deadline_seconds: how long a
+    rank may take for a command, or be silent in a command that reports progress. log_folder: where
+    the output of the ranks stays, one file for each rank. Without a folder it is removed with the
+    process set. cores: the CPU cores that each rank is pinned to.
     """
 
     size: int
     device: str
+    rounds: int
     deadline_seconds: float
-    folder: Path
-    log_folder: Path
+    log_folder: Path | None = None
     cores: Sequence[Sequence[int]] | None = None
 
 
@@ -56,9 +57,7 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankProcess] = []
         self.alive = True
-        self._folder = (
-            options.folder / name
-        )  # so that half-compiled kernels go when the process set is killed
+        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files and logs
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankProcess]] = ("", [])  # the last command, and to whom
@@ -75,12 +74,11 @@ class ProcessSet:
         options = self.options
         with self._killed_on_error():
             try:
-                self._folder.mkdir()
+                folder = self._folder / self.name
+                folder.mkdir()
                 for rank in range(options.size):
-                    log = options.log_folder / f"{self.name}-rank{rank}.log"
-                    process = RankProcess(
-                        rank, device=options.device, side=self.side, log=log, folder=self._folder
-                    )
+                    log = (options.log_folder or self._folder) / f"{self.name}-rank{rank}.log"
+                    process = RankProcess(rank, device=options.device, side=self.side, log=log, folder=folder)
                     self.ranks.append(process)
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"

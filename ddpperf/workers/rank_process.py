@@ -27,7 +27,7 @@ class RankProcess:
 
     The constructor raises OSError if the process cannot be started. log: the file for everything
     that the process prints. folder: where its temporary files go, within the private folder of the
-    pool.
+    process set.
     """
 
     def __init__(self, rank: int, *, device: str, side: Side, log: Path, folder: Path) -> None:

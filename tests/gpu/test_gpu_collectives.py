@@ -21,6 +21,7 @@ from ddpperf.specs import (
 )
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -29,7 +30,9 @@ NBYTES = 2**18 - 16
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with Pool(size=torch.cuda.device_count(), device="cuda", rounds=3, deadline_seconds=120) as pool:
+    with Pool(
+        SetOptions(size=torch.cuda.device_count(), device="cuda", rounds=3, deadline_seconds=120)
+    ) as pool:
         yield pool
 
 

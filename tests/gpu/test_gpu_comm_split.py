@@ -11,6 +11,7 @@ import torch
 from ddpperf.analysis.comm_split import Difference, Traced, difference, traced
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.gpu.test_gpu_kernels import SPEC as ALONE
 from tests.ranks.test_comm_split import ranks
 
@@ -23,7 +24,7 @@ SPEC = replace(ALONE, world_size=2, strategy="ddp", **FASTEST)  # type: ignore[a
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with Pool(size=2, device="cuda", rounds=10, deadline_seconds=120) as pool:
+    with Pool(SetOptions(size=2, device="cuda", rounds=10, deadline_seconds=120)) as pool:
         yield pool
 
 

@@ -14,6 +14,7 @@ from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -82,7 +83,7 @@ def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -
 def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
     digests: dict[str, list[str]] = {"graph": [], "eager": []}
     for _ in range(2):
-        with Pool(size=1, device="cuda", rounds=1, deadline_seconds=120, replicates=2) as pool:
+        with Pool(SetOptions(size=1, device="cuda", rounds=1, deadline_seconds=120), replicates=2) as pool:
             for execution in digests:
                 measured = pool.measure(replace(SPEC, execution=execution))  # type: ignore[arg-type]
                 digests[execution] += [sample.kernels for sample in measured.samples]
@@ -95,6 +96,6 @@ def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("execution", ["graph", "eager"])
 def test_all_ranks_are_profiled_together(execution: Execution) -> None:
-    with Pool(size=2, device="cuda", rounds=1, deadline_seconds=120, replicates=2) as pool:
+    with Pool(SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=120), replicates=2) as pool:
         one, other = pool.measure(replace(SPEC, world_size=2, strategy="ddp", execution=execution)).samples
     assert one.kernels == other.kernels != ""

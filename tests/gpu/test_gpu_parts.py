@@ -11,6 +11,7 @@ import torch
 from ddpperf.analysis.breakdown import parts_without_waiting
 from ddpperf.specs import PartsSpec, TrainingSpec, measured_as
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from perf.test_step_breakdown import parts_of, parts_over_step
 from tests.gpu.test_gpu_comm_split import DELAY_SECONDS, SPEC
 from tests.gpu.test_gpu_kernels import SPEC as ALONE
@@ -23,7 +24,9 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with Pool(size=min(2, torch.cuda.device_count()), device="cuda", rounds=10, deadline_seconds=120) as pool:
+    with Pool(
+        SetOptions(size=min(2, torch.cuda.device_count()), device="cuda", rounds=10, deadline_seconds=120)
+    ) as pool:
         yield pool
 
 

@@ -19,6 +19,7 @@ from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank import stream_for
 from tests.two_ranks import whole
 from tests.unit.test_execution import small_model
@@ -156,7 +157,7 @@ def test_sync_batch_norm_has_global_statistics(stored: dict[str, list[Tensor] | 
 def test_the_same_step_needs_the_same_memory(execution: Execution) -> None:
     """A group's memory of an earlier measurement does not count."""
     spec = replace(DDP, model="resnet18_cifar", execution=execution, precision="bf16")
-    with Pool(size=2, device="cuda", rounds=1, deadline_seconds=60) as pool:
+    with Pool(SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=60)) as pool:
         peaks = [pool.measure(spec).counter("peak_memory_bytes") for _ in range(3)]
     assert peaks[1] == pytest.approx(peaks[0], rel=5e-3)
     assert peaks[2] == pytest.approx(peaks[0], rel=5e-3)

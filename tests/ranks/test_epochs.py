@@ -14,7 +14,7 @@ from ddpperf.specs import MODEL_VARIABLE, AllReduceSpec, EpochSpec, Spec, Traini
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import WHOLE_SECONDS, Pool
-from ddpperf.workers.process_set import ProcessSet
+from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.project import Marked, wait_until
 
 DEADLINE_SECONDS = 2.0
@@ -73,10 +73,7 @@ def pool(marked: Marked, told: Told, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "slow_model.py").write_text(SLOW)
     side = Side(environment={"PYTHONPATH": str(folder), MODEL_VARIABLE: "slow_model:model"})
     with Pool(
-        size=2,
-        device="cpu",
-        rounds=2,
-        deadline_seconds=60,
+        SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60),
         sides=(side,),
         progress=told.add,
         check_round=told.look,

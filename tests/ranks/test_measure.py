@@ -9,6 +9,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import warning
 from ddpperf.specs import AllReduceSpec, Fault
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.project import Marked
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -18,7 +19,7 @@ def test_attempt_is_counted_and_its_failure_returned(
     marked: Marked,
 ) -> None:
     benchmark: Any = None
-    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
+    with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)) as pool:
         measure = Measure(
             benchmark, lambda: pool, lambda measured, fresh: [warning(measured.spec.id)] * fresh
         )

@@ -12,6 +12,7 @@ from ddpperf.specs import CopySpec, Fault, from_json, to_json
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 SPEC = CopySpec(world_size=1, nbytes=1000)
 
@@ -58,7 +59,7 @@ def test_a_copy_spec_round_trips() -> None:
 def test_sets_that_fail_together_are_all_replaced() -> None:
     """An unread answer of one set would be taken for its next answer."""
     failing = replace(SPEC, fault=Fault(kind="raise", rank=0, command="open"))
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, replicates=2) as pool:
+    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60), replicates=2) as pool:
         before = {sample.set for sample in pool.measure(SPEC).samples}
         with pytest.raises(SetFailure, match=r"rank 0 of set A1 raised .* \(at open\)"):
             pool.measure(failing)
@@ -71,7 +72,7 @@ def test_sets_that_fail_together_are_all_replaced() -> None:
 def test_compared_sides_copy_in_short_turns() -> None:
     """A short disturbance then hits both sides alike."""
     sides = Side(name="A"), Side(name="B")
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, sides=sides) as pool:
+    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60), sides=sides) as pool:
         compared = pool.measure(replace(SPEC, nbytes=2**20))
         alone = pool.measure_alone(replace(SPEC, nbytes=2**20))
     assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts] * 2

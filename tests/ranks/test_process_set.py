@@ -21,6 +21,7 @@ from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, Trainin
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -70,7 +71,7 @@ def test_default_socket_timeout_does_not_reach_ranks() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.5)
     try:
-        with Pool(size=1, device="cpu", rounds=1, deadline_seconds=60) as pool:
+        with Pool(SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60)) as pool:
             pool.live_sets()
             time.sleep(1)  # a rank that waits for messages only so long ends here
             assert pool.measure(SINGLE).samples
@@ -93,7 +94,9 @@ def test_two_sides_run_their_own_code_in_turn(
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
     sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
-    with Pool(size=1, device="cpu", rounds=3, deadline_seconds=60, sides=sides, log_folder=tmp_path) as pool:
+    with Pool(
+        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
+    ) as pool:
         measured = pool.measure(SINGLE)
         first, second = measured.samples
         environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
@@ -203,7 +206,7 @@ def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
     words = r"exited with status 1 before it answered \(at setup\)(.|\n)*no torch here"
     with (
-        Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(bare,)) as pool,
+        Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60), sides=(bare,)) as pool,
         pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
@@ -213,7 +216,7 @@ def test_missing_interpreter_is_named(one: Side) -> None:
     missing = dataclasses.replace(one, python="/no/such/python")
     words = "could not be started: /no/such/python: No such file or directory"
     with (
-        Pool(size=2, device="cpu", rounds=1, deadline_seconds=60, sides=(missing,)) as pool,
+        Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60), sides=(missing,)) as pool,
         pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
@@ -235,7 +238,7 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
     (tmp_path / "sitecustomize.py").write_text(FORKS)
     variables = {"PYTHONPATH": str(tmp_path), "FORK_WHEN": str(tmp_path / "now")}
     side = dataclasses.replace(one, environment=variables)
-    with Pool(size=1, device="cpu", rounds=1, deadline_seconds=10, sides=(side,)) as pool:
+    with Pool(SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=10), sides=(side,)) as pool:
         (live,) = pool.live_sets()
         (tmp_path / "now").touch()
         wait_until((tmp_path / "forked").exists, 10, lambda: "the rank did not fork")
@@ -246,7 +249,8 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
 
 CONTROLLER = """
 from ddpperf.workers.pool import Pool
-pool = Pool(size=1, device="cpu", rounds=3, deadline_seconds=60)
+from ddpperf.workers.process_set import SetOptions
+pool = Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60))
 pool.live_sets()
 print("ready", flush=True)
 time.sleep(60)

@@ -15,6 +15,7 @@ import pytest
 from ddpperf.specs import AllReduceSpec, Fault, to_json
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.project import Marked
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -25,7 +26,7 @@ Figure = Callable[[str, Callable[[], float], float, str], None]
 
 @pytest.fixture(scope="module")
 def pool(marked: Marked) -> Iterator[Pool]:
-    with Pool(size=2, device="cpu", rounds=3, deadline_seconds=60) as pool:
+    with Pool(SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)) as pool:
         yield pool
     marked.assert_nothing_left()
 

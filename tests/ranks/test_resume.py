@@ -19,6 +19,7 @@ from ddpperf.specs import CHECKPOINTS_VARIABLE
 from ddpperf.training import checkpoint
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.ranks.test_run import CPU, DROPS, SMALL, learned, parameters_of, require_same, run_of
 
 
@@ -136,7 +137,7 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_resume_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=8)
-    with Pool(size=2, device="cpu", rounds=1, deadline_seconds=60) as pool:
+    with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)) as pool:
         (whole,) = pool.measure(two).samples
         monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
         pool.live_sets()[0].kill()  # its ranks were started without the folder

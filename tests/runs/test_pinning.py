@@ -9,6 +9,7 @@ import pytest
 
 from ddpperf.machine.hardware import core_count
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.project import Marked, Project
 
 ALLOWED = os.sched_getaffinity(0)
@@ -21,7 +22,7 @@ def cores_of(process: int) -> str:
 
 def test_rank_is_on_its_core(marked: Marked) -> None:
     core = max(ALLOWED)
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60, cores=[[core]]) as pool:
+    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60, cores=[[core]])) as pool:
         (live,) = pool.live_sets()
         assert cores_of(live.ranks[0].pid) == str(core)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.canned import Canned
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -23,10 +25,7 @@ def pool_of(
     size: int, *, sides: tuple[Side, ...] = (Side(),), replicates: int = 1, sets_made: int = 0
 ) -> Pool:
     return Pool(
-        size=size,
-        device="cpu",
-        rounds=2,
-        deadline_seconds=60,
+        SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60),
         sides=sides,
         replicates=replicates,
         sets_made=sets_made,
@@ -143,10 +142,13 @@ def test_another_ddpperf_is_not_asked_for_kernels(canned: Canned, tmp_path: Path
     assert theirs.kernels == ""
 
 
-def test_closed_pool_leaves_no_folder(canned: Canned) -> None:
+def test_closed_pool_leaves_no_folder(
+    canned: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pool = pool_of(1)
     pool.live_sets()
-    assert pool.options.folder.exists()
+    assert list(tmp_path.iterdir())
     pool.close()
     pool.close()
-    assert not pool.options.folder.exists()
+    assert not list(tmp_path.iterdir())

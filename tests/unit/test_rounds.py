@@ -16,6 +16,7 @@ from ddpperf.specs import EpochSpec, SamplerSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
 from tests.canned import Canned
 from tests.generated import BOUNDED
@@ -64,7 +65,7 @@ def test_iterations_are_largest_power_of_two_that_fits(
 
 def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
     canned.spread, canned.seconds = 0, lambda spec, name: 1e-3
-    with Pool(size=1, device="cpu", rounds=2, deadline_seconds=60) as pool:
+    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60)) as pool:
         measured = pool.measure(LISTING)
     assert measured.iterations == 128, "0.15 s are 150 steps"
     assert canned.sampled == ["A1"] * (len([1, 4, 16, 64]) + 2)
@@ -95,7 +96,9 @@ def checks() -> Checks:
 def pool(canned: Canned, checks: Checks) -> Iterator[Pool]:
     """Two sides with one canned set each, and three rounds."""
     sides = Side(name="A"), Side(name="B")
-    with Pool(size=1, device="cpu", rounds=3, deadline_seconds=60, sides=sides, check_round=checks) as pool:
+    with Pool(
+        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides, check_round=checks
+    ) as pool:
         yield pool
 
 
@@ -172,7 +175,7 @@ def test_gpu_watch_warns_of_rounds_that_count(
         GpuState(monotonic_seconds=at, reasons=frozenset({reason} - {""}))
         for at, reason in enumerate(["", "temperature", *reasons, *[""] * 6])
     )
-    monkeypatch.setattr(gpu_watch, "_handles", lambda uuids: {0: states})
+    monkeypatch.setattr(gpu_watch, "query_nvml", lambda *_: states)
     monkeypatch.setattr(gpu_watch, "read_state", lambda handle: handle.popleft())
     watch = GpuWatch(["GPU-a"])
     checks.answer = watch.look
