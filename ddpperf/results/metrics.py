@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from ddpperf.results import units
 
@@ -51,17 +52,14 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.better is None and (self.exact or self.gate or self.threshold):
-            raise ValueError(
-                f"metric {self.name} can decide nothing without better; set it to lower or higher"
-            )
+            advice = "set it to lower or higher"
+            raise ValueError(f"metric {self.name} can decide nothing without better; {advice}")
 
     @property
     def pattern(self) -> str:
         """A regular expression that matches all names of a metric, such as speedup_of_4."""
-        words = {"N": "[0-9]+"}
-        return re.sub(
-            r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{words.get(found[1], '[A-Za-z0-9_]+')})", self.name
-        )
+        numbers = self.name.replace("{N}", "(?P<N>[0-9]+)")
+        return re.sub(r"\{(\w+)\}", r"(?P<\1>[A-Za-z0-9_]+)", numbers)
 
     def text(self, value: float) -> str:
         """Return the metric's heading and the formatted value, such as "speedup 1.95x"."""
@@ -90,48 +88,27 @@ def registered() -> tuple[Metric, ...]:
     return tuple(_METRICS.values())
 
 
-def _seconds(name: str, heading: str, better: Better | None = None, gate: Gate | None = None) -> Metric:
-    return Metric(name=name, unit="s", heading=heading, format=units.seconds, better=better, gate=gate)
+def _in(unit: str, usual: Callable[[float], str]) -> Callable[..., Metric]:
+    """Return a function that defines a metric in this unit, with this format unless it has another."""
+
+    def define(name: str, heading: str, format: Callable[[float], str] = usual, **decides: Any) -> Metric:
+        return Metric(name=name, unit=unit, heading=heading, format=format, **decides)
+
+    return define
 
 
-def _ratio(
-    name: str,
-    heading: str,
-    format: Callable[[float], str] = units.factor,
-    better: Better | None = None,
-    gate: Gate | None = None,
-    threshold: bool = False,
-) -> Metric:
-    return Metric(
-        name=name, unit="1", heading=heading, format=format, better=better, gate=gate, threshold=threshold
-    )
-
-
-def _bandwidth(name: str, heading: str, better: Better | None = None, threshold: bool = False) -> Metric:
-    return Metric(
-        name=name, unit="B/s", heading=heading, format=units.bandwidth, better=better, threshold=threshold
-    )
-
-
-def _bytes(name: str, heading: str) -> Metric:
-    return Metric(name=name, unit="B", heading=heading, format=units.nbytes)
-
-
-def _exact_bytes(name: str, heading: str) -> Metric:
-    return replace(_bytes(name, heading), better=Better.LOWER, exact=True, gate=Gate.ALWAYS)
+_seconds, _ratio, _bytes = _in("s", units.seconds), _in("1", units.factor), _in("B", units.nbytes)
+_bandwidth, _images = _in("B/s", units.bandwidth), _in("1/s", units.rate)
+_LOWER, _HIGHER = Better.LOWER, Better.HIGHER
+_EXACT: dict[str, Any] = {"better": _LOWER, "exact": True, "gate": Gate.ALWAYS}
 
 
 def _interval(metric: Metric) -> Iterator[Metric]:
     """Yield a metric and the two metrics for the bounds of its 95% interval."""
     yield metric
     for end, words in (("low", "at least"), ("high", "at most")):
-        yield replace(
-            metric,
-            name=f"{metric.name}_{end}",
-            heading=f"{metric.heading} {words}",
-            better=None,
-            threshold=False,
-        )
+        name, heading = f"{metric.name}_{end}", f"{metric.heading} {words}"
+        yield replace(metric, name=name, heading=heading, better=None, threshold=False)
 
 
 def _messages() -> Iterator[Metric]:
@@ -140,7 +117,7 @@ def _messages() -> Iterator[Metric]:
     They cover a step, and the time before the first step.
     """
     for kind in ("gradients", "buffers", "parameters", "metrics", "control"):
-        yield _exact_bytes(f"{kind}_bytes", kind)
+        yield _bytes(f"{kind}_bytes", kind, **_EXACT)
     yield _bytes("other_bytes", "other messages")
     for kind in ("initial_state", "control", "other"):
         yield _bytes(f"start_{kind}_bytes", f"{kind.replace('_', ' ')} at the start")
@@ -149,36 +126,27 @@ def _messages() -> Iterator[Metric]:
         yield _ratio(f"{kind}_messages", "messages", units.whole)
 
 
-_LOWER, _HIGHER = Better.LOWER, Better.HIGHER
-
 _ALL = (
     # Any measured step or call
-    _seconds("time", "time", _LOWER, Gate.UNLESS_LAUNCH_BOUND),
-    _seconds("tail_seconds", "slowest tenth of rounds", _LOWER, Gate.UNLESS_LAUNCH_BOUND),
-    replace(_seconds("cpu_seconds", "CPU", _LOWER, Gate.LAUNCH_BOUND), threshold=True),
-    replace(_bytes("peak_memory_bytes", "peak memory"), better=_LOWER, gate=Gate.ALWAYS),
+    _seconds("time", "time", better=_LOWER, gate=Gate.UNLESS_LAUNCH_BOUND),
+    _seconds("tail_seconds", "slowest tenth of rounds", better=_LOWER, gate=Gate.UNLESS_LAUNCH_BOUND),
+    _seconds("cpu_seconds", "CPU", better=_LOWER, gate=Gate.LAUNCH_BOUND, threshold=True),
+    _bytes("peak_memory_bytes", "peak memory", better=_LOWER, gate=Gate.ALWAYS),
     _ratio("launch_bound", "launch bound"),
     _seconds("communicator_seconds", "communicator"),
     _seconds("compile_seconds", "compilation"),
     _seconds("capture_seconds", "capture"),
     # A training step
-    _seconds("step_seconds", "step", _LOWER),
-    _seconds("epoch_seconds", "epoch", _LOWER),
-    Metric(
-        name="images_per_second",
-        unit="1/s",
-        heading="throughput",
-        format=units.rate,
-        better=_HIGHER,
-        threshold=True,
-    ),
-    _exact_bytes("communicated_bytes_per_epoch", "gradients per epoch"),
+    _seconds("step_seconds", "step", better=_LOWER),
+    _seconds("epoch_seconds", "epoch", better=_LOWER),
+    _images("images_per_second", "throughput", better=_HIGHER, threshold=True),
+    _bytes("communicated_bytes_per_epoch", "gradients per epoch", **_EXACT),
     _ratio("speedup_over_eager", "speedup over eager", better=_HIGHER),
     _ratio("speedup_over_ddp", "speedup over DDP", better=_HIGHER),
     _ratio("loss_after_5_steps", "loss after 5 steps", units.decimal),
     # Scaling
     _ratio("speedup", "speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
-    _ratio("efficiency", "efficiency", units.percent, _HIGHER, threshold=True),
+    _ratio("efficiency", "efficiency", units.percent, better=_HIGHER, threshold=True),
     *_interval(_ratio("serial_fraction", "serial fraction", units.percent)),
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
     _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
@@ -197,7 +165,7 @@ _ALL = (
     _seconds("saved_seconds_per_epoch", "saved per epoch"),
     _seconds("extra_device_seconds_per_epoch", "extra device time per epoch"),
     # Computation and communication
-    _seconds("exposed_comm_seconds", "exposed communication by difference", _LOWER),
+    _seconds("exposed_comm_seconds", "exposed communication by difference", better=_LOWER),
     _seconds("traced_exposed_comm_seconds", "exposed communication by trace"),
     _ratio("overlap_fraction", "overlap", units.percent),
     _ratio("method_disagreement", "difference of the methods over the step", units.percent),
@@ -212,28 +180,21 @@ _ALL = (
     _seconds("compute_seconds", "compute"),
     _seconds("copy_seconds", "copies"),
     _seconds("idle_seconds", "idle"),
-    _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", _HIGHER),
+    _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", better=_HIGHER),
     _bandwidth("gradient_busbw_exposed_bytes_per_second", "gradients' busbw over exposed time"),
     _ratio("link_utilization", "link utilization", units.percent),
     _ratio("exposed_link_utilization", "link utilization over exposed time", units.percent),
     *_messages(),
     # All-reduce and other collectives
-    _bandwidth("algbw_bytes_per_second", "algbw", _HIGHER),
-    _bandwidth("busbw_bytes_per_second", "busbw", _HIGHER, threshold=True),
+    _bandwidth("algbw_bytes_per_second", "algbw", better=_HIGHER),
+    _bandwidth("busbw_bytes_per_second", "busbw", better=_HIGHER, threshold=True),
     _seconds("framework_seconds", "besides the kernel"),
     _ratio("speedup_of_the_best_other", "speedup of the best other algorithm"),
     _ratio("{algorithm}_over_backend", "{algorithm} over backend"),
     *_interval(_seconds("latency_seconds", "latency")),
     *_interval(_bandwidth("link_bytes_per_second", "link")),
     *_interval(_bandwidth("asymptotic_busbw_bytes_per_second", "busbw of large buffers")),
-    *_interval(
-        Metric(
-            name="reduce_byte_seconds",
-            unit="s/B",
-            heading="addition",
-            format=lambda value: f"{value * 1e9:.2g} s/GB",
-        )
-    ),
+    *_interval(_in("s/B", lambda value: f"{value * 1e9:.2g} s/GB")("reduce_byte_seconds", "addition")),
     _ratio("ring_bytes_over_measured", "2 (N-1) S / N / B over measured"),
     _ratio("doubling_seconds_over_measured", "(S / B) log2 N over measured"),
     _ratio("aggregate_bytes_over_measured", "2 (N-1) S / B over measured"),
@@ -249,7 +210,7 @@ _ALL = (
     # Batch size and loading
     _ratio("largest_batch_size", "largest batch size", units.whole),
     _seconds("step_seconds_at_{N}", "step of batch {N}"),
-    Metric(name="images_per_second_at_{N}", unit="1/s", heading="throughput of batch {N}", format=units.rate),
+    _images("images_per_second_at_{N}", "throughput of batch {N}"),
     _bytes("peak_memory_bytes_at_{N}", "peak memory of batch {N}"),
     _ratio("loading_fraction", "loading", units.percent),
     _ratio("loading_fraction_with_{N}_workers", "loading with {N} workers", units.percent),
@@ -258,7 +219,7 @@ _ALL = (
     _ratio("train_loss", "train loss", units.decimal),
     _ratio("train_accuracy", "train accuracy", units.percent),
     _ratio("test_loss", "test loss", units.decimal),
-    *_interval(_ratio("test_accuracy", "test accuracy", units.percent, _HIGHER, threshold=True)),
+    *_interval(_ratio("test_accuracy", "test accuracy", units.percent, better=_HIGHER, threshold=True)),
     _ratio("best_test_accuracy", "best test accuracy", units.percent),
     *_interval(_ratio("accuracy_over_baseline", "accuracy over the small batch's", units.change)),
     *_interval(_ratio("accuracy_over_one_device", "accuracy over one device's", units.change)),

@@ -32,27 +32,22 @@ class Sample:
     kernels: str = ""
 
     def __post_init__(self) -> None:
+        where = f"set {self.set}"
         widths = {len(ranks) for ranks in self.seconds}
         if len(widths) != 1 or 0 in widths:
-            raise ValueError(
-                f"set {self.set} must have at least one round, each with every rank, got {self.seconds}"
-            )
+            required = "at least one round, each with every rank"
+            raise ValueError(f"{where} must have {required}, got {self.seconds}")
         for seconds in (value for ranks in self.seconds for value in ranks):
             if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # a NaN is refused, too
-                raise ValueError(
-                    f"set {self.set} measured {seconds} s, which is no duration; nothing is kept of it"
-                )
+                raise ValueError(f"{where} measured {seconds} s, which is no duration; nothing is kept of it")
         for name, values in self.counters.items():
-            if not values or not all(
-                isinstance(value, int | float) and math.isfinite(value) for value in values
-            ):
-                raise ValueError(
-                    f"set {self.set} counted {str(values)[:40]} as {name}; each rank needs a finite number"
-                )
+            finite = (isinstance(value, int | float) and math.isfinite(value) for value in values)
+            if not values or not all(finite):
+                found = f"{str(values)[:40]} as {name}"
+                raise ValueError(f"{where} counted {found}; each rank needs a finite number")
         if not isinstance(self.kernels, str):
-            raise ValueError(
-                f"set {self.set} has {str(self.kernels)[:40]} as its kernels; a digest as text is needed"
-            )
+            found = str(self.kernels)[:40]
+            raise ValueError(f"{where} has {found} as its kernels; a digest as text is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +65,14 @@ class Measured:
     candidate_spec: Spec | None = None
 
     def __post_init__(self) -> None:
-        other = self.candidate_spec
-        if other is not None and (type(other), other.world_size) != (type(self.spec), self.spec.world_size):
+        base, other = self.spec, self.candidate_spec
+        if other is not None and (type(other), other.world_size) != (type(base), base.world_size):
             raise ValueError(
-                f"base and candidate need specs of one type and world size, got {self.spec.id} and {other.id}"
+                f"base and candidate need specs of one type and world size, got {base.id} and {other.id}"
             )
         if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
-            raise ValueError(
-                f"iterations must be a whole number from 1 to {MOST_ITERATIONS}, got "
-                f"{str(self.iterations)[:40]}"
-            )
+            required = f"a whole number from 1 to {MOST_ITERATIONS}"
+            raise ValueError(f"iterations must be {required}, got {str(self.iterations)[:40]}")
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
 
@@ -170,12 +163,10 @@ class Measured:
         )
 
     def to_json(self) -> dict[str, Any]:
-        candidate = (
-            {} if self.candidate_spec is None else {"candidate_spec": specs.to_json(self.candidate_spec)}
-        )
+        other = self.candidate_spec
         return {
             "spec": specs.to_json(self.spec),
-            **candidate,
+            **({} if other is None else {"candidate_spec": specs.to_json(other)}),
             "iterations": self.iterations,
             "samples": [asdict(sample) for sample in self.samples],
         }

@@ -89,10 +89,9 @@ class Storage:
         if wanted is True:
             newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
             if newest is None:
-                raise NoBaseline(
-                    f"no baseline for {self.hardware_key}: neither {self.baselines} nor {self.runs} holds "
-                    "a run that passed; save one with --benchmark-save=NAME, then compare"
-                )
+                looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
+                advice = "save one with --benchmark-save=NAME, then compare"
+                raise NoBaseline(f"no baseline for {self.hardware_key}: {looked}; {advice}")
             return newest
         if os.path.isfile(wanted):
             return Path(wanted)
@@ -102,10 +101,8 @@ class Storage:
         advice = "name one of these"
         if os.path.exists(wanted):  # pytest took a test path as the value of the option
             advice = "the option takes the word after it, so put it last"
-        raise NoBaseline(
-            f"--benchmark-compare={wanted} is neither a file nor the number or name of one in "
-            f"{self.baselines} or {self.runs}; {advice}"
-        )
+        known = f"the number or name of one in {self.baselines} or {self.runs}"
+        raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
@@ -124,7 +121,7 @@ class Storage:
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
                 document, is_promoted = _document(path), path.parent == self.baselines
-                if is_promoted or _passed_comparison(document):
+                if is_promoted or _passed(document, compared=True):
                     found.append((self._baseline(document, path), is_promoted))
         unique: list[tuple[Baseline, bool]] = []
         for run, is_promoted in [*found, (compared, False)]:
@@ -132,10 +129,7 @@ class Storage:
                 unique.append((run, is_promoted))
         unique.sort(key=lambda found: found[0].when)
         return [
-            PastRun(
-                measured=run.measured | ({COPY: run.copied} if run.copied is not None else {}),
-                promoted=is_promoted,
-            )
+            PastRun(measured=run.measured | ({COPY: run.copied} if run.copied else {}), promoted=is_promoted)
             for run, is_promoted in unique
         ]
 
@@ -145,17 +139,14 @@ class Storage:
             schema, key = header["schema"], header["hardware_key"]
         except (KeyError, TypeError) as error:
             why = f"no {error}" if isinstance(error, KeyError) else "it holds something else"
-            raise NoBaseline(
-                f"{path} was not saved by ddpperf ({why}); name a file below {self.runs}"
-            ) from error
+            advice = f"name a file below {self.runs}"
+            raise NoBaseline(f"{path} was not saved by ddpperf ({why}); {advice}") from error
         if schema != SCHEMA:
-            raise NoBaseline(
-                f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; save a baseline anew"
-            )
+            advice = "save a baseline anew"
+            raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; {advice}")
         if key != self.hardware_key:
-            raise NoBaseline(
-                f"{path} was measured on {key}, this is {self.hardware_key}; save a baseline here"
-            )
+            here = f"this is {self.hardware_key}; save a baseline here"
+            raise NoBaseline(f"{path} was measured on {key}, {here}")
         if "against" in header:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
         try:
@@ -170,14 +161,12 @@ class Storage:
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no text")
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise NoBaseline(
-                f"the baseline {path} is damaged ({error!r}); name another, or save one anew"
-            ) from error
+            advice = "name another, or save one anew"
+            raise NoBaseline(f"the baseline {path} is damaged ({error!r}); {advice}") from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
-        return Baseline(
-            path=path, measured=measured, when=str(document.get("datetime", "")), copied=copied, commit=commit
-        )
+        when = str(document.get("datetime", ""))
+        return Baseline(path=path, measured=measured, when=when, copied=copied, commit=commit)
 
 
 def _document(path: Path) -> Any:
@@ -185,9 +174,8 @@ def _document(path: Path) -> Any:
     try:
         return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise NoBaseline(
-            f"the baseline {path} cannot be read ({error}); name another, or save one anew"
-        ) from error
+        advice = "name another, or save one anew"
+        raise NoBaseline(f"the baseline {path} cannot be read ({error}); {advice}") from error
 
 
 def _refuse_constant(constant: str) -> float:
@@ -228,26 +216,20 @@ def is_baseline(document: dict[str, Any]) -> bool:
         measured
         and measured == required
         and all(kinds[test] is OutcomeKind.PASSED for test in required)
-        and not any(
-            benchmark["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for benchmark in benchmarks
-        )
+        and not any(test["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for test in benchmarks)
         and "against" not in header  # base and candidate evict each other's caches
         and header["verdict"]["status"] != Status.FAIL
         and not header.get("unfit")
     )
 
 
-def _passed(document: Any) -> bool:
+def _passed(document: Any, *, compared: bool = False) -> bool:
+    """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        return is_baseline(document)
+        header = document["ddpperf"]
+        passed_comparison = header["verdict"]["status"] == Status.PASS and header.get("compared_with")
+        return is_baseline(document) and bool(passed_comparison or not compared)
     return False
-
-
-def _passed_comparison(document: Any) -> bool:
-    if not _passed(document):
-        return False
-    header = document["ddpperf"]
-    return header["verdict"]["status"] == Status.PASS and bool(header.get("compared_with"))
 
 
 def _newest_passed(folder: Path) -> Path | None:
