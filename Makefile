@@ -1,6 +1,6 @@
 # make test        lint, types and the default tests: some minutes on 2 cores
 # make test-all    the same with the slow tests, and with those that need the machine for themselves
-# make perf        the whole suite, for example make perf ARGS="--world-sizes 1,2"
+# make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
 # make clean       delete what the others made
 # Each sets up a virtual environment in .venv first. PYTHON must be 3.11 or newer with its venv module.
@@ -29,7 +29,7 @@ perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)
 
 perf-smoke: .venv/ready
-	$(BIN)/python -m pytest perf/ --device cpu --world-sizes 2 --model resnet10_cifar --rounds 1 \
+	$(BIN)/python -m pytest perf/ --full --device cpu --world-sizes 2 --model resnet10_cifar --rounds 1 \
 		--batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --buffer-sizes 4KiB,64KiB,256KiB,1MiB
 
 .venv/ready: pyproject.toml

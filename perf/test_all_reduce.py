@@ -17,7 +17,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
-from perf.common import gate
+from perf.common import core, gate
 from perf.common.calls import (
     backend_sizes,
     captured,
@@ -32,7 +32,7 @@ from perf.common.calls import (
     warn_if_undetermined,
 )
 
-ONE_RANK = "an all-reduce needs two ranks or more; pass --world-sizes 1,2"
+ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
 SIDES = {BASE: "base", CANDIDATE: "candidate"}
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -59,6 +59,11 @@ def calls(options: Options) -> Iterator[Case]:
         for nbytes in own_sizes(options.links):
             yield from own(N, nbytes)
         yield from out_of_place(options, N)
+    yield from skipped_on_one_rank(options)
+
+
+def skipped_on_one_rank(options: Options) -> Iterator[Case]:
+    """Yield a skipped case if there is a single rank, which has nobody to communicate with."""
     if not groups(options):
         yield skipped(size_id(options.device, 1), ONE_RANK)
 
@@ -84,14 +89,16 @@ def largest(options: Options) -> Iterator[Case]:
             yield skipped(size_id(options.device, N), too_few(sizes))
         else:
             yield AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
+    yield from skipped_on_one_rank(options)
 
 
-def contests(options: Options) -> Iterator[AllReduceSpec]:
+def contests(options: Options) -> Iterator[Case]:
     """Yield measurement specs of NCCL's or gloo's all-reduce, to compare with other algorithms."""
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
                 yield AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
+    yield from skipped_on_one_rank(options)
 
 
 def algorithms(options: Options) -> Iterator[Case]:
@@ -105,6 +112,7 @@ def algorithms(options: Options) -> Iterator[Case]:
             yield skipped(size_id(options.device, N), too_few(sizes))
         else:
             yield from own(N, largest_of_all(options.links))
+    yield from skipped_on_one_rank(options)
 
 
 def collectives(options: Options) -> Iterator[Case]:
@@ -126,15 +134,16 @@ def collectives(options: Options) -> Iterator[Case]:
                 yield CollectiveSpec(
                     world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)
                 )
+    yield from skipped_on_one_rank(options)
 
 
-@pytest.mark.specs(cases=calls, gate=gate.large_all_reduce)
+@pytest.mark.specs(cases=calls, gate=gate.large_all_reduce, core=core.all_reduce)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """How long does an all-reduce take, and which bandwidth does it reach?"""
     call_metrics(measure, measure(spec), lambda t: all_reduce_busbw(spec.nbytes, t, spec.world_size))
 
 
-@pytest.mark.specs(cases=collectives)
+@pytest.mark.specs(cases=collectives, core=core.collective)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """How long do reduce_scatter, all_gather, broadcast and all_to_all take?"""
     N = spec.world_size
@@ -161,7 +170,7 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
         measure.metric("framework_seconds", {name: t - kernels[name] for name, t in seconds.items()})
 
 
-@pytest.mark.specs(cases=contests)
+@pytest.mark.specs(cases=contests, core=core.fastest_all_reduce)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """Which all-reduce algorithm is the fastest for one buffer size?"""
     N = spec.world_size
@@ -188,7 +197,7 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
         measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {found}")
 
 
-@pytest.mark.specs(cases=largest)
+@pytest.mark.specs(cases=largest, core=core.backend_model)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Which latency and bandwidth does NCCL's or gloo's all-reduce have?
 
@@ -214,7 +223,7 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
 
 
-@pytest.mark.specs(cases=algorithms)
+@pytest.mark.specs(cases=algorithms, core=core.never)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Do one latency and one link bandwidth predict the times of all all-reduce algorithms?"""
     measured = {

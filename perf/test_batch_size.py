@@ -16,6 +16,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
+from perf.common import core
 from perf.common.training_metrics import training_metrics
 
 CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
@@ -70,7 +71,7 @@ def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
     return dataclasses.replace(epoch, input="dataloader", loader_workers=workers)
 
 
-@pytest.mark.specs(cases=epochs)
+@pytest.mark.specs(cases=epochs, core=core.batch_size)
 def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     """How long does an epoch after the first one take, and does loading the images limit it?"""
     epoch = measure(spec)
@@ -82,7 +83,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
             measure.warn("loading limits the epoch")
 
 
-@pytest.mark.specs(cases=one_epoch_with_most_workers)
+@pytest.mark.specs(cases=one_epoch_with_most_workers, core=core.never)
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
     """How many DataLoader workers are needed so that loading takes less than 5% of an epoch?"""
     epochs = {spec.loader_workers: measure(spec)}
@@ -118,7 +119,7 @@ def fixed_batches(options: Options) -> Iterator[Case]:
         )
 
 
-@pytest.mark.specs(cases=fixed_batches)
+@pytest.mark.specs(cases=fixed_batches, core=core.never)
 def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
     """What is the largest batch size that fits into the memory of one GPU?
 

@@ -14,6 +14,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from perf.common import core
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import measured_also_as
 
@@ -33,7 +34,7 @@ def splits(options: Options) -> Iterator[Case]:
                 yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
 
 
-@pytest.mark.specs(cases=splits)
+@pytest.mark.specs(cases=splits, core=core.comm_split)
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long does a DDP step only wait for communication, while no computation runs?
 

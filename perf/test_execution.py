@@ -11,6 +11,7 @@ from ddpperf.plugin.cases import Case
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
+from perf.common import core
 from perf.common.training_metrics import speedup_over, training_metrics
 
 
@@ -29,7 +30,7 @@ def executions(options: Options) -> Iterator[Case]:
                 yield step
 
 
-@pytest.mark.specs(cases=executions)
+@pytest.mark.specs(cases=executions, core=core.execution)
 def test_execution(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is a compiled or captured training step than the same step in eager mode?"""
     step = measure(spec)

@@ -15,6 +15,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
+from perf.common import core
 from perf.common.recipes import Recipe, read_recipes, seeds_of
 
 CONFIDENCE = 0.95
@@ -82,7 +83,7 @@ def long_runs(options: Options) -> Iterator[Case]:
             yield named(identity, if_valid(identity, spec))
 
 
-@pytest.mark.specs(cases=recipes)
+@pytest.mark.specs(cases=recipes, core=core.large_batch)
 def test_large_batch(measure: Measure, spec: RunSpec) -> None:
     """Which loss and accuracy does a training recipe reach, on average over random seeds?"""
     device = measure.machine.device
@@ -192,7 +193,7 @@ def slowest(run: Measured, sample: Sample) -> list[float]:
     return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
 
 
-@pytest.mark.specs(cases=on_all_devices)
+@pytest.mark.specs(cases=on_all_devices, core=core.never)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     """Do several devices reach the accuracy of one device with the same global batch size?
 
@@ -214,7 +215,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
         compare(measure, f"accuracy_{name}", others, runs)
 
 
-@pytest.mark.specs(cases=long_runs)
+@pytest.mark.specs(cases=long_runs, core=core.never)
 def test_long_run(measure: Measure, spec: RunSpec) -> None:
     """Which test accuracy does a training of 50 epochs reach?"""
     learned(measure, by_seed(measure, spec, "long_seeds"))

@@ -11,7 +11,7 @@ from ddpperf.plugin.cases import Case, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, TrainingSpec
-from perf.common import gate
+from perf.common import core, gate
 from perf.common.training_metrics import training_metrics
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -30,7 +30,7 @@ def precisions(options: Options) -> Iterator[Case]:
             yield skipped(spec, SLOW_BF16) if precision in emulated else spec
 
 
-@pytest.mark.specs(cases=precisions, gate=gate.reduced_precision)
+@pytest.mark.specs(cases=precisions, gate=gate.reduced_precision, core=core.precision)
 def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     """How long is a training step in one precision, and what is the loss after five steps?"""
     step = measure(spec)

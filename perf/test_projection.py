@@ -16,8 +16,9 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallExecution, PartsSpec, TrainingSpec, measured_as
+from perf.common import core
 from perf.common.calls import backend_sizes, too_few, warn_if_undetermined
-from perf.common.trainings import fewer, measured_also_as
+from perf.common.trainings import fewer, measured_also_as, too_few_world_sizes
 
 NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
 
@@ -28,12 +29,8 @@ def steps(options: Options) -> Iterator[Case]:
     They are skipped unless --world-sizes has a smaller world size above 1 to project from.
     """
     most = max(options.world_sizes)
-    if sum(world_size > 1 for world_size in options.world_sizes) < 2:
-        if options.links.project_to:
-            yield skipped(
-                size_id(options.device, most),
-                "--project-to needs two world sizes above 1; name more in --world-sizes",
-            )
+    if reason := too_few_world_sizes("the projection", options):
+        yield skipped(size_id(options.device, most), reason)
         return
     if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:
         yield skipped(size_id(options.device, most), too_few(sizes))
@@ -42,7 +39,7 @@ def steps(options: Options) -> Iterator[Case]:
         yield measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])
 
 
-@pytest.mark.specs(cases=steps)
+@pytest.mark.specs(cases=steps, core=core.projection)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     """Can the extra step time t(N) - t(1) on all devices be predicted from fewer devices?
 

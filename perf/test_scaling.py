@@ -29,9 +29,9 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
-from perf.common import gate
+from perf.common import core, gate
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import fewer, step, training
+from perf.common.trainings import fewer, step, too_few_world_sizes, training
 
 HEAVY = "torchvision:vit_b_16"  # a vision transformer with 86 million parameters
 
@@ -77,30 +77,38 @@ def strong_scaling(options: Options) -> Iterator[Case]:
 
 
 def weak_laws(options: Options) -> Iterator[Case]:
-    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank.
-
-    The fit needs two world sizes above 1; otherwise nothing is yielded.
-    """
+    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank."""
     most = max(options.world_sizes)
-    if sum(world_size > 1 for world_size in options.world_sizes) > 1:
-        for batch_size in options.batch_sizes:
-            identity = size_id(options.device, most, batch_size)
-            yield if_valid(identity, partial(step, options, most, batch_size, options.executions[0]))
+    if reason := too_few_world_sizes("Gustafson's law", options):
+        yield skipped(size_id(options.device, most), reason)
+        return
+    for batch_size in options.batch_sizes:
+        identity = size_id(options.device, most, batch_size)
+        yield if_valid(identity, partial(step, options, most, batch_size, options.executions[0]))
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
     """Yield training specs to which Amdahl's law is fitted, one for each global batch size.
 
-    A global batch size is left out unless it divides over two world sizes above 1.
+    A global batch size is skipped unless it divides over two world sizes above 1.
     """
+    if reason := too_few_world_sizes("Amdahl's law", options):
+        yield skipped(size_id(options.device, max(options.world_sizes)), reason)
+        return
     for images in options.global_batch_sizes:
         sizes = [
             world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
         ]
+        identity = f"{size_id(options.device, max(sizes, default=1))}-global_b{images}"
         if len(sizes) > 1:
-            identity = f"{size_id(options.device, max(sizes))}-global_b{images}"
             yield if_valid(
                 identity, partial(step, options, max(sizes), images // max(sizes), options.executions[0])
+            )
+        else:
+            yield skipped(
+                identity,
+                f"a global batch of {images} does not divide over two of the world sizes "
+                f"{', '.join(map(str, options.world_sizes))}; pass other --global-batch-sizes",
             )
 
 
@@ -153,20 +161,20 @@ def heavy(options: Options, world_size: int) -> Case:
     return without_torchvision(case, f"model {HEAVY}")
 
 
-@pytest.mark.specs(cases=weak_scaling, gate=gate.scaling)
+@pytest.mark.specs(cases=weak_scaling, gate=gate.scaling, core=core.weak_scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster do N devices train than one device if the batch size per rank is constant?"""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
-@pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling)
+@pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling, core=core.strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster do N devices train than one device if the global batch size is constant?"""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
 
 
-@pytest.mark.specs(cases=epochs)
+@pytest.mark.specs(cases=epochs, core=core.epoch_scaling)
 def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
     """How much faster is an epoch on N devices than on one device, per trained image?
 
@@ -199,14 +207,14 @@ def scaling_metrics(
     training_metrics(measure, step)
 
 
-@pytest.mark.specs(cases=weak_laws)
+@pytest.mark.specs(cases=weak_laws, core=core.gustafson)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Gustafson's law, at a constant batch size per rank?"""
     cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
     law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
 
 
-@pytest.mark.specs(cases=strong_laws)
+@pytest.mark.specs(cases=strong_laws, core=core.amdahl)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Amdahl's law, with a constant global batch size?"""
     images = spec.global_batch_size

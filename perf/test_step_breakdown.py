@@ -20,6 +20,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
+from perf.common import core
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import measured_also_as
 
@@ -42,7 +43,7 @@ def steps(options: Options) -> Iterator[Case]:
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
 
 
-@pytest.mark.specs(cases=steps)
+@pytest.mark.specs(cases=steps, core=core.step_breakdown)
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     """How long is each part of a training step, such as the forward pass and the backward pass?"""
     step = measure(spec)

@@ -13,7 +13,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
-from perf.common import gate
+from perf.common import core, gate
 from perf.common.training_metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (
@@ -47,11 +47,13 @@ def variants(options: Options) -> Iterator[Case]:
     """
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
-    if world_size > 1 and options.spec_fields:
+    if world_size == 1:
+        yield skipped(size_id(options.device, 1), "strategies need two ranks or more; pass --world-sizes 1,2")
+    elif options.spec_fields:
         yield skipped(
             "chosen", f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies"
         )
-    elif world_size > 1:
+    else:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
             execution = "eager" if NOT_CAPTURED.keys() & fields.values() else options.executions[0]
             case = {
@@ -67,7 +69,7 @@ def variants(options: Options) -> Iterator[Case]:
             )
 
 
-@pytest.mark.specs(cases=variants, gate=gate.strategies)
+@pytest.mark.specs(cases=variants, gate=gate.strategies, core=core.strategies)
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is a training step than the same step with plain DDP?"""
     step = measure(spec)

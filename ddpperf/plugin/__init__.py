@@ -17,6 +17,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import parameters
+from ddpperf.plugin.core_suite import outside_core
 from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
@@ -49,8 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read ddpperf's options, and turn off pytest-benchmark's own saving and comparing."""
     config.addinivalue_line(
         "markers",
-        "specs(cases=f, gate=g): f(options) yields the specs to measure, one test for each spec; "
-        "g(options, spec) returns whether -m gate selects the test",
+        "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
+        "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
+        "test belongs to the core suite",
+    )
+    config.addinivalue_line(
+        "markers", "slow: a test outside the core suite, which --full adds; set by the specs marker"
     )
     config.addinivalue_line("markers", "gate: a test to run before every merge; set by the specs marker")
     config.addinivalue_line(
@@ -120,12 +125,22 @@ def _prepare(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Raise pytest.UsageError for wrong test cases, and store the ids of the collected tests.
 
-    Tests for which the options leave no case are removed.
+    Tests for which the options leave no case, and tests outside the core suite, are removed.
     """
     session = config.stash[SESSION]
     items[:] = [item for item in items if not _has_no_cases(item)]
-    session.outcomes.collect(items)
     session.outcomes.paths = [_relative(argument, config) for argument in config.args]
+    left_out = outside_core(
+        items,
+        session.outcomes.paths,
+        full=bool(config.getoption("--full")),
+        markers=config.getoption("markexpr"),
+    )
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    session.outcomes.left_out = [item.nodeid for item in left_out]
+    session.outcomes.collect(items)
     with refusals_as_usage_errors():
         if session.outcomes.refusal:
             raise Refused(session.outcomes.refusal)

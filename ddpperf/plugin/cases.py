@@ -58,7 +58,8 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
             "yield an AllReduceSpec, options.step(...)"
         )
     gate = marker.kwargs.get("gate", lambda options, spec: False)
-    found = [_parameter(case, options, machine, gate) for case in cases]
+    core = marker.kwargs.get("core", lambda options, spec: True)
+    found = [_parameter(case, options, machine, gate, core) for case in cases]
     ids = [case.id for case in found]
     if twice := [name for name in ids if ids.count(name) > 1]:
         raise Refused(
@@ -67,8 +68,11 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     return found
 
 
+Predicate = Callable[[Options, Any], bool]
+
+
 def _parameter(
-    case: Case, options: Options, machine: Machine, gate: Callable[[Options, Any], bool]
+    case: Case, options: Options, machine: Machine, gate: Predicate, core: Predicate
 ) -> ParameterSet:
     case = possible(case, machine) if isinstance(case, Spec) else case
     case = pytest.param(case) if isinstance(case, Spec) else case
@@ -82,6 +86,8 @@ def _parameter(
             marks.append(pytest.mark.candidate_cannot)
     if gate(options, spec):
         marks.append(pytest.mark.gate)
+    if not core(options, spec):
+        marks.append(pytest.mark.slow)
     identity = case.id or case_id(spec, options)
     if options.sides is None:
         spec = dataclasses.replace(spec, delay_seconds=options.delay_seconds)

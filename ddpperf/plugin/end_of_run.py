@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import pytest
 
+from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.junit import add_verdict
 from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
@@ -179,6 +180,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         **session.run.to_json(),
         "thresholds": session.thresholds.counts(),
         "gate": session.outcomes.gate,
+        "left_out": by_file(session.outcomes.left_out),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
             "counted_seconds": sum(measuring.counted_seconds for measuring in session.passes),

@@ -17,7 +17,8 @@ class Outcomes:
     measured: tests with the `measure` fixture.
     uncollected: files that could not be imported.
     other_failures: failed tests without the `measure` fixture.
-    deselected: tests with the `measure` fixture that the command line deselected.
+    deselected: tests with the `measure` fixture that this run does not run.
+    left_out: the deselected tests that are not in the core suite.
     gate: tests that `-m gate` selects.
     candidate_cannot: skipped tests that only the candidate of an A/B run cannot measure.
     seconds: the duration of each test with its setup and teardown.
@@ -31,6 +32,7 @@ class Outcomes:
         self.uncollected: dict[str, Outcome] = {}
         self.other_failures: dict[str, Outcome] = {}
         self.deselected: set[str] = set()
+        self.left_out: list[str] = []
         self.gate: list[str] = []
         self.candidate_cannot: set[str] = set()
         self.seconds: dict[str, float] = {}

@@ -14,6 +14,7 @@ from _pytest.runner import runtestprotocol
 
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
+from ddpperf.plugin.core_suite import is_below
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure
@@ -170,7 +171,7 @@ class Session:
         Tests that the command line deselected are left out.
         """
         stored = self.run.baseline.measured if self.run.baseline is not None else {}
-        asked = {test for test in stored if any(_is_below(test, path) for path in self.outcomes.paths)}
+        asked = {test for test in stored if any(is_below(test, path) for path in self.outcomes.paths)}
         return set(self.outcomes.measured) | asked - self.outcomes.deselected
 
     def finish(self) -> None:
@@ -194,7 +195,11 @@ class Session:
         problems = list(self.problems)
         if self.outcomes.deselected and not self.outcomes.measured:
             count = len(self.outcomes.deselected)
-            problems.append(f"all {count} tests were deselected on the command line")
+            problems.append(
+                f"all {count} tests were left out or deselected; --full runs the tests outside the core suite"
+                if self.outcomes.left_out
+                else f"all {count} tests were deselected on the command line"
+            )
         return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
@@ -218,8 +223,3 @@ class Session:
         for measuring in self.passes:
             environment |= measuring.environment()
         return environment
-
-
-def _is_below(test: str, path: str) -> bool:
-    """Return whether a test id belongs to the folder, file or function that a path names."""
-    return path == "" or test == path or test.startswith((f"{path}/", f"{path}::", f"{path}["))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from statistics import median
 from typing import Any
 
@@ -44,7 +45,7 @@ def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = N
     lines += _compared(comparison) if comparison is not None else []
     lines += ab_lines(header, warnings, only_judged=comparison is not None)
     lines += grouped(warnings, "warning: ") + grouped(notes) + grouped(skipped, "skipped: ")
-    lines += [_thresholds(header), *_timing(header.get("timing"))]
+    lines += [*_left_out(header.get("left_out", {})), _thresholds(header), *_timing(header.get("timing"))]
     status = header["verdict"]["status"]
     first, *others = header["verdict"]["reasons"]
     return [*lines, f"{status}: {first}", *(f"{' ' * len(status)}  {reason}" for reason in others)]
@@ -167,6 +168,20 @@ def _largest(slowdowns: Mapping[str, float]) -> str:
     """
     tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
     return ", ".join(f"{short(test)} ({slowdowns[test]:+.1%})" for test in tests)
+
+
+def _left_out(by_file: Mapping[str, int]) -> list[str]:
+    """Return a line with the number of tests outside the core suite that were not run.
+
+    by_file: the number of these tests in each file. Few files are named.
+    """
+    if not by_file:
+        return []
+    named = ", ".join(f"{PurePosixPath(path).stem} {count}" for path, count in by_file.items())
+    of = f" ({named})" if len(by_file) <= MOST_NAMED else ""
+    return [
+        f"left out {units.counted(sum(by_file.values()), 'test')} of the full suite{of}; --full runs them"
+    ]
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:

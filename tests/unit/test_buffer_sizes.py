@@ -92,4 +92,4 @@ def test_buffer_too_small_for_the_ranks_is_skipped(read: Read) -> None:
 
 def test_one_rank_has_no_all_reduce(read: Read) -> None:
     cases = list(test_all_reduce.calls(read("--world-sizes", "1")))
-    assert reasons(cases) == ["an all-reduce needs two ranks or more; pass --world-sizes 1,2"]
+    assert reasons(cases) == ["a collective needs two ranks or more; pass --world-sizes 1,2"]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import perf
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
@@ -25,6 +22,7 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
+from tests.default_suite import experiments
 
 pytest_plugins = ["pytester"]
 
@@ -43,22 +41,12 @@ def read(pytester: pytest.Pytester) -> Read:
     return options
 
 
-def experiments() -> Iterator[tuple[str, pytest.Mark]]:
-    """Yield the name and the specs marker of each experiment of perf/."""
-    for path in sorted(Path(perf.__path__[0]).glob("test_*.py")):
-        module = importlib.import_module(f"perf.{path.stem}")
-        for name, function in vars(module).items():
-            for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
-                if mark.name == "specs":
-                    yield name, mark
-
-
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
 def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
     options = read(gpus=gpus)
     names = [
         f"{test}[{case.id}]"
-        for test, marker in experiments()
+        for _, test, marker in experiments()
         for case in parameters(test, marker, options, Machine(device=options.device))
     ]
     assert len(set(names)) == len(names) > 40

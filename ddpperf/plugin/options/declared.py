@@ -30,6 +30,7 @@ class Option:
     help: what the option does.
     default: the default as typed on CPUs and on GPUs, or a description of the default.
     repeated: whether the option may be given several times.
+    flag: whether the option takes no value.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Option:
     help: str
     default: str | tuple[str, str] = "none"
     repeated: bool = False
+    flag: bool = False
 
     def parsed(self, text: str) -> Any:
         """Return an option's value, or a `WrongValue` that `read_options` refuses.
@@ -109,6 +111,13 @@ AB_OPTIONS = (
 
 GROUPS: dict[str, tuple[Option, ...]] = {
     "What to measure": (
+        Option(
+            "--full",
+            values.NOTHING,
+            "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
+            "off",
+            flag=True,
+        ),
         Option("--device", values.DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
         Option(
             "--world-sizes", values.WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"
@@ -198,6 +207,9 @@ def add_options(parser: pytest.Parser) -> None:
     for title, options in GROUPS.items():
         group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
         for option in options:
+            if option.flag:
+                group.addoption(option.name, action="store_true", default=None, help=option.help)
+                continue
             group.addoption(
                 option.name,
                 type=option.parsed,

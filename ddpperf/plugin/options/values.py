@@ -192,3 +192,4 @@ NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept
 NEW_FILE = Parser("FILE", "a file", "verdict.md")
 INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
+NOTHING = Parser("", "no value", "")
