@@ -69,7 +69,7 @@ def run_experiments(project: Project) -> Run:
     if isinstance(project, CannedSuite):
         project.canned.counters = canned_counters
         project.canned.seconds = canned_seconds
-    return Run(project, project.run("perf", "--world-sizes", "1,2", *OPTIONS, "--traces", "traces"))
+    return Run(project, project.run("perf", "--full", "--world-sizes", "1,2", *OPTIONS, "--traces", "traces"))
 
 
 def canned_seconds(spec: Spec, set_name: str) -> float:
