@@ -61,14 +61,12 @@ def backend_model(options: Options, spec: AllReduceSpec) -> bool:
 def batch_size(options: Options, spec: EpochSpec) -> bool:
     """Return whether an epoch of the batch size experiment belongs to the core suite.
 
-    On a CPU the core suite has the smallest batch size. On a GPU it has all batch sizes except the
-    smallest, with images that are on the device: an epoch of small batches takes seconds.
+    On a CPU the core suite has the smallest batch size. On a GPU it has all batch sizes, with
+    images that are on the device.
     """
-    smallest = spec.per_rank_batch_size == min(options.batch_sweep)
     if options.device == "cpu":
-        return smallest
-    source = "fixed" if is_custom_model(options.model) else "device"
-    return spec.input == source and (not smallest or len(options.batch_sweep) == 1)
+        return spec.per_rank_batch_size == min(options.batch_sizes)
+    return spec.input == ("fixed" if is_custom_model(options.model) else "device")
 
 
 def execution(options: Options, spec: TrainingSpec) -> bool:
