@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
-    baseline = session.run.baseline
+    baseline = session.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
     config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table

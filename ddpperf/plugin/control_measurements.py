@@ -49,54 +49,33 @@ def slowed(spec: Spec, seconds: float) -> Spec:
     return replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + seconds / steps))
 
 
-class StoredControls:
-    """Makes the control measurements for a comparison with a stored run.
+def copied(pool: Pool, device: str) -> Measured | None:
+    """Time a copy of memory, which is the negative control of a comparison with a stored run.
 
-    copied: the measured copy of memory; None if it was not measured yet or could not be measured.
+    Returns None if that fails, because only a comparison needs this control measurement.
     """
+    with contextlib.suppress(*CANNOT_MEASURE):
+        return pool.measure(copy_spec(device))
+    return None
 
-    def __init__(self, device: str) -> None:
-        self.copied: Measured | None = None
-        self._device = device
-        self._positive = Controls()
 
-    def copy(self, pool: Pool) -> None:
-        """Time a copy of memory, which is the negative control of a comparison.
+def positive_control(
+    comparison: Comparison, measured: Mapping[str, Measured], pool: Pool, device: str
+) -> Controls:
+    """Time the shortest training step with a delay that the comparison with a stored run must find.
 
-        A failure is not raised, because only the comparison needs this control measurement.
-        """
-        with contextlib.suppress(*CANNOT_MEASURE):
-            self.copied = pool.measure(copy_spec(self._device))
-
-    def slow_down(self, comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> None:
-        """Time the shortest training step with a delay that the comparison must find.
-
-        The delay makes the step longer than the limit of its test.
-        """
-        timed = {
-            test: change.now_seconds
-            for test, change in comparison.changes.items()
-            if change.quantity == "step"
-        }
-        if (test := shortest(timed, measured)) is None:
-            if comparison.changes:
-                self._positive = Controls(
-                    missing=["the positive control was not measured: no step was compared by its time"]
-                )
-            return
-        change, spec = comparison.changes[test], measured[test].spec
-        excess = change.limit * (1 + SLOW_DOWN[self._device]) - 1
-        try:
-            seconds = median(pool.measure(slowed(spec, excess * change.now_seconds)).all_step_seconds())
-        except CANNOT_MEASURE as error:
-            self._positive = Controls(
-                missing=[f"the positive control could not be measured: {first_line(error)}"]
-            )
-        else:
-            slower = Change(then_seconds=change.now_seconds, now_seconds=seconds, limit=change.limit)
-            self._positive = Controls(positive=slower)
-
-    def beside(self, negative: Controls) -> Controls:
-        """Return the positive control's results combined with the given negative control's."""
-        missing = [*negative.missing, *self._positive.missing]
-        return replace(self._positive, negative=negative.negative, missing=missing)
+    The delay makes the step longer than the limit of its test.
+    """
+    changes = comparison.changes
+    timed = {test: change.now_seconds for test, change in changes.items() if change.quantity == "step"}
+    if (test := shortest(timed, measured)) is None:
+        why = "the positive control was not measured: no step was compared by its time"
+        return Controls(missing=[why] if changes else [])
+    usual, limit = timed[test], changes[test].limit
+    excess = limit * (1 + SLOW_DOWN[device]) - 1
+    try:
+        delayed = pool.measure(slowed(measured[test].spec, excess * usual))
+    except CANNOT_MEASURE as error:
+        return Controls(missing=[f"the positive control could not be measured: {first_line(error)}"])
+    seconds = median(delayed.all_step_seconds())
+    return Controls(positive=Change(then_seconds=usual, now_seconds=seconds, limit=limit))

@@ -183,7 +183,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "left_out": by_file(session.outcomes.left_out),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
-            "counted_seconds": sum(measuring.counted_seconds for measuring in session.passes),
+            "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),
             "test_seconds": seconds,
             "overhead_seconds": {
                 test: seconds[test] - measure.counted_seconds

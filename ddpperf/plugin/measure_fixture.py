@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, NoReturn
 
@@ -38,24 +38,20 @@ class VirtualClock:
     def __repr__(self) -> str:
         return "VirtualClock()"
 
-    def rewind(self) -> None:
-        self._now = 0.0
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
+    def show(self, seconds: float = 0.0) -> None:
+        """Set the time."""
+        self._now = seconds
 
 
 CLOCK = VirtualClock()
 
 
 class Measure:
-    """Measures the work that a test's spec describes, such as a training step, and stores the
-    results.
+    """Measures the work that a test's spec describes, and stores the results of the test.
 
     Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
     specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
-    each
-    metric, are then taken from the side that runs in this environment.
+    each metric, are then taken from the side that runs in this environment.
 
     machine: properties of this machine, such as the bandwidth of its links.
     measured: the result of `measure(spec)`; None before that call.
@@ -65,23 +61,22 @@ class Measure:
     ended_as: BASE_FAILED if ranks of the base failed; CANDIDATE_CANNOT if only the candidate cannot
     measure the test.
     counted_seconds: the time spent in timed rounds.
+    judged_side: the side whose metrics must reach thresholds, which is the candidate in an A/B run.
     """
 
     def __init__(
         self,
         benchmark: BenchmarkFixture,
-        pool: Callable[[], Pool],
+        pool: Pool,
         notes: Callable[[Measured, bool], list[Note]],
         *,
         machine: Machine | None = None,
         sides: Sides | None = None,
     ) -> None:
-        """Store the functions that provide worker processes and warnings.
+        """Store the worker processes and the function that provides warnings.
 
-        pool: returns the worker processes.
         notes: returns the warnings about a measurement; its second argument is whether the
-        measurement
-        was made just now.
+        measurement was made just now.
         """
         self.machine = machine or Machine()
         self.measured: Measured | None = None
@@ -90,6 +85,8 @@ class Measure:
         self.counted_seconds = 0.0
         self.ended_as: OutcomeKind | None = None
         self.metrics: dict[str, dict[str, Any]] = {}
+        self.judged_side = BASE if sides is None else CANDIDATE
+        self._here = BASE if sides is None else sides.here  # the side that runs in this environment
         self._benchmark = benchmark
         self._pool = pool
         self._notes = notes
@@ -117,9 +114,9 @@ class Measure:
             "notes": [note.to_json() for note in self.notes],
         }
         durations = measured.of(self._here).all_step_seconds()
-        rounds: Iterator[float] = iter(durations)
+        rounds = iter(durations)
         self._benchmark.pedantic(
-            lambda: CLOCK.advance(next(rounds, 0.0)), setup=CLOCK.rewind, rounds=len(durations), iterations=1
+            lambda: CLOCK.show(next(rounds, 0.0)), setup=CLOCK.show, rounds=len(durations), iterations=1
         )
         return measured
 
@@ -138,11 +135,10 @@ class Measure:
 
         The spec is measured alone on one process set. Returns a sentence if memory ran out, or if a
         library reached one of its limits. The worker processes are then replaced, so the test's own
-        spec
-        has to be measured after all attempts.
+        spec has to be measured after all attempts.
         """
         try:
-            return self._with_notes(lambda pool: pool.measure_alone(spec))
+            return self._with_notes(lambda: self._pool.measure_alone(spec))
         except SetFailure as failure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED and failure.failures[0].limit:
@@ -160,8 +156,7 @@ class Measure:
         """Store a registered metric of the test, with one value for each process set.
 
         The stored value is the median over the process sets that run in this environment. The test
-        fails
-        if the metric is not registered, or if a value is NaN or infinite.
+        fails if the metric is not registered, or if a value is NaN or infinite.
         """
         try:
             unit = metrics.find(name).unit
@@ -186,24 +181,12 @@ class Measure:
         """pytest-benchmark's statistics of the test, or None before the test was measured."""
         return self._benchmark.stats if self.measured is not None else None
 
-    @property
-    def _here(self) -> str:
-        """The side of an A/B run, base or candidate, that runs in this environment."""
-        return self._sides.here if self._sides is not None else BASE
-
-    @property
-    def judged_side(self) -> str:
-        """The side whose metrics must reach thresholds, which is the candidate in an A/B run."""
-        return BASE if self._sides is None else CANDIDATE
-
     def values(self) -> dict[str, float]:
         """Return the value of each metric; in an A/B run, the value of the candidate."""
         if self._sides is None:
             return {name: metric["value"] for name, metric in self.metrics.items()}
-        by_name = {
-            name: self._of_side(metric["by_set"], self.judged_side) for name, metric in self.metrics.items()
-        }
-        return {name: median(values) for name, values in by_name.items() if values}
+        side = {name: self._of_side(metric["by_set"], CANDIDATE) for name, metric in self.metrics.items()}
+        return {name: median(values) for name, values in side.items() if values}
 
     def warn(self, text: str) -> None:
         """Add a warning about the test's measurement; the test still passes."""
@@ -226,39 +209,32 @@ class Measure:
         """
         if not isinstance(spec, Spec):
             _fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}")
-        candidate = self._candidate_of(spec, own=own)
         try:
-            return self._with_notes(lambda pool: pool.measure_once(spec, candidate))
-        except (SetFailure, ValueError, OSError) as error:
-            failure = str(error)
-            if isinstance(error, SetFailure) and self._sides is not None:
-                of_base = error.set_name.startswith(BASE)
-                self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
-                failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
-            elif isinstance(error, OSError) and self._sides is not None:
-                # The machine lacks something, which is not the candidate's fault.
-                self.ended_as = OutcomeKind.BASE_FAILED
-        pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
-
-    def _candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
-        """Return the candidate's spec if it differs from the base's spec, else None.
-
-        Skips the test if only the candidate cannot measure it.
-        """
-        if self._sides is None:
-            return None
-        try:
-            return self._sides.candidate_of(spec, own=own)
+            candidate = self._sides.candidate_of(spec, own=own) if self._sides is not None else None
         except ValueError as error:
             self.ended_as = OutcomeKind.CANDIDATE_CANNOT
             pytest.skip(f"the candidate cannot measure it: {error}")
+        try:
+            return self._with_notes(lambda: self._pool.measure_once(spec, candidate))
+        except SetFailure as error:
+            failure = str(error)
+            if self._sides is not None:
+                of_base = error.set_name.startswith(BASE)
+                self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
+                failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
+        except (ValueError, OSError) as error:
+            failure = str(error)
+            if self._sides is not None and isinstance(
+                error, OSError
+            ):  # the machine's fault, not the candidate's
+                self.ended_as = OutcomeKind.BASE_FAILED
+        pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
 
-    def _with_notes(self, measured_by: Callable[[Pool], Measured]) -> Measured:
+    def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
         """Run a measurement, and store its warnings and the seconds spent in timed rounds."""
-        pool = self._pool()
-        before = pool.counted_seconds
-        measured = measured_by(pool)
-        spent = pool.counted_seconds - before
+        before = self._pool.counted_seconds
+        measured = measure()
+        spent = self._pool.counted_seconds - before
         self.counted_seconds += spent
         for note in self._notes(measured, spent > 0):
             self._add(note)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.control_measurements import StoredControls
+from ddpperf.plugin.control_measurements import copied, positive_control
 from ddpperf.plugin.measuring_pass import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -16,7 +15,8 @@ from ddpperf.results.stored_runs import Baseline, Storage
 from ddpperf.verdict.ab import ab_answer, confirmed_answer
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
-from ddpperf.verdict.stored_run_comparison import Comparison, Reference, compare, negative_control
+from ddpperf.verdict.stored_run_comparison import Comparison, Controls, Reference, compare, negative_control
+from ddpperf.workers.pool import Pool
 
 
 class PlainRun:
@@ -25,6 +25,7 @@ class PlainRun:
     baseline: the stored run; None without --benchmark-compare, or if no stored run was found.
     confirmation: measures suspected regressions again beside the stored run's code; None without
     --baseline-root and --baseline-python.
+    comparison: None before the comparison, or without a stored run.
     """
 
     sides = None
@@ -38,73 +39,66 @@ class PlainRun:
         confirmation: ABRun | None,
     ) -> None:
         self.replicates = options.replicates or 1
-        self.baseline = baseline
-        self.confirmation = confirmation
         self.comparison: Comparison | None = None
-        self.controls = StoredControls(options.device)
-        self._limit = options.slower_ratio
+        self._options = options
         self._settings = settings
         self._storage = storage
-
-    @cached_property
-    def _reference(self) -> Reference:
-        assert self.baseline is not None
-        history = self._storage.history(self.baseline)
-        return Reference(baseline=self.baseline, settings=self._settings, limit=self._limit, history=history)
+        self._baseline = baseline
+        self._confirmation = confirmation
+        self._copied: Measured | None = None
 
     def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Compare step times with a stored run, and return the ids of tests to measure again.
+        """Compare step times with a stored run, and return the ids of tests that look slower.
 
         The control measurements are made, too.
         expected: ids of the tests that have to be compared.
         """
-        self.controls.copy(measuring.pool())
-        compared = self._compare(measuring.measured(), expected)
-        if compared is not None:
-            self.controls.slow_down(compared, measuring.measured(), measuring.pool())
-            self.comparison = self._controlled(compared)
-        return self._suspects() if self.confirmation is not None else []
+        self._copied = copied(measuring.pool, self._options.device)
+        self._compare(measuring.measured(), expected, measuring.pool)
+        return self._suspects()
 
-    def confirm(self, measuring: Measuring) -> None:
-        """Decide which suspected regressions are real, by comparing with the stored run's code."""
-        if self.confirmation is not None:
-            self.confirmation.confirm_suspects(measuring, self._suspects())
-
-    def answer(
-        self, measured: Mapping[str, Measured], expected: Collection[str], cannot: Sequence[str]
-    ) -> Answer | None:
-        """Return the result of comparing with the stored run; None if there is no stored run.
-
-        cannot: not used, because only A/B runs have a candidate.
-        """
-        del cannot
-        if self.comparison is None and (compared := self._compare(measured, expected)) is not None:
-            self.comparison = self._controlled(compared)  # of a run that was interrupted, or measured nothing
+    def answer(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Answer | None:
+        """Return the result of comparing with the stored run; None if there is no stored run."""
+        if self.comparison is None:  # the run was interrupted, or measured nothing
+            self._compare(measured, expected)
         if self.comparison is None:
             return None
-        answer, suspects = self.comparison.answer(), self._suspects()
-        if self.confirmation is None or not suspects:
+        answer, suspects, confirmation = self.comparison.answer(), self._suspects(), self._confirmation
+        if confirmation is None or not suspects:
             return answer
         missing = dict.fromkeys(suspects, "was to be measured beside the stored run's code, and was not")
-        judged = self.confirmation.answer({}, (), ()) if self.confirmation.decided else ab_answer((), missing)
+        judged = confirmation.answer() if confirmation.decided else ab_answer((), missing)
         return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
 
     def to_json(self) -> dict[str, Any]:
         """Return the control measurement and the second measurements, as stored as JSON."""
-        copied = {"copied": self.controls.copied and self.controls.copied.to_json()}
-        if self.confirmation is None or not self.confirmation.decided:
-            return copied
-        return copied | {"confirmed": self.confirmation.sides_json()}
+        fields = {"copied": self._copied and self._copied.to_json()}
+        if self._confirmation is not None and self._confirmation.decided:
+            fields["confirmed"] = self._confirmation.sides_json()
+        return fields
 
     def _suspects(self) -> list[str]:
         """Return the ids of tests that are or look slower than in the stored run."""
         return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
 
-    def _compare(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Comparison | None:
-        if self.baseline is None:
-            return None
-        return compare(measured, self._reference, expected)
-
-    def _controlled(self, compared: Comparison) -> Comparison:
-        negative = negative_control(self.controls.copied, self._reference, compared=len(compared.changes))
-        return replace(compared, controls=self.controls.beside(negative))
+    def _compare(
+        self, measured: Mapping[str, Measured], expected: Collection[str], pool: Pool | None = None
+    ) -> None:
+        """Compare step times with the stored run, if any, and make the positive control in `pool`."""
+        if self._baseline is None:
+            return
+        reference = Reference(
+            baseline=self._baseline,
+            settings=self._settings,
+            limit=self._options.slower_ratio,
+            history=self._storage.history(self._baseline),
+        )
+        compared = compare(measured, reference, expected)
+        negative = negative_control(self._copied, reference, compared=len(compared.changes))
+        positive = Controls()
+        if pool is not None:
+            positive = positive_control(compared, measured, pool, self._options.device)
+        controls = replace(
+            positive, negative=negative.negative, missing=[*negative.missing, *positive.missing]
+        )
+        self.comparison = replace(compared, controls=controls)

@@ -18,9 +18,10 @@ from ddpperf.plugin.core_suite import is_below
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.measuring_pass import Measuring
+from ddpperf.plugin.measuring_pass import Measuring, make_pool
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.prepare import prepare
+from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
@@ -34,7 +35,9 @@ from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 class Session:
     """The state of one pytest run of the performance tests.
 
-    run: a plain run or an A/B run; measures and compares the tests.
+    baseline: the stored run to compare with; None without --benchmark-compare, or if none was found.
+    run: a plain run or an A/B run; compares the measurements of the tests.
+    confirmation: the A/B run that measures suspected regressions again; None without a base.
     passes: the first measurement of all tests, and the second one of suspected regressions.
     problems: sentences that say why the run can give no verdict.
     compare_with: the name of the stored run to compare with, or True for the newest one.
@@ -58,21 +61,21 @@ class Session:
         thresholds, settings = read_threshold_file(root)
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         decision = settings["gpu" if options.device == "cuda" else "cpu"]
-        baseline = self._stored_run(compare_with) if compare_with else None
+        self.baseline: Baseline | None = None
+        if compare_with:
+            try:
+                self.baseline = self.storage.load(self.storage.find(compare_with))
+            except NoBaseline as problem:
+                self.problems.append(str(problem))
+        self.confirmation: ABRun | None = None
+        if options.sides is not None:
+            replicates = None if compare_with else options.replicates
+            self.confirmation = ABRun(options.sides, decision, options.device, replicates)
         self.run: PlainRun | ABRun
-        if options.sides is not None and not compare_with:
-            self.run = ABRun(options.sides, decision, options.device, replicates=options.replicates)
+        if self.confirmation is not None and not compare_with:
+            self.run = self.confirmation
         else:
-            beside = ABRun(options.sides, decision, options.device) if options.sides is not None else None
-            self.run = PlainRun(options, decision, self.storage, baseline, beside)
-
-    def _stored_run(self, name: str | Literal[True]) -> Baseline | None:
-        """Load the stored run to compare with, or return None and add a problem to the session."""
-        try:
-            return self.storage.load(self.storage.find(name))
-        except NoBaseline as problem:
-            self.problems.append(str(problem))
-            return None
+            self.run = PlainRun(options, decision, self.storage, self.baseline, self.confirmation)
 
     @cached_property
     def machine(self) -> hardware.Machine:
@@ -87,7 +90,7 @@ class Session:
     @property
     def is_suite(self) -> bool:
         """Whether pytest collected performance tests, or the user requested a comparison."""
-        requested = isinstance(self.run, ABRun) or self.run.baseline is not None or bool(self.problems)
+        requested = isinstance(self.run, ABRun) or self.baseline is not None or bool(self.problems)
         return requested or self.outcomes.found_experiments
 
     def prepare(self) -> None:
@@ -100,8 +103,8 @@ class Session:
         self._prepared = True
         _ = self.host  # read now: the commit at the beginning is the one that is stored
         self.options = prepare(self.options, self.storage.root)
-        if self.run.baseline is not None:
-            require_stored_code(self.run.baseline, self.options.sides, self.storage.root)
+        if self.baseline is not None:
+            require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     @cached_property
     def host(self) -> dict[str, Any]:
@@ -123,22 +126,16 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
-            self._begin_pass(self.run, self.run.replicates)
+            self._begin_pass(self.run.sides, self.run.replicates)
 
-    def _begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
-        after = self.passes[-1] if self.passes else None
-        if after is not None:
-            after.close()
-        self.passes.append(
-            Measuring(
-                self.options,
-                self._devices,
-                self.progress,
-                sides=run.sides,
-                replicates=replicates,
-                after=after,
-            )
-        )
+    def _begin_pass(self, sides: Sides | None, replicates: int) -> None:
+        """Begin to measure in new processes, after ending those of the pass before."""
+        sets_made = 0
+        if self.passes:
+            self.passes[-1].pool.close()
+            sets_made = self.passes[-1].pool.sets_made
+        pool = make_pool(self.options, self._devices, self.progress, sides, replicates, sets_made)
+        self.passes.append(Measuring(pool, self._devices, sides))
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
@@ -153,24 +150,26 @@ class Session:
         (first,) = self.passes
         if not first.measured():
             return
-        suspects = self.run.judge(first, self._expected())
-        again = self.run.confirmation
-        if not suspects or again is None:
+        if isinstance(self.run, ABRun):
+            suspects = self.run.judge(first)
+        else:
+            suspects = self.run.judge(first, self._expected())
+        if not suspects or self.confirmation is None:
             return
-        self._begin_pass(again, again.confirmation_replicates)
+        self._begin_pass(self.confirmation.sides, self.confirmation.confirmation_replicates)
         for item in items:
             if item.nodeid in suspects:
                 for report in runtestprotocol(item, log=False):
                     if report.failed:  # the first pass reported everything else
                         item.ihook.pytest_runtest_logreport(report=report)
-        self.run.confirm(self.passes[-1])
+        self.confirmation.confirm(self.passes[-1], suspects)
 
     def _expected(self) -> set[str]:
         """Return the ids of collected tests, and of stored tests that the command line names.
 
         Tests that the command line deselected are left out.
         """
-        stored = self.run.baseline.measured if self.run.baseline is not None else {}
+        stored = self.baseline.measured if self.baseline is not None else {}
         asked = {test for test in stored if any(is_below(test, path) for path in self.outcomes.paths)}
         return set(self.outcomes.measured) | asked - self.outcomes.deselected
 
@@ -180,7 +179,7 @@ class Session:
         self.progress.close()
         try:
             for measuring in self.passes:
-                measuring.close()
+                measuring.pool.close()
         finally:
             self._devices.release()
 
@@ -189,9 +188,13 @@ class Session:
     def answer(self) -> tuple[Answer | None, Verdict]:
         """Return the result of the comparison, if any, and the verdict of the whole test run."""
         outcomes = self.outcomes_by_side()
-        cannot = [test for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.CANDIDATE_CANNOT]
         measured = self.passes[0].measured() if self.passes else {}
-        answer = self.run.answer(measured, self._expected(), cannot)
+        answer: Answer | None
+        if isinstance(self.run, ABRun):
+            cannot = OutcomeKind.CANDIDATE_CANNOT
+            answer = self.run.answer([test for test, outcome in outcomes.items() if outcome.kind is cannot])
+        else:
+            answer = self.run.answer(measured, self._expected())
         problems = list(self.problems)
         if self.outcomes.deselected and not self.outcomes.measured:
             count = len(self.outcomes.deselected)
@@ -205,12 +208,11 @@ class Session:
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
         outcomes = self.outcomes.all()
-        ended_as = {
-            test: measure.ended_as
-            for measuring in self.passes
-            for test, measure in measuring.measures.items()
-            if measure.ended_as is not None
-        } | dict.fromkeys(self.outcomes.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
+        ended_as = dict.fromkeys(self.outcomes.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
+        for measuring in self.passes:
+            for test, measure in measuring.measures.items():
+                if measure.ended_as is not None:
+                    ended_as[test] = measure.ended_as
         for test, outcome in outcomes.items():
             kind = ended_as.get(test)
             if kind is OutcomeKind.BASE_FAILED or (kind is not None and outcome.kind is OutcomeKind.SKIPPED):

@@ -178,7 +178,7 @@ def test_only_a_limit_is_an_answer(cause: Cause, limit: bool, fits: bool | None)
         def measure_alone(self, spec: object) -> None:
             raise SetFailure("A1", "at open", [failure])
 
-    full_pool: Any = FullPool
+    full_pool: Any = FullPool()
     measure = Measure(cast(Any, None), full_pool, lambda measured, fresh: [])
     spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
     if fits is False:

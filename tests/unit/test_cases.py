@@ -15,7 +15,6 @@ from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
-from ddpperf.workers.pool import Pool
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.canned import CannedSuite
 from tests.project import NOISY
@@ -113,11 +112,8 @@ def test_mapped_memory_of_the_candidate_needs_peer_access() -> None:
 
 
 def test_fastest_all_reduce_needs_another_algorithm() -> None:
-    def pool() -> Pool:
-        raise AssertionError("nothing is measured")
-
-    machine = Machine(device="cuda", unmapped=(0, 1))
-    measure = Measure(SimpleNamespace(), pool, lambda *_: [], machine=machine)  # type: ignore[arg-type]
+    nothing: Any = None
+    measure = Measure(nothing, nothing, nothing, machine=Machine(device="cuda", unmapped=(0, 1)))
     with pytest.raises(
         pytest.skip.Exception, match=r"^no other algorithm can run: it maps the memory of all GPUs, and "
     ):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.control_measurements import StoredControls
+from ddpperf.plugin.control_measurements import positive_control
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.specs import CopySpec, Spec
@@ -110,9 +110,8 @@ def test_comparison_without_a_step_lacks_a_control() -> None:
         ({"t": change}, ["the positive control was not measured: no step was compared by its time"]),
         ({}, []),
     ):
-        controls = StoredControls("cpu")
-        controls.slow_down(Comparison(baseline="x.json", changes=changes), {"t": run}, pool)
-        assert controls.beside(Controls()).missing == missing
+        comparison = Comparison(baseline="x.json", changes=changes)
+        assert positive_control(comparison, {"t": run}, pool, "cpu").missing == missing
 
 
 def test_slowed_step_within_the_limit_fails() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.pool import Pool
 from tests.canned import CannedSuite
 
 REFUSALS = """
@@ -47,13 +47,19 @@ def test_references_of_two_sets(measure):
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 
 
-def measure_with(error: Exception | None = None) -> Measure:
-    def pool() -> Pool:
-        assert error is not None, "no pool was to be asked for"
+def failing_pool(error: Exception | None) -> Any:
+    """Return a pool that fails at the first measurement."""
+
+    def measure_once(*_: object) -> None:
+        assert error is not None, "nothing was to be measured"
         raise error
 
+    return SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
+
+
+def measure_with(error: Exception | None = None) -> Measure:
     benchmark: Any = None
-    return Measure(benchmark, pool, lambda measured, fresh: [])
+    return Measure(benchmark, failing_pool(error), lambda measured, fresh: [])
 
 
 def test_full_disk_fails_the_test() -> None:
@@ -93,9 +99,9 @@ def test_metric_is_the_median_over_sets() -> None:
 def test_clock_returns_exact_durations(seconds: float) -> None:
     clock = VirtualClock()
     for _ in range(3):
-        clock.rewind()
+        clock.show()
         start = clock()
-        clock.advance(seconds)
+        clock.show(seconds)
         assert clock() - start == seconds
 
 
@@ -140,10 +146,7 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
 @pytest.mark.parametrize(("failed", "base_failed"), [("A1", True), ("B2", False)])
 def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
     died = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
-
-    def pool() -> Pool:
-        raise SetFailure(failed, "at open", [died])
-
+    pool = failing_pool(SetFailure(failed, "at open", [died]))
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
     benchmark: Any = None
     measure = Measure(benchmark, pool, lambda measured, fresh: [], sides=sides)

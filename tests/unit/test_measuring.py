@@ -32,7 +32,7 @@ def measuring(watch: Watch | None = None) -> Measuring:
     devices: Any = Devices([], 1)
     devices._watch = watch
     unused: Any = None
-    return Measuring(unused, devices, unused)
+    return Measuring(unused, devices)
 
 
 def measured(spec: Spec, name: str = "A1") -> Measured:

@@ -33,7 +33,7 @@ def plain_run(**ratios: float) -> PlainRun:
 
 def test_suspect_without_confirmation_is_undecided() -> None:
     """The confirmation was interrupted: the slow-down may be the machine's."""
-    answer = plain_run(t=1.2, u=1.07).answer({}, [], [])
+    answer = plain_run(t=1.2, u=1.07).answer({}, [])
     assert answer is not None
     assert answer.worse == {}
     reason = "was to be measured beside the stored run's code, and was not"
@@ -43,4 +43,4 @@ def test_suspect_without_confirmation_is_undecided() -> None:
 def test_comparison_without_suspects_is_the_answer() -> None:
     run = plain_run(t=1.01)
     assert run.comparison is not None
-    assert run.answer({}, [], []) == run.comparison.answer()
+    assert run.answer({}, []) == run.comparison.answer()
