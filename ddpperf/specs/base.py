@@ -48,6 +48,7 @@ class Work:
     take turns after each part, so that a short disturbance of the machine affects both.
     delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
     one.
+    Raises ValueError for fields that cannot be measured together.
     """
 
     measurement: ClassVar[str]
@@ -56,6 +57,7 @@ class Work:
     compared_parts: ClassVar[int] = 1
     seed: ClassVar[int] = 0
     set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
+    execution: ClassVar[str] = "eager"
 
     world_size: Positive
     delay_seconds: Delay = 0.0
@@ -66,10 +68,7 @@ class Work:
             raise ValueError(problem)
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each reason why the fields cannot be measured together.
-
-        A spec with a problem cannot be made: the first sentence is raised as ValueError.
-        """
+        """Yield a sentence for each reason why the fields cannot be measured together."""
         yield from wrong_fields(self)
 
     @property
@@ -85,7 +84,7 @@ class Work:
     @property
     def captured(self) -> bool:
         """Return whether a measured step is replayed from a CUDA graph."""
-        return False
+        return "graph" in self.execution
 
     @property
     def calls(self) -> int:
@@ -98,7 +97,7 @@ class Work:
     @property
     def compiled(self) -> bool:
         """Return whether torch.compile compiles a part of a measured step."""
-        return False
+        return "compile" in self.execution
 
     @property
     def busy_processes(self) -> int:
@@ -110,7 +109,6 @@ class Work:
 
         size: the number of ranks in the process set.
         """
-        del size
         return [list(range(self.world_size))]
 
 

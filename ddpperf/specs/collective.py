@@ -35,16 +35,12 @@ class Call(Work):
 
     world_size: Annotated[int, 2]
     nbytes: Annotated[int, FLOAT32_BYTES]
-    execution: CallExecution = "eager"
+    execution: CallExecution = "eager"  # type: ignore[misc]
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.nbytes % FLOAT32_BYTES:
             yield f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
-
-    @property
-    def captured(self) -> bool:
-        return self.execution == "graph"
 
     @property
     def calls(self) -> int:
@@ -59,7 +55,6 @@ class AllReduceSpec(Call):
     """Measurement spec for an all_reduce (sum) by NCCL, gloo or one of ddpperf's algorithms.
 
     in_place: whether the sum replaces the rank's buffer. If False, the sum goes to another buffer.
-    Raises ValueError for a value that cannot be measured.
     """
 
     measurement: ClassVar[str] = "all_reduce"
@@ -93,7 +88,6 @@ class CollectiveSpec(Call):
     FSDP and ZeRO use such collectives.
     nbytes: the size of the larger of a rank's two buffers, as in nccl-tests. This buffer is the
     input of a reduce_scatter and the output of an all_gather.
-    Raises ValueError for a value that cannot be measured.
     """
 
     measurement: ClassVar[str] = "collective"

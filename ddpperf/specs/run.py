@@ -45,7 +45,6 @@ class RunSpec(TrainingSpec):
     set_epoch: whether the images are shuffled differently in each epoch.
     seed: the random seed of the parameters, the order of the images, the crops and the hidden
     squares.
-    Raises ValueError for a value that cannot be measured.
     """
 
     measurement: ClassVar[str] = "training_run"

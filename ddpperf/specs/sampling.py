@@ -46,7 +46,6 @@ class SamplerSpec(Work):
 
     set_epoch: whether the sampler is given the number of each epoch. Without this number the images
     are in the same order in every epoch.
-    Raises ValueError for fewer images than ranks.
     """
 
     measurement: ClassVar[str] = "sampler"

@@ -67,13 +67,12 @@ class StrategyFields(Work):
     communication: "on" sends gradients. "local" fills DDP's buckets without sending the buckets.
     "no_sync" does neither.
     comm_delay_seconds: by how much `comm_delay_rank` delays the last bucket of each step.
-    Raises ValueError for values that do not go together.
     """
 
     strategy: Strategy
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
-    execution: Execution = "eager"
+    execution: Execution = "eager"  # type: ignore[misc]
     inductor: str = ""
     comm_hook: CommHook = "none"
     bucket_cap_mb: int = DEFAULT_BUCKET_CAP_MB
@@ -135,14 +134,6 @@ class StrategyFields(Work):
     @property
     def grouped(self) -> bool:
         return self.strategy in GROUPED_STRATEGIES
-
-    @property
-    def compiled(self) -> bool:
-        return self.execution in COMPILED_EXECUTIONS
-
-    @property
-    def captured(self) -> bool:
-        return self.execution in CAPTURED_EXECUTIONS
 
     @property
     def maps_memory(self) -> bool:

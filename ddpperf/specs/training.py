@@ -30,7 +30,6 @@ class TrainingSpec(StrategyFields):
     digest: a hash of the data set's images.
     epoch_images: the number of images in an epoch.
     drop_last: whether to leave out a smaller last batch.
-    Raises ValueError for a value that cannot be measured.
     """
 
     measurement: ClassVar[str] = "training_step"

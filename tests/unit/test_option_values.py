@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options import values
+from ddpperf.plugin.options import declared, values
 from ddpperf.plugin.options.declared import FIELDS, OPTIONS, Option
 from ddpperf.plugin.options.options import default_world_sizes
 from ddpperf.plugin.options.outputs import make_folder
@@ -40,14 +40,14 @@ def test_world_sizes_default_to_powers_of_two_and_all_gpus(
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), (" 2 ", 2), ("999999", 999999), ("007", 7)])
 def test_whole_numbers_are_parsed(text: str, value: int) -> None:
-    assert values.WHOLE_NUMBER(text) == value
+    assert declared.WHOLE_NUMBER(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000000"])
 def test_other_texts_are_no_whole_numbers(text: str) -> None:
     sentence = f"takes a whole number from 1 to 999999999, got {text!r}; pass for example 2"
     with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(sentence)}$"):
-        values.WHOLE_NUMBER(text)
+        declared.WHOLE_NUMBER(text)
 
 
 @BOUNDED
@@ -64,14 +64,14 @@ def test_numbers_are_above_0_and_up_to_a_limit(value: float, most: float) -> Non
 
 
 def test_the_limit_of_a_number_is_accepted() -> None:
-    assert values.DELAY("10") == 10
+    assert declared.DELAY("10") == 10
     with pytest.raises(argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to 10, got"):
-        values.DELAY(repr(math.nextafter(10, 11)))
+        declared.DELAY(repr(math.nextafter(10, 11)))
 
 
 @pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)
 def test_example_of_each_option_is_accepted(option: Option) -> None:
-    if option.parser not in (values.INTERPRETER, values.CHECKOUT):  # these examples do not exist here
+    if option.parser not in (declared.INTERPRETER, declared.CHECKOUT):  # these examples do not exist here
         assert option.parser(option.parser.example) is not None
 
 

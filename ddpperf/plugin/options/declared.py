@@ -12,10 +12,13 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.plugin.options import values
-from ddpperf.plugin.options.values import Parser, choice
-from ddpperf.specs import CommHook, Model
-from ddpperf.specs.strategy import GROUPED_STRATEGIES
+from ddpperf.plugin.options.values import Parser, choice, number, several, whole_number
+from ddpperf.specs import CommHook, Execution, Model, Precision
+from ddpperf.specs.base import MOST_DELAY_SECONDS
+from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
+from ddpperf.verdict.two_stage_test import MOST_SETS
 
+MAX_WORLD_SIZE = 1024
 BUILT_IN = ", ".join(get_args(Model))
 
 
@@ -66,155 +69,75 @@ class Option:
         return None if isinstance(self.default, str) else self.parser(self.default[device == "cuda"])
 
 
+DEVICE = choice("auto", "cuda", "cpu")
+WHOLE_NUMBER = whole_number()
+WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
+WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
+SETS = whole_number(MOST_SETS)
+MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
+PRECISION = choice(*get_args(Precision))
+EXECUTION = choice(*get_args(Execution))
+EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
+BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", values.buffer_size)
+BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
+BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
+DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
+DEADLINE = number("seconds", "SECONDS", 86400, "300")
+LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
+MODEL = Parser(
+    "NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", values.model_name
+)
+DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
+INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", values.interpreter)
+CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", values.folder)
+VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", values.variable)
+NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", values.new_folder)
+NEW_FILE = Parser("FILE", "a file", "verdict.md")
+INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
+YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
+NOTHING = Parser("", "no value", "")
+
 FIELDS = (
     Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train one model.", "ddp"),
     Option("comm_hook", choice(*get_args(CommHook)), "DDP's hook for averaging gradients.", "none"),
-    Option(
-        "bucket_cap_mb",
-        values.MEBIBYTES,
-        "Size of DDP's gradient buckets in MiB; 0 for torch's default.",
-        "0",
-    ),
-    Option("gradient_as_bucket_view", values.YES_NO, "Make gradients views of DDP's buckets.", "false"),
-    Option("static_graph", values.YES_NO, "Tell DDP that all steps have the same graph.", "false"),
-    Option("buffer_sync", values.YES_NO, "Broadcast rank 0's BatchNorm statistics in each step.", "true"),
-    Option("sync_batch_norm", values.YES_NO, "Synchronize BatchNorm over all ranks.", "false"),
+    Option("bucket_cap_mb", MEBIBYTES, "Size of DDP's gradient buckets in MiB; 0 for torch's default.", "0"),
+    Option("gradient_as_bucket_view", YES_NO, "Make gradients views of DDP's buckets.", "false"),
+    Option("static_graph", YES_NO, "Tell DDP that all steps have the same graph.", "false"),
+    Option("buffer_sync", YES_NO, "Broadcast rank 0's BatchNorm statistics in each step.", "true"),
+    Option("sync_batch_norm", YES_NO, "Synchronize BatchNorm over all ranks.", "false"),
     Option(
         "accumulation_steps",
-        values.WHOLE_NUMBER,
+        WHOLE_NUMBER,
         "Parts of a batch whose gradients are added before DDP averages them.",
         "1",
     ),
     Option(
-        "inductor",
-        values.INDUCTOR,
-        "Options of torch.compile's Inductor to switch on.",
-        ("none", "combo_kernels"),
+        "inductor", INDUCTOR, "Options of torch.compile's Inductor to switch on.", ("none", "combo_kernels")
     ),
 )
 FIELD_PARSERS = {option.name: option.parser for option in FIELDS}
 SPEC_FIELD = values.assignment(FIELD_PARSERS)
-CANDIDATE_FIELD = values.assignment({**FIELD_PARSERS, "execution": values.EXECUTION})
+CANDIDATE_FIELD = values.assignment({**FIELD_PARSERS, "execution": EXECUTION})
 AB_OPTIONS = (
     Option(
-        "--against",
-        values.INTERPRETER,
-        "The candidate's Python interpreter, which needs torch.",
-        "this interpreter",
+        "--against", INTERPRETER, "The candidate's Python interpreter, which needs torch.", "this interpreter"
     ),
-    Option("--against-root", values.CHECKOUT, "The candidate's source tree.", "this source tree"),
-    Option("--against-env", values.VARIABLE, "Set an environment variable of the candidate.", repeated=True),
+    Option("--against-root", CHECKOUT, "The candidate's source tree.", "this source tree"),
+    Option("--against-env", VARIABLE, "Set an environment variable of the candidate.", repeated=True),
     Option("--against-spec", CANDIDATE_FIELD, "Set a training field of the candidate.", repeated=True),
-    Option("--baseline-python", values.INTERPRETER, "The base's Python interpreter.", "this interpreter"),
-    Option("--baseline-root", values.CHECKOUT, "The base's source tree.", "this source tree"),
+    Option("--baseline-python", INTERPRETER, "The base's Python interpreter.", "this interpreter"),
+    Option("--baseline-root", CHECKOUT, "The base's source tree.", "this source tree"),
 )
 
 GROUPS: dict[str, tuple[Option, ...]] = {
     "What to measure": (
         Option(
             "--full",
-            values.NOTHING,
+            NOTHING,
             "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
             "off",
             flag=True,
         ),
-        Option("--device", values.DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
-        Option(
-            "--world-sizes", values.WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"
-        ),
-        Option(
-            "--batch-sizes", values.WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")
-        ),
-        Option(
-            "--global-batch-sizes",
-            values.WHOLE_NUMBERS,
-            "Images of all ranks together in a training step.",
-            ("64", "128,512"),
-        ),
-        Option(
-            "--model",
-            values.MODEL,
-            f"The model to train. Built in are {BUILT_IN}.",
-            ("resnet18", "resnet18_cifar"),
-        ),
-        Option("--precision", values.PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
-        Option(
-            "--executions",
-            values.EXECUTIONS,
-            "Execution modes of training steps to measure.",
-            ("eager", "graph,compile+graph,eager"),
-        ),
-        Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
-        Option(
-            "--data", values.DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2
-        ),
-        Option(
-            "--epoch-images",
-            values.WHOLE_NUMBER,
-            "Images in a training epoch.",
-            "1024 on CPUs; all images on GPUs",
-        ),
-        Option(
-            "--buffer-sizes", values.BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"
-        ),
-        Option(
-            "--slow-down",
-            values.DELAY,
-            "Delay every measured step; in an A/B run, only the candidate's steps.",
-        ),
-    ),
-    "How long to measure": (
-        Option("--rounds", values.WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run"),
-        Option(
-            "--replicates",
-            values.SETS,
-            "Process sets that measure each test, per side in an A/B run.",
-            "1; 3 or more in an A/B run",
-        ),
-        Option("--deadline", values.DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
-    ),
-    "A/B runs": AB_OPTIONS,
-    "Where output goes": (
-        Option("--verdict", values.NEW_FILE, "Write the verdict to this file as Markdown."),
-        Option("--worker-logs", values.NEW_FOLDER, "Write the output of every rank to this folder."),
-        Option(
-            "--checkpoints",
-            values.NEW_FOLDER,
-            "Save training checkpoints in this folder, and resume from them.",
-        ),
-        Option("--traces", values.NEW_FOLDER, "Keep test_comm_split's profiler traces in this folder."),
-    ),
-    "Links and projection": (
-        Option(
-            "--link-bandwidth",
-            values.BANDWIDTH,
-            "Bandwidth from one GPU to all others.",
-            "the GPU driver's value",
-        ),
-        Option("--project-to", values.WORLD_SIZES, "Numbers of devices to predict a step time for."),
-        Option(
-            "--node-size", values.WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"
-        ),
-        Option("--node-latency", values.LATENCY, "Latency of a message between nodes in predictions."),
-        Option("--node-bandwidth", values.BANDWIDTH, "Bandwidth of a device to other nodes in predictions."),
-    ),
-}
-OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Add ddpperf's command-line options to pytest."""
-    for title, options in GROUPS.items():
-        group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
-        for option in options:
-            if option.flag:
-                group.addoption(option.name, action="store_true", default=None, help=option.help)
-                continue
-            group.addoption(
-                option.name,
-                type=option.parsed,
-                metavar=option.parser.metavar,
-                action="append" if option.repeated else "store",
-                default=[] if option.repeated else None,
-                help=f"{option.help} Takes {option.parser.takes}. Default: {option.default_text}.",
-            )
+        Option("--device", DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
+        Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
+        Option("--batch-sizes", WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),

@@ -13,14 +13,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from ddpperf.specs import FLOAT32_BYTES, Execution, Precision, require_model
-from ddpperf.specs.base import MOST_DELAY_SECONDS
-from ddpperf.specs.strategy import MOST_BUCKET_CAP_MB
-from ddpperf.verdict.two_stage_test import MOST_SETS
+from ddpperf.specs import FLOAT32_BYTES, require_model
 
-MAX_WORLD_SIZE = 1024
 MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -121,7 +117,7 @@ def assignment(known: dict[str, Parser]) -> Parser:
     return Parser("FIELD=VALUE", "FIELD=VALUE", "comm_hook=bf16", parse)
 
 
-def _interpreter(text: str) -> str:
+def interpreter(text: str) -> str:
     path = text if os.sep in text else shutil.which(text) or ""
     for wrong, clause in (
         (os.path.isdir(path or text), "is a folder"),
@@ -135,13 +131,13 @@ def _interpreter(text: str) -> str:
     return str(Path(path).absolute())  # a link is kept: a virtual environment is found beside it
 
 
-def _folder(text: str) -> str:
+def folder(text: str) -> str:
     if not os.path.isdir(text):
         raise Wrong("is not a folder")
     return os.path.realpath(text)
 
 
-def _bytes(text: str) -> int:
+def buffer_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", text)
     nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
     require(0 < nbytes <= MAX_BYTES)
@@ -150,46 +146,19 @@ def _bytes(text: str) -> int:
     return nbytes
 
 
-def _model(text: str) -> str:
+def model_name(text: str) -> str:
     require_model(text)
     return text
 
 
-def _new_folder(text: str) -> str:
+def new_folder(text: str) -> str:
     require(text != "")
     return os.path.realpath(text)
 
 
-def _variable(text: str) -> tuple[str, str]:
+def variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     require(bool(equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)))
     if re.fullmatch(RANK_VARIABLES, name):
         raise Wrong(f"sets {name}, a variable that ddpperf sets for every rank")
     return name, value
-
-
-DEVICE = choice("auto", "cuda", "cpu")
-WHOLE_NUMBER = whole_number()
-WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
-WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
-SETS = whole_number(MOST_SETS)
-MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
-PRECISION = choice(*get_args(Precision))
-EXECUTION = choice(*get_args(Execution))
-EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
-BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", _bytes)
-BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
-BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
-DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
-DEADLINE = number("seconds", "SECONDS", 86400, "300")
-LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
-MODEL = Parser("NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", _model)
-DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
-INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", _interpreter)
-CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", _folder)
-VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", _variable)
-NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", _new_folder)
-NEW_FILE = Parser("FILE", "a file", "verdict.md")
-INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
-YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
-NOTHING = Parser("", "no value", "")
