@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ddpperf.data.images import EpochBatches
 from ddpperf.instruments.measurement import Measurement
-from ddpperf.specs import SamplerSpec, Shard
+from ddpperf.specs import SamplerSpec
 
 
 class Sampling(Measurement):
@@ -18,13 +18,7 @@ class Sampling(Measurement):
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images
         self.device = device
-        shard = Shard(
-            epoch_images=spec.epoch_images,
-            processes=spec.world_size,
-            batch_size=spec.shard_images,
-            drop_last=spec.drop_last,
-        )
-        self.batches = EpochBatches(shard, rank, set_epoch=spec.set_epoch)
+        self.batches = EpochBatches(spec.shard, rank, set_epoch=spec.set_epoch)
         self.epoch = 0
         self.indices: list[int] = []
 

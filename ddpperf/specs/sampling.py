@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ddpperf.specs.base import Work
@@ -60,12 +60,11 @@ class SamplerSpec(Work):
             yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
 
     @property
-    def shard_images(self) -> int:
-        """Return the number of images that each rank gets in an epoch."""
-        shard = Shard(
-            epoch_images=self.epoch_images, processes=self.world_size, batch_size=1, drop_last=self.drop_last
-        )
-        return shard.images
+    def shard(self) -> Shard:
+        """Return the images that each rank gets in an epoch, in one batch."""
+        images, N, drop_last = self.epoch_images, self.world_size, self.drop_last
+        shard = Shard(epoch_images=images, processes=N, batch_size=1, drop_last=drop_last)
+        return replace(shard, batch_size=shard.images)
 
     @property
     def id(self) -> str:

@@ -35,7 +35,7 @@ def test_shards_cover_the_images(
     pool: Pool, world_size: int, images: int, drop_last: bool, missing: int, repeated: int
 ) -> None:
     spec = SamplerSpec(world_size=world_size, epoch_images=images, drop_last=drop_last)
-    assert spec.shard_images * world_size == images - missing + repeated
+    assert spec.shard.images * world_size == images - missing + repeated
     places: tuple[float, ...]
     *found, places = counted(pool, spec)
     assert found == [{missing}, {repeated}]
