@@ -33,7 +33,6 @@ class Option:
     help: what the option does.
     default: the default as typed on CPUs and on GPUs, or a description of the default.
     repeated: whether the option may be given several times.
-    flag: whether the option takes no value.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Option:
     help: str
     default: str | tuple[str, str] = "none"
     repeated: bool = False
-    flag: bool = False
 
     def parsed(self, text: str) -> Any:
         """Return an option's value, or a `WrongValue` that `read_options` refuses.
@@ -136,8 +134,79 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             NOTHING,
             "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
             "off",
-            flag=True,
         ),
         Option("--device", DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
         Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
         Option("--batch-sizes", WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),
+        Option(
+            "--global-batch-sizes",
+            WHOLE_NUMBERS,
+            "Images of all ranks together in a training step.",
+            ("64", "128,512"),
+        ),
+        Option(
+            "--model", MODEL, f"The model to train. Built in are {BUILT_IN}.", ("resnet18", "resnet18_cifar")
+        ),
+        Option("--precision", PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
+        Option(
+            "--executions",
+            EXECUTIONS,
+            "Execution modes of training steps to measure.",
+            ("eager", "graph,compile+graph,eager"),
+        ),
+        Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
+        Option("--data", DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2),
+        Option(
+            "--epoch-images", WHOLE_NUMBER, "Images in a training epoch.", "1024 on CPUs; all images on GPUs"
+        ),
+        Option("--buffer-sizes", BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"),
+        Option("--slow-down", DELAY, "Delay every measured step; in an A/B run, only the candidate's steps."),
+    ),
+    "How long to measure": (
+        Option("--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run"),
+        Option(
+            "--replicates",
+            SETS,
+            "Process sets that measure each test, per side in an A/B run.",
+            "1; 3 or more in an A/B run",
+        ),
+        Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
+    ),
+    "A/B runs": AB_OPTIONS,
+    "Where output goes": (
+        Option("--verdict", NEW_FILE, "Write the verdict to this file as Markdown."),
+        Option("--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder."),
+        Option(
+            "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."
+        ),
+        Option("--traces", NEW_FOLDER, "Keep test_comm_split's profiler traces in this folder."),
+    ),
+    "Links and projection": (
+        Option(
+            "--link-bandwidth", BANDWIDTH, "Bandwidth from one GPU to all others.", "the GPU driver's value"
+        ),
+        Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
+        Option("--node-size", WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"),
+        Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),
+        Option("--node-bandwidth", BANDWIDTH, "Bandwidth of a device to other nodes in predictions."),
+    ),
+}
+OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add ddpperf's command-line options to pytest."""
+    for title, options in GROUPS.items():
+        group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
+        for option in options:
+            if option.parser is NOTHING:
+                group.addoption(option.name, action="store_true", default=None, help=option.help)
+                continue
+            group.addoption(
+                option.name,
+                type=option.parsed,
+                metavar=option.parser.metavar,
+                action="append" if option.repeated else "store",
+                default=[] if option.repeated else None,
+                help=f"{option.help} Takes {option.parser.takes}. Default: {option.default_text}.",
+            )
