@@ -146,38 +146,31 @@ def thresholds(hardware: str, runs: Sequence[Run]) -> list[Threshold]:
         by_run = [run.metrics[test, spec] for run in runs if (test, spec) in run.metrics]
         if len(by_run) < FEWEST_RUNS:
             continue
-        minimum, maximum = bounds(by_run, captured=spec.captured)
         threshold = Threshold(
             hardware=hardware,
             test=test,
             where=where(spec),
-            minimum=minimum,
-            maximum=maximum,
+            bounds=bounds(by_run, captured=spec.captured),
             number=len(found) + 1,
         )
         alone = sum(threshold.applies(name, other) for name, other in cases) == 1
-        if (minimum or maximum) and alone:
+        if threshold.bounds and alone:
             found.append(threshold)
     return found
 
 
-def bounds(
-    by_run: Sequence[Mapping[str, float]], *, captured: bool
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the lower limits and the upper limits of a test's metrics, as two dicts.
+def bounds(by_run: Sequence[Mapping[str, float]], *, captured: bool) -> dict[str, float]:
+    """Return the lower limits or the upper limits of a test's metrics.
 
     An eager training step on a GPU has upper limits only, on its CPU seconds. Its speed has no
     limit, because the CPU's launches may limit it on another machine. All other tests have lower
     limits only. by_run: the metrics of the test in each stored run.
     """
     if not captured and any("launch_bound" in metrics for metrics in by_run):
-        return {}, {
-            name: float(raised(max(values)))
-            for name, values in agreed(by_run, CEILINGS, MOST_CPU_SPREAD).items()
-        }
-    return {
-        name: float(lowered(min(values))) for name, values in agreed(by_run, FLOORS, MOST_SPREAD).items()
-    }, {}
+        found = agreed(by_run, CEILINGS, MOST_CPU_SPREAD)
+        return {name: float(raised(max(values))) for name, values in found.items()}
+    found = agreed(by_run, FLOORS, MOST_SPREAD)
+    return {name: float(lowered(min(values))) for name, values in found.items()}
 
 
 def agreed(
@@ -237,9 +230,7 @@ def entry(threshold: Threshold) -> str:
         f"test = {_toml(threshold.test)}",
         f"where = {{ {case} }}",
     ]
-    lines += [
-        f"{metric} = {_toml(bound)}" for metric, bound in {**threshold.minimum, **threshold.maximum}.items()
-    ]
+    lines += [f"{metric} = {_toml(bound)}" for metric, bound in threshold.bounds.items()]
     return "\n".join(["[[threshold]]", *lines, ""])
 
 

@@ -24,11 +24,10 @@ from ddpperf.verdict.two_stage_test import (
     Noise,
     class_noise,
     confirm,
-    minimum_detectable_effect,
+    detection,
     moderated_noise,
     negative_control_findings,
     screen,
-    sets_needed,
 )
 
 LEAST_SPREAD = 0.0005  # log ratio between process sets; the standard error of ten quiet rounds' median
@@ -161,8 +160,7 @@ class Decision:
             self._slower |= {entry.test: bool(slower[place]) for place, entry in enumerate(group)}
         half_width = noise.quantile(UNCHANGED_P) * error
         ratio, low, high = (np.exp(sign * effect + side * half_width) for side in (0, -1, 1))
-        detectable = np.expm1(minimum_detectable_effect(noise, settings, self.gated, screened=self.screened))
-        needed = sets_needed(noise, settings, self.gated, screened=self.screened)
+        worsening, needed = detection(noise, settings, self.gated, screened=self.screened)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
         return [
@@ -174,7 +172,7 @@ class Decision:
                 ratio=float(ratio[place]),
                 low=float(low[place]),
                 high=float(high[place]),
-                detectable=float(detectable[place]),
+                detectable=math.expm1(worsening[place]),
                 tolerance=math.expm1(settings.tolerance),
                 sets=int(needed[place]) if needed[place] <= MOST_SETS else None,
                 finding=(control_findings if entry.control == "negative" else findings)[place],

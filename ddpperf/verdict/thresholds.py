@@ -34,15 +34,14 @@ class Threshold:
     """One entry of perf/thresholds.toml: bounds for a test's metrics on one hardware key.
 
     `where` holds the required values of measurement spec fields, compared with their types; an
-    empty `where` fits every spec. `minimum` and `maximum` map metric names to bounds in the
-    metric's unit. `number` is the entry's place in the file, from 1.
+    empty `where` fits every spec. `bounds` holds the least value, or the greatest if lower is
+    better, of each metric in its unit. `number` is the entry's place in the file, from 1.
     """
 
     hardware: str
     test: str
     where: Mapping[str, Value]
-    minimum: Mapping[str, float]
-    maximum: Mapping[str, float]
+    bounds: Mapping[str, float]
     number: int
 
     def applies(self, test: str, spec: Spec) -> bool:
@@ -51,14 +50,14 @@ class Threshold:
             hasattr(spec, name) and _same(getattr(spec, name), value) for name, value in self.where.items()
         )
 
-    def violations(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each bound of this threshold that the metrics violate.
+    def violations(self, values: Mapping[str, float]) -> list[str]:
+        """Return one sentence for each bound of this threshold that the values violate.
 
         A missing or infinite value violates its bound.
         """
         sentences = []
-        for name, bound in {**self.minimum, **self.maximum}.items():
-            value, upper = metrics.get(name), name in self.maximum
+        for name, bound in self.bounds.items():
+            value, upper = values.get(name), metrics.find(name).better is Better.LOWER
             least, beyond, end = (
                 ("at most", "above", "maximum") if upper else ("at least", "below", "minimum")
             )
@@ -142,7 +141,7 @@ def read_thresholds(document: Mapping[str, Any]) -> tuple[Threshold, ...]:
     thresholds = tuple(_threshold(entry, number) for number, entry in enumerate(entries, 1))
     first: dict[tuple[object, ...], int] = {}
     for threshold in thresholds:
-        for metric in (*threshold.minimum, *threshold.maximum):
+        for metric in threshold.bounds:
             case = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
             if (other := first.setdefault(case, threshold.number)) != threshold.number:
                 place = f"threshold {threshold.number} of {NAME}"
@@ -159,8 +158,8 @@ def bounded_metrics(better: Better) -> tuple[str, ...]:
 
 def _threshold(entry: dict[str, Any], number: int) -> Threshold:
     place = f"threshold {number} of {NAME}"
-    floors, ceilings = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
-    keys = ("hardware", "test", "where", *floors, *ceilings)
+    bounded = bounded_metrics(Better.HIGHER) + bounded_metrics(Better.LOWER)
+    keys = ("hardware", "test", "where", *bounded)
     for key in entry:
         if key not in keys:
             raise ValueError(f"{place} has the unknown key {key!r}; {advice(key, keys)}")
@@ -174,17 +173,14 @@ def _threshold(entry: dict[str, Any], number: int) -> Threshold:
         advised = "write only the function's name, and the case's fields in where"
         raise ValueError(f"{place} has test = {test!r}; {advised}")
     _require_possible(where, place)
-    minimum = {metric: entry[metric] for metric in floors if metric in entry}
-    maximum = {metric: entry[metric] for metric in ceilings if metric in entry}
-    if not minimum and not maximum:
-        known = ", ".join(floors + ceilings)
-        raise ValueError(f"{place} has no minimum and no maximum, so it could never fail; add one of {known}")
-    for metric, bound in (minimum | maximum).items():
+    bounds = {metric: entry[metric] for metric in bounded if metric in entry}
+    if not bounds:
+        advised = f"add one of {', '.join(bounded)}"
+        raise ValueError(f"{place} has no minimum and no maximum, so it could never fail; {advised}")
+    for metric, bound in bounds.items():
         if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # a NaN is refused, too
             raise ValueError(f"{place} has {metric} = {bound!r}; write a positive finite number")
-    return Threshold(
-        hardware=hardware, test=test, where=where, minimum=minimum, maximum=maximum, number=number
-    )
+    return Threshold(hardware=hardware, test=test, where=where, bounds=bounds, number=number)
 
 
 def _require_possible(where: Any, place: str) -> None:

@@ -200,38 +200,20 @@ def _findings(
     return list(map(Finding, found))
 
 
-def minimum_detectable_effect(
-    noise: Noise, settings: Settings, gated: int, *, screened: bool = True
-) -> Array:
-    """Return the smallest worsening of each metric that is detected with probability `POWER`.
+def detection(noise: Noise, settings: Settings, gated: int, *, screened: bool) -> tuple[Array, Array]:
+    """Return the smallest detected worsening of each metric, and the process sets that are needed.
 
-    It is a log ratio. The probability is approximate, and counts both stages. `screened` is False
-    if there was no screening, so that the second measurement alone decides.
+    The worsening is the log ratio that is detected with probability `POWER`, which is approximate
+    and counts both stages. The number of process sets is that of each of base and candidate, at
+    least 2, with which a change as large as the tolerance is detected. `screened` is False if there
+    was no screening, so that the second measurement alone decides.
     """
-    screening, confirmation = _standard_errors_needed(noise, settings, gated)
-    effect: Array = confirmation * noise.standard_error(settings.confirm_sets)
-    if screened:
-        effect = np.maximum(effect, screening * noise.standard_error(settings.screen_sets))
-    return settings.margin + effect
-
-
-def sets_needed(noise: Noise, settings: Settings, gated: int, *, screened: bool = True) -> Array:
-    """Return how many process sets are needed to detect a change as large as the tolerance.
-
-    The number, at least 2, is that of each of base and candidate.
-    """
-    screening, confirmation = _standard_errors_needed(noise, settings, gated)
-    needed = np.maximum(screening, confirmation) if screened else confirmation
-    sets: Array = np.ceil(2 * noise.variance * (needed / (settings.tolerance - settings.margin)) ** 2)
-    return np.maximum(sets, 2)
-
-
-def _standard_errors_needed(noise: Noise, settings: Settings, gated: int) -> tuple[Array, Array]:
-    """Return a detectable change's distance from the margin in standard errors, for each stage."""
     from scipy.stats import norm
 
-    power = norm.ppf(POWER)
-    return (
-        noise.quantile(settings.screen_alpha) + power,
-        noise.quantile(settings.confirm_alpha(gated)) + power,
-    )
+    stages = [(settings.confirm_alpha(gated), settings.confirm_sets)]
+    stages += [(settings.screen_alpha, settings.screen_sets)] if screened else []
+    distances = [noise.quantile(alpha) + norm.ppf(POWER) for alpha, _ in stages]  # in standard errors
+    errors = [noise.standard_error(sets) for _, sets in stages]
+    effect = settings.margin + np.max(np.multiply(distances, errors), axis=0)
+    needed = np.max(distances, axis=0) / (settings.tolerance - settings.margin)
+    return effect, np.maximum(np.ceil(2 * noise.variance * needed**2), 2)

@@ -76,8 +76,7 @@ def test_entries_are_read_in_the_files_order() -> None:
         hardware="h200x4",
         test="test_weak_scaling",
         where={"world_size": 4, "per_rank_batch_size": 512},
-        minimum={"speedup": 3.6, "efficiency": 0.9},
-        maximum={},
+        bounds={"speedup": 3.6, "efficiency": 0.9},
         number=1,
     )
     assert (second.test, second.where, second.number) == ("test_x", {}, 2)
@@ -85,8 +84,11 @@ def test_entries_are_read_in_the_files_order() -> None:
 
 def test_cpu_seconds_are_a_maximum() -> None:
     one = threshold(minimum="speedup = 2\ncpu_seconds = 0.005")
-    assert (one.minimum, one.maximum) == ({"speedup": 2}, {"cpu_seconds": 0.005})
-    assert threshold(minimum="cpu_seconds = 1").minimum == {}
+    assert one.bounds == {"speedup": 2, "cpu_seconds": 0.005}
+    assert [sentence.split()[2:4] for sentence in one.violations({"speedup": 1.0, "cpu_seconds": 1.0})] == [
+        ["is", "below"],
+        ["is", "above"],
+    ]
 
 
 def test_where_may_be_absent_and_a_file_empty() -> None:
@@ -251,7 +253,7 @@ def test_a_spec_without_the_field_is_not_meant() -> None:
 def test_fields_are_equal_in_type_too(name: str, value: float) -> None:
     spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
     assert getattr(spec, name) == value
-    one = Threshold(hardware="h200x4", test="test_x", where={name: value}, minimum={}, maximum={}, number=1)
+    one = Threshold(hardware="h200x4", test="test_x", where={name: value}, bounds={}, number=1)
     assert not applies(one, spec)
 
 

@@ -61,7 +61,7 @@ def test_decision_is_read_beside_thresholds() -> None:
     document = read_document(BY_HAND)
     assert document["decision"] == {"gpu": {"margin": 0.004}}
     (one,) = read_thresholds(document)
-    assert one.minimum == {"speedup": 2}
+    assert one.bounds == {"speedup": 2}
     assert read_thresholds({"decision": "judged elsewhere"}) == ()
 
 

@@ -23,10 +23,9 @@ from ddpperf.verdict.two_stage_test import (
     Settings,
     class_noise,
     confirm,
-    minimum_detectable_effect,
+    detection,
     moderated_noise,
     screen,
-    sets_needed,
 )
 from tests.generated import BOUNDED
 
@@ -179,7 +178,7 @@ def test_noise_is_shrunk_except_for_outliers() -> None:
 def test_detectable_effect_is_found_with_its_power(settings: Settings, least: float, most: float) -> None:
     """Simulated with the variance known: about the power that was asked for, of both looks together."""
     rng, trials, spread = np.random.default_rng(1), 4000, noise_of(0.003**2, 1e6)
-    effect = float(minimum_detectable_effect(spread, settings, 240)[0])
+    effect = float(detection(spread, settings, 240, screened=True)[0][0])
     assert least < effect < most
     many = Noise(np.full(trials, 0.003**2), np.full(trials, 1e6))
 
@@ -200,13 +199,9 @@ def test_unscreened_reach_depends_on_confirmation_sets_only() -> None:
     """More of them find less, and as many as are advised find a change of the tolerance."""
     spread = noise_of(0.0055**2, 30)
     few, many = (replace(GPU, confirm_sets=sets) for sets in (6, 40))
-    detectable = [
-        float(minimum_detectable_effect(spread, each, 4000, screened=False)[0]) for each in (few, many)
-    ]
+    detectable = [float(detection(spread, each, 4000, screened=False)[0][0]) for each in (few, many)]
     assert detectable[1] == pytest.approx(few.margin + (detectable[0] - few.margin) * math.sqrt(6 / 40))
-    needed = int(sets_needed(spread, few, 4000, screened=False)[0])
+    needed = int(detection(spread, few, 4000, screened=False)[1][0])
     assert needed > 6
-    enough = float(
-        minimum_detectable_effect(spread, replace(GPU, confirm_sets=needed), 4000, screened=False)[0]
-    )
+    enough = float(detection(spread, replace(GPU, confirm_sets=needed), 4000, screened=False)[0][0])
     assert enough <= GPU.tolerance
