@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ddpperf.collectives.algorithms import ALGORITHMS, Route
+from ddpperf.collectives.algorithms import ALGORITHMS, Route, Transport
 
 LOST_SECONDS = 20.0
 UNREADABLE = 113  # fills a tensor until its message arrives; every type holds it
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """A rank that is a thread; `run_in_threads` makes all of them. sent: numbers of messages and
     elements.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,33 +19,21 @@ from ddpperf.specs.collective import ring_pieces
 Route = tuple[Tensor, int]  # a tensor, and the rank that it goes to or comes from
 
 
-class Transport(Protocol):
-    """Interface for sending tensors from one rank to another and receiving them.
+class Transport:
+    """Sends tensors to and receives tensors from the ranks of torch's default process group.
 
     Tensors from one rank to another arrive in the order in which they were sent.
-    """
-
-    rank: int
-    world_size: int
-
-    def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
-        """Start to send and receive tensors, and return a function that waits for the end.
-
-        Until the wait is over, no tensor may be changed or read. Tensors are contiguous. The sender
-        and the receiver skip a tensor without elements.
-        """
-
-
-class GroupTransport:
-    """Sends and receives tensors in torch's default process group.
-
-    On a GPU, only the current stream waits.
     """
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
+        """Start to send and receive tensors, and return a function that waits for the end.
+
+        Until the wait is over, no tensor may be changed or read. On a GPU, only the current stream
+        waits. Tensors are contiguous. The sender and the receiver skip a tensor without elements.
+        """
         operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends if tensor.numel()]
         operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives if tensor.numel()]
         works = dist.batch_isend_irecv(operations) if operations else []
@@ -57,23 +44,22 @@ class GroupTransport:
 
         return wait
 
-
-def exchange(transport: Transport, sends: Sequence[Route] = (), receives: Sequence[Route] = ()) -> None:
-    """Send and receive tensors, and wait until all transfers have finished."""
-    transport.start(sends, receives)()
+    def exchange(self, sends: Sequence[Route] = (), receives: Sequence[Route] = ()) -> None:
+        """Send and receive tensors, and wait until all transfers have finished."""
+        self.start(sends, receives)()
 
 
 def gather_broadcast(buffer: Tensor, transport: Transport) -> None:
     """Sum a buffer over all ranks by gathering all buffers on rank 0, which broadcasts the sum."""
     if transport.rank != 0:
-        exchange(transport, sends=[(buffer, 0)])
-        exchange(transport, receives=[(buffer, 0)])
+        transport.exchange(sends=[(buffer, 0)])
+        transport.exchange(receives=[(buffer, 0)])
         return
     gathered = [(torch.empty_like(buffer), rank) for rank in range(1, transport.world_size)]
-    exchange(transport, receives=gathered)
+    transport.exchange(receives=gathered)
     for other, _ in gathered:
         buffer.add_(other)
-    exchange(transport, sends=[(buffer, rank) for _, rank in gathered])
+    transport.exchange(sends=[(buffer, rank) for _, rank in gathered])
 
 
 def tree(buffer: Tensor, transport: Transport) -> None:
@@ -82,15 +68,15 @@ def tree(buffer: Tensor, transport: Transport) -> None:
     received = torch.empty_like(buffer)
     while distance < transport.world_size and not rank & distance:
         if rank + distance < transport.world_size:
-            exchange(transport, receives=[(received, rank + distance)])
+            transport.exchange(receives=[(received, rank + distance)])
             buffer.add_(received)
         distance *= 2
     if rank:
-        exchange(transport, sends=[(buffer, rank - distance)])
-        exchange(transport, receives=[(buffer, rank - distance)])
+        transport.exchange(sends=[(buffer, rank - distance)])
+        transport.exchange(receives=[(buffer, rank - distance)])
     while (distance := distance // 2) > 0:
         if rank + distance < transport.world_size:
-            exchange(transport, sends=[(buffer, rank + distance)])
+            transport.exchange(sends=[(buffer, rank + distance)])
 
 
 def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
@@ -100,7 +86,7 @@ def recursive_doubling(buffer: Tensor, transport: Transport) -> None:
         distance = 1
         while distance < ranks:
             partner = transport.rank ^ distance
-            exchange(transport, sends=[(buffer, partner)], receives=[(received, partner)])
+            transport.exchange(sends=[(buffer, partner)], receives=[(received, partner)])
             buffer.add_(received)
             distance *= 2
 
@@ -120,12 +106,12 @@ def halving_doubling(buffer: Tensor, transport: Transport) -> None:
             halves = kept.tensor_split(2)
             kept, given = halves if transport.rank < partner else reversed(halves)
             received = torch.empty_like(kept)
-            exchange(transport, sends=[(given, partner)], receives=[(received, partner)])
+            transport.exchange(sends=[(given, partner)], receives=[(received, partner)])
             kept.add_(received)
             given_up.append((partner, kept, given))
             distance //= 2
         for partner, kept, given in reversed(given_up):
-            exchange(transport, sends=[(kept, partner)], receives=[(given, partner)])
+            transport.exchange(sends=[(kept, partner)], receives=[(given, partner)])
 
 
 @contextmanager
@@ -138,17 +124,17 @@ def power_of_two(buffer: Tensor, transport: Transport) -> Iterator[int]:
     ranks = 2 ** (transport.world_size.bit_length() - 1)
     helped, helper = transport.rank - ranks, transport.rank + ranks
     if helped >= 0:
-        exchange(transport, sends=[(buffer, helped)])
+        transport.exchange(sends=[(buffer, helped)])
         yield 0
-        exchange(transport, receives=[(buffer, helped)])
+        transport.exchange(receives=[(buffer, helped)])
         return
     if helper < transport.world_size:
         received = torch.empty_like(buffer)
-        exchange(transport, receives=[(received, helper)])
+        transport.exchange(receives=[(received, helper)])
         buffer.add_(received)
     yield ranks
     if helper < transport.world_size:
-        exchange(transport, sends=[(buffer, helper)])
+        transport.exchange(sends=[(buffer, helper)])
 
 
 def ring(buffer: Tensor, transport: Transport) -> None:

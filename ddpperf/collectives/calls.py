@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives.algorithms import ALGORITHMS, GroupTransport
+from ddpperf.collectives.algorithms import ALGORITHMS, Transport
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.compile_and_capture import capture
 from ddpperf.instruments.measurement import Measurement
@@ -34,9 +34,8 @@ class RepeatedCall(Measurement):
 
     def __init__(self, spec: AllReduceSpec | CollectiveSpec, *, rank: int, device: torch.device) -> None:
         if spec.captured and device.type != "cuda":
-            raise ValueError(
-                f"execution {spec.execution} is captured by a GPU's driver; this runs on the CPU"
-            )
+            what = f"execution {spec.execution} is captured by a GPU's driver"
+            raise ValueError(f"{what}; this runs on the CPU")
         self.spec, self.rank, self.device = spec, rank, device
         self._replay: Callable[[], object] | None = None
 
@@ -45,7 +44,6 @@ class RepeatedCall(Measurement):
         return (torch.arange(count, device=self.device) % _PATTERN + 1).float()
 
     def step(self) -> None:
-        """Make one collective call, or replay the CUDA graph of GRAPH_CALLS calls."""
         (self._replay or self.call)()
 
     def warm_up(self, steps: int) -> None:
@@ -114,10 +112,8 @@ class AllReduce(RepeatedCall):
         tolerance = calls * self.spec.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
         if not bool(error.max() <= tolerance):  # a comparison with NaN is False
             index = int(error.argmax())
-            raise ArithmeticError(
-                f"all_reduce is wrong: after {calls} steps element {index} is {self.result[index].item()!r} "
-                f"where {self.first_sum[index].item() / back / back!r} was expected"
-            )
+            found, expected = self.result[index].item(), self.first_sum[index].item() / back / back
+            raise ArithmeticError(_wrong("all_reduce", calls, index, found, expected))
 
 
 def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -127,7 +123,7 @@ def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[T
     """
     if not spec.maps_memory:
         buffer = torch.empty(count, device=device)
-        transport = GroupTransport() if spec.algorithm != "backend" else None
+        transport = Transport() if spec.algorithm != "backend" else None
 
         def reduce() -> Tensor:
             if transport is None:
@@ -184,18 +180,17 @@ class Collective(RepeatedCall):
             self.call = lambda: dist.broadcast(self.result, 0)
 
     def start_round(self) -> None:
-        """Fill the collective's result buffer with -1, so that an old result cannot pass the check.
-
-        A buffer that rank 0 broadcasts keeps its values.
-        """
-        if self.result is not self.source or self.rank:
-            self.result.fill_(-1)
+        if self.result is not self.source or self.rank:  # rank 0 broadcasts its buffer
+            self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
 
     def end_round(self, steps: int) -> None:
         """Raise ArithmeticError unless the collective's result equals the expected tensor."""
         if not torch.equal(self.result, self.expected):
             index = int((self.result != self.expected).nonzero()[0])
-            raise ArithmeticError(
-                f"{self.spec.id} is wrong: after {steps} steps element {index} is "
-                f"{self.result[index].item()!r} where {self.expected[index].item()!r} was expected"
-            )
+            found, expected = self.result[index].item(), self.expected[index].item()
+            raise ArithmeticError(_wrong(self.spec.id, steps, index, found, expected))
+
+
+def _wrong(name: str, steps: int, index: int, found: float, expected: float) -> str:
+    what = f"after {steps} steps element {index} is {found!r} where {expected!r} was expected"
+    return f"{name} is wrong: {what}"

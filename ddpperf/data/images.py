@@ -27,27 +27,20 @@ class Images:
     labels: Tensor
 
 
-@lru_cache(maxsize=1)
-def synthetic_images(count: int) -> Images:
-    """Generate `count` seeded images of CIFAR-10's shape from class patterns and noise."""
-    generator = torch.Generator().manual_seed(0)
-    patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
-    return _with_noise(patterns, count, generator)
-
-
 @lru_cache(maxsize=2)
-def coarse_images(count: int, seed: int) -> Images:
-    """Generate `count` images with coarse class patterns, which survive random crops and flips.
+def synthetic_images(count: int, coarse_seed: int | None = None) -> Images:
+    """Generate `count` seeded images of CIFAR-10's shape from class patterns and noise.
 
+    coarse_seed: if given, the patterns are coarse, so that they survive random crops and flips.
     Another seed gives other images with the same patterns.
     """
     generator = torch.Generator().manual_seed(0)
-    points = torch.randint(128, (NUM_CLASSES, IMAGE_SHAPE[0], 4, 4), generator=generator).float()
-    patterns = F.interpolate(points, IMAGE_SHAPE[1:], mode="bilinear").to(torch.uint8)
-    return _with_noise(patterns, count, torch.Generator().manual_seed(seed))
-
-
-def _with_noise(patterns: Tensor, count: int, generator: torch.Generator) -> Images:
+    if coarse_seed is None:
+        patterns = torch.randint(128, (NUM_CLASSES, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
+    else:
+        points = torch.randint(128, (NUM_CLASSES, IMAGE_SHAPE[0], 4, 4), generator=generator).float()
+        patterns = F.interpolate(points, IMAGE_SHAPE[1:], mode="bilinear").to(torch.uint8)
+        generator.manual_seed(coarse_seed)
     labels = torch.randint(NUM_CLASSES, (count,), generator=generator)
     pixels = torch.randint(128, (count, *IMAGE_SHAPE), generator=generator, dtype=torch.uint8)
     return Images(pixels=pixels.add_(patterns[labels]), labels=labels)
@@ -60,7 +53,7 @@ def load_images(path: str | None, count: int, part: str = "train", *, coarse: bo
     training runs need them.
     """
     if path is None:
-        return coarse_images(count, SEEDS[part]) if coarse else synthetic_images(count)
+        return synthetic_images(count, SEEDS[part] if coarse else None)
     stored = torch.load(path, weights_only=True, mmap=True)
     return Images(pixels=stored[f"{part}_images"][:count], labels=stored[f"{part}_labels"][:count])
 

@@ -78,9 +78,7 @@ class DeviceImages:
         padded = F.pad(images.pixels.to(device), (PADDING,) * 4)
         self.padded = padded.permute(0, 2, 3, 1).contiguous()  # [N, H+8, W+8, 3]
         self.labels = images.labels.to(device)
-        self.device = device
-        self.memory_format = memory_format
-        self.cutout = cutout
+        self.device, self.memory_format, self.cutout = device, memory_format, cutout
         self.mean = torch.tensor(MEAN, device=device) * 255
         self.inverse_std = 1 / (torch.tensor(STD, device=device) * 255)
         height, width = images.pixels.shape[2:]
@@ -129,17 +127,15 @@ class DeviceInput(Input):
     """
 
     def __init__(self, images: DeviceImages, batches: EpochBatches) -> None:
-        self.images = images
-        self.batches = batches
+        self.images, self.batches = images, batches
         self.places = torch.arange(batches.shard.batch_size, device=images.device)  # in a batch
         self.next_places = self.places  # fewer in an epoch's last batch
-        self.first = torch.zeros((), dtype=torch.int64, device=images.device)  # the next batch's first image
+        self.first = torch.tensor(0, device=images.device)  # the next batch's first image
         self.plan = torch.zeros(0)
         self.prepared = -1, self.plan  # an epoch's number and its plan in the CPU's memory
         self.remaining = 0  # images of the epoch
 
     def prepare(self, number: int) -> None:
-        """Draw the crop and the flip of each image of epoch `number`, in the CPU's memory."""
         self.batches.set_epoch(number)
         order = torch.tensor([index for batch in self.batches for index in batch])
         sampler = self.batches.sampler

@@ -13,13 +13,12 @@ from ddpperf.compile_and_capture import capture
 from ddpperf.instruments import timing
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.specs.strategy import EQUAL_STRATEGIES
-from ddpperf.training.models import trained_parameters
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 
 LOSS_STEPS = 5  # after 20 steps on one batch the loss is near 0 in any precision
-Run = Callable[[], None]
 CAPTURE_WARMUP = 11  # DDP still arranges its buckets in these steps
+Run = Callable[[], None]
 
 
 class MeasuredStep(Measurement):
@@ -30,7 +29,7 @@ class MeasuredStep(Measurement):
     `training.train`.
     """
 
-    def __init__(self, training: TrainingStep, train: Callable[[], None] | None = None) -> None:
+    def __init__(self, training: TrainingStep, train: Run | None = None) -> None:
         self.training = training
         self.train = train or training.train
         self.run = self._first_train if training.spec.compiled else self.train
@@ -61,8 +60,6 @@ class MeasuredStep(Measurement):
         if self.steps == LOSS_STEPS + 1:
             self.early_loss = self.training.loss
 
-    # --- warm-up
-
     def warm_up(self, steps: int) -> None:
         """Run warm-up steps, then capture a step in a CUDA graph if the training spec says so.
 
@@ -80,9 +77,7 @@ class MeasuredStep(Measurement):
             self.step()
         self.left = 0  # the first measured step begins an epoch
 
-    def capture(
-        self, arrange: Callable[[Callable[[], Run]], Run] = lambda capture_once: capture_once()
-    ) -> None:
+    def capture(self, arrange: Callable[[Callable[[], Run]], Run] = lambda once: once()) -> None:
         """Capture a training step in a CUDA graph, and measure the capture's seconds and memory.
 
         arrange: a function that gets a function `capture_once` and returns what a step is to run.
@@ -108,8 +103,6 @@ class MeasuredStep(Measurement):
         timing.synchronize(self.training.device)
         self.startup_seconds["compile_seconds"] = time.perf_counter() - began
         self.run = self.train
-
-    # --- rounds
 
     def start_round(self) -> None:
         if self.training.device.type == "cuda":
@@ -158,9 +151,8 @@ class MeasuredStep(Measurement):
             peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(training.device)
         if not spec.maps_memory:
             counters["peak_memory_bytes"] = float(peak_bytes)
-        counters["cpu_seconds"], device_seconds = timing.launch_cost(
-            self.step, training.device, grouped=spec.grouped
-        )
+        costs = timing.launch_cost(self.step, training.device, grouped=spec.grouped)
+        counters["cpu_seconds"], device_seconds = costs
         if spec.input != "dataloader" and spec.comm_hook != "powersgd":
             counters["device_seconds"] = device_seconds
         return counters
@@ -171,10 +163,8 @@ def sent_bytes(training: TrainingStep) -> dict[str, float]:
 
     The counter is absent without all_reduces and for PowerSGD, which compresses gradients.
     """
-    spec, module = training.spec, training.task.module
+    spec = training.spec
     if spec.strategy not in EQUAL_STRATEGIES or spec.communication != "on" or spec.comm_hook == "powersgd":
         return {}
-    if spec.comm_hook in ("bf16", "fp16"):
-        elements = sum(parameter.numel() for parameter in trained_parameters(module))
-        return {"gradient_bytes": 2.0 * elements}
-    return {"gradient_bytes": float(gradient_bytes(module))}
+    itemsize = 2 if spec.comm_hook in ("bf16", "fp16") else None
+    return {"gradient_bytes": float(gradient_bytes(training.task.module, itemsize))}

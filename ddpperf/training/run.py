@@ -134,8 +134,6 @@ class TrainingRun(Measurement):
             self.record.number.zero_()
             step.warm_up(min(steps, self.spec.of_batches(batch_size).steps_per_epoch))
 
-    # --- the run
-
     def step(self) -> None:
         """Train the model over all epochs; only the first call resumes from a checkpoint.
 
@@ -187,7 +185,12 @@ class TrainingRun(Measurement):
         trained = self.record.of_epoch(epoch)
         synchronize(device)
         seconds = time.perf_counter() - began
-        test_loss, test_accuracy = self._evaluate(epoch)
+        module, autocast = self.training.task.module, self.training.autocast
+        if spec.recompute_statistics:
+            recompute_statistics(module, self._next_batches(epoch), autocast)
+        if spec.grouped:
+            average_buffers(module, spec.world_size)
+        test_loss, test_accuracy = self.evaluation(module, autocast)
         if not math.isfinite(test_loss):
             what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
             raise FloatingPointError(f"{what}; use a smaller learning rate")
@@ -198,14 +201,6 @@ class TrainingRun(Measurement):
     def _done(self, epochs: float) -> float:
         """Return the completed fraction of the epochs that were not resumed from a checkpoint."""
         return (epochs - self.resumed_epochs) / (self.spec.epochs - self.resumed_epochs)
-
-    def _evaluate(self, epoch: int) -> tuple[float, float]:
-        module, autocast = self.training.task.module, self.training.autocast
-        if self.spec.recompute_statistics:
-            recompute_statistics(module, self._next_batches(epoch), autocast)
-        if self.spec.grouped:
-            average_buffers(module, self.spec.world_size)
-        return self.evaluation(module, autocast)
 
     def _next_batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield training images, in batches, to recompute BatchNorm's statistics before evaluation.
@@ -218,8 +213,6 @@ class TrainingRun(Measurement):
         for _ in range(min(self.spec.epoch_steps[epoch], -(-STATISTICS_IMAGES // images))):
             training.task.input.load()
             yield training.task.input.take()[0]
-
-    # --- checkpoints
 
     @property
     def checkpoint_path(self) -> Path | None:

@@ -97,9 +97,12 @@ def synchronization(model: nn.Module, last: bool) -> AbstractContextManager[None
     return contextlib.nullcontext()
 
 
-def gradient_bytes(module: nn.Module) -> int:
-    """Return the bytes of all gradients of a model that is not yet wrapped by DDP or FSDP."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in trained_parameters(module))
+def gradient_bytes(module: nn.Module, itemsize: int | None = None) -> int:
+    """Return the bytes of all gradients of a model that is not yet wrapped by DDP or FSDP.
+
+    itemsize: the bytes of each element, by default as many as the parameter's elements have.
+    """
+    return sum(each.numel() * (itemsize or each.element_size()) for each in trained_parameters(module))
 
 
 def require_equal_parameters(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.collectives.algorithms import ALGORITHMS, GroupTransport
+from ddpperf.collectives.algorithms import ALGORITHMS, Transport
 from ddpperf.specs import OWN_ALGORITHMS, Algorithm, AllReduceSpec, CollectiveKind, CollectiveSpec
 from ddpperf.specs.collective import PIECE_BYTES
 from ddpperf.workers.pool import Pool
@@ -36,7 +36,7 @@ def test_all_reduce_passes_its_check(two_ranks: Pool, algorithm: Algorithm, in_p
 
 def reduce_as_rank(rank: int, world_size: int, store: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    transport = GroupTransport()
+    transport = Transport()
     for algorithm, dtype, count in itertools.product(ALGORITHMS, DTYPES, (0, 1, 7, 300)):
         buffers = buffers_of(world_size, count, dtype)
         ALGORITHMS[algorithm](buffers[rank], transport)

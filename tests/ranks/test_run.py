@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddpperf.compile_and_capture import forget_compiled
-from ddpperf.data.images import coarse_images, load_images
+from ddpperf.data.images import load_images, synthetic_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import RunSpec
@@ -331,7 +331,7 @@ def test_each_seed_has_other_orders_and_crops() -> None:
     for seed in (0, 1, 2, 2**10):
         batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
         images = DeviceInput(
-            DeviceImages(coarse_images(SMALL.epoch_images, 1), CPU, torch.contiguous_format), batches
+            DeviceImages(synthetic_images(SMALL.epoch_images, 1), CPU, torch.contiguous_format), batches
         )
         for epoch in range(3):
             images.begin(epoch)

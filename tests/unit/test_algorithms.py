@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.cost_models import counts
-from ddpperf.collectives.algorithms import ALGORITHMS, exchange
+from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs.collective import MOST_PIECES, PIECE_BYTES
 from tests.generated import BOUNDED
 from tests.thread_transport import ThreadTransport, buffers_of, reduced, run_in_threads
@@ -85,7 +85,7 @@ def test_thread_transport_detects_early_access() -> None:
         wait = transport.start([(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
         read.append(theirs.clone())
         wait()
-        exchange(transport, [(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
+        transport.exchange([(mine, 1 - transport.rank)], [(theirs, 1 - transport.rank)])
         assert torch.equal(theirs, mine)
 
     run_in_threads(2, reads)

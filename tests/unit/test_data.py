@@ -103,7 +103,7 @@ def test_file_is_mapped_instead_of_copied(
 
 
 def test_without_a_file_the_images_are_synthetic() -> None:
-    assert load_images(None, 16) is synthetic_images(16)
+    assert load_images(None, 16) is synthetic_images(16, None)
 
 
 # --- an epoch's batches
