@@ -32,10 +32,7 @@ def group_name() -> Any:
 
 
 def one_shot(shared: Tensor) -> Tensor:
-    """Return the sum of a shared buffer over all ranks in a new tensor.
-
-    Each rank reads the whole buffer of every rank.
-    """
+    """Return the sum of a shared buffer in a new tensor. Each rank reads all ranks' whole buffers."""
     summed: Tensor = torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group_name())
     return summed
 
@@ -66,9 +63,8 @@ class CopyEngines:
         self.parts = buffer.tensor_split(N)
         self.own = self.parts[rank]
         self.others = [(rank + distance) % N for distance in range(1, N)]  # each rank begins with another
-        mapped = [
-            self.handle.get_buffer(other, buffer.shape, buffer.dtype).tensor_split(N) for other in self.others
-        ]
+        buffers = [self.handle.get_buffer(other, buffer.shape, buffer.dtype) for other in self.others]
+        mapped = [other.tensor_split(N) for other in buffers]
         self.addends = [parts[rank] for parts in mapped]
         self.sums = [parts[other] for other, parts in zip(self.others, mapped, strict=True)]
         self.copies = buffer.new_empty(N - 1, self.own.numel())

@@ -73,8 +73,10 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     if source is None:
         return Data()
     path = folder / f"{source.name}-{_key(source)}.pt"
-    if (cached := _cached(source, path)) is not None:
-        return cached
+    with contextlib.suppress(*UNREADABLE):
+        about = json.loads(path.with_suffix(".json").read_text())
+        if about["sha256"] == _sha256(path):
+            return _data(source, path, about)
     if os.path.exists(path) or os.path.exists(path.with_suffix(".json")):
         say(f"the cache {path} is damaged, rebuilding it")
     return _decode(source, path, say)
@@ -127,15 +129,6 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
                 with contextlib.suppress(FileNotFoundError):  # a link to nowhere
                     status = entry.stat()
                     yield entry.path, status.st_size, status.st_mtime_ns
-
-
-def _cached(source: _Source, path: Path) -> Data | None:
-    """Return the decoded images at `path`, or None if the file is missing or damaged."""
-    try:
-        about = json.loads(path.with_suffix(".json").read_text())
-        return _data(source, path, about) if about["sha256"] == _sha256(path) else None
-    except UNREADABLE:
-        return None
 
 
 def _sha256(path: Path) -> str:

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import Images
 from ddpperf.data.inputs import normalized
+from ddpperf.specs import RunSpec
+from ddpperf.training.task import MEMORY_FORMATS
 
+Autocast = Callable[[], AbstractContextManager[object]]
 BATCH_SIZE = 1000
 STATISTICS_IMAGES = 4096  # images, over all ranks, for recomputing BatchNorm's statistics
 
@@ -20,23 +23,13 @@ STATISTICS_IMAGES = 4096  # images, over all ranks, for recomputing BatchNorm's 
 class Evaluation:
     """Evaluates a model on the test images, of which each rank holds a part."""
 
-    def __init__(
-        self,
-        images: Images,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        memory_format: torch.memory_format,
-    ) -> None:
-        self.pixels = images.pixels[rank::world_size].to(device)
-        self.labels = images.labels[rank::world_size].to(device)
-        self.world_size = world_size
-        self.memory_format = memory_format
+    def __init__(self, images: Images, spec: RunSpec, rank: int, device: torch.device) -> None:
+        self.pixels = images.pixels[rank :: spec.world_size].to(device)
+        self.labels = images.labels[rank :: spec.world_size].to(device)
+        self.grouped, self.memory_format = spec.grouped, MEMORY_FORMATS[spec.memory_format]
 
     @torch.no_grad()
-    def __call__(
-        self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
-    ) -> tuple[float, float]:
+    def __call__(self, model: nn.Module, autocast: Autocast) -> tuple[float, float]:
         """Return a model's mean loss and accuracy on the test images of all ranks together.
 
         The loss is without label smoothing.
@@ -51,15 +44,13 @@ class Evaluation:
             sums[1] += (outputs.argmax(1) == labels).sum()
             sums[2] += len(labels)
         model.train()
-        if self.world_size > 1:
+        if self.grouped:
             dist.all_reduce(sums)
         loss, right, count = sums.tolist()
         return loss / count, right / count
 
 
-def recompute_statistics(
-    model: nn.Module, batches: Iterator[Tensor], autocast: Callable[[], AbstractContextManager[object]]
-) -> None:
+def recompute_statistics(model: nn.Module, batches: Iterator[Tensor], autocast: Autocast) -> None:
     """Recompute the means and variances of a model's BatchNorm layers from the given batches.
 
     After a few dozen steps BatchNorm's running statistics are still far from the statistics of the

@@ -49,7 +49,8 @@ class MeasuredStep(Measurement):
         self.train_batch()
 
     def begin_epoch(self) -> None:
-        self.training.begin_epoch(self.epoch)
+        self.training.task.input.begin(self.epoch)
+        self.training.schedule.begin()
         self.epoch += 1
         self.left = self.training.spec.steps_per_epoch
 

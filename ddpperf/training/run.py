@@ -27,7 +27,7 @@ from ddpperf.training.evaluation import STATISTICS_IMAGES, Evaluation, average_b
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
-from ddpperf.training.task import MEMORY_FORMATS, data_path, epoch_batches
+from ddpperf.training.task import data_path, epoch_batches
 
 Epoch = dict[str, float]
 
@@ -108,8 +108,7 @@ class TrainingRun(Measurement):
         self.record = StepRecord(spec, device)
         self.training = TrainingStep(spec, rank=rank, device=device, loss=self.record.loss)
         images = load_images(data_path(spec), spec.test_images, "test", coarse=True)
-        memory_format = MEMORY_FORMATS[spec.memory_format]
-        self.evaluation = Evaluation(images, rank, spec.world_size, device, memory_format)
+        self.evaluation = Evaluation(images, spec, rank, device)
         self.start = {name: value.clone() for name, value in self.training.task.module.state_dict().items()}
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
         self.history: list[Epoch] = []

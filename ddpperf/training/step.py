@@ -68,10 +68,6 @@ class TrainingStep:
         other.take = input.take
         return other
 
-    def begin_epoch(self, number: int) -> None:
-        self.task.input.begin(number)
-        self.schedule.begin()
-
     def train(self) -> None:
         """Make one optimizer step on the batch that was loaded last."""
         self.enter("data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,11 +41,28 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
         inputs, targets = custom_batch(spec.model, make_batch, spec.process_batch_size)
         fixed = FixedInput((inputs.to(device), targets.to(device)))
         return Task(module=module.to(device), input=fixed, loss=loss)
-    model = build(spec.model).to(device, memory_format=MEMORY_FORMATS[spec.memory_format])  # type: ignore[call-overload]
-    images = partial(load_images, data_path(spec), spec.epoch_images, coarse=isinstance(spec, RunSpec))
-    require_classifier(spec.model, model, images(), device)
+    memory_format = MEMORY_FORMATS[spec.memory_format]
+    model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
+    load = partial(load_images, data_path(spec), spec.epoch_images, coarse=isinstance(spec, RunSpec))
+    images = load()
+    require_classifier(spec.model, model, images, device)
     torch.manual_seed(1 + rank)  # from here on each rank draws its own numbers, such as a loader's crops
-    return Task(module=model, input=_image_input(spec, images, rank, device), loss=F.cross_entropy)
+    batches = epoch_batches(spec, rank)
+    source: Input
+    if spec.input == "dataloader":
+        source = LoaderInput(load, batches, spec.loader_workers, device, memory_format)
+    elif spec.input == "device":
+        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
+        height, width = images.pixels.shape[2:]
+        if cutout >= 2 * max(height, width):
+            what = f"all of images of {height} x {width} pixels"
+            raise CannotTrain(f"cutout={cutout} hides {what}, wherever it is; use less")
+        source = DeviceInput(DeviceImages(images, device, memory_format, cutout=cutout), batches)
+    else:
+        indices = next(iter(batches))
+        pixels = normalized(images.pixels[indices].to(device), memory_format)
+        source = FixedInput((pixels, images.labels[indices].to(device)))
+    return Task(module=model, input=source, loss=F.cross_entropy)
 
 
 def data_path(spec: TrainingSpec) -> str | None:
@@ -57,23 +73,6 @@ def data_path(spec: TrainingSpec) -> str | None:
 def epoch_batches(spec: TrainingSpec, rank: int) -> EpochBatches:
     seed = spec.seed << 10  # the sampler adds the epoch's number to the seed
     return EpochBatches(spec.shard, rank if spec.grouped else 0, seed=seed, set_epoch=spec.set_epoch)
-
-
-def _image_input(spec: TrainingSpec, load: Callable[[], Images], rank: int, device: torch.device) -> Input:
-    batches, memory_format = epoch_batches(spec, rank), MEMORY_FORMATS[spec.memory_format]
-    if spec.input == "dataloader":
-        return LoaderInput(load, batches, spec.loader_workers, device, memory_format)
-    images = load()
-    if spec.input == "device":
-        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
-        height, width = images.pixels.shape[2:]
-        if cutout >= 2 * max(height, width):
-            what = f"all of images of {height} x {width} pixels"
-            raise CannotTrain(f"cutout={cutout} hides {what}, wherever it is; use less")
-        return DeviceInput(DeviceImages(images, device, memory_format, cutout=cutout), batches)
-    indices = next(iter(batches))
-    pixels = normalized(images.pixels[indices].to(device), memory_format)
-    return FixedInput((pixels, images.labels[indices].to(device)))
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:

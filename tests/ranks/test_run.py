@@ -259,7 +259,8 @@ def test_recomputed_statistics_are_those_of_the_batches() -> None:
 
 def test_an_evaluation_counts_each_image_once() -> None:
     images = load_images(None, 7)
-    found = [Evaluation(images, rank, 3, CPU, torch.contiguous_format) for rank in range(3)]
+    spec = dataclasses.replace(SMALL, world_size=3, strategy="ddp")
+    found = [Evaluation(images, spec, rank, CPU) for rank in range(3)]
     assert sorted(len(each.labels) for each in found) == [2, 2, 3]
     assert (
         torch.cat([each.labels for each in found]).sort().values.tolist()
