@@ -20,7 +20,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,8 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
         train, test = (ImageFolder(str(folder / split)) for split in ("train", "test"))
     except OSError as error:
         found = str(error).removesuffix(".").replace(". Supported", ", supported")
-        raise Refused(
-            f"{folder} must have images of every class in train/<class> and test/<class>: {found}"
-        ) from error
+        needed = "must have images of every class in train/<class> and test/<class>"
+        raise Refused(f"{folder} {needed}: {found}") from error
     if different := sorted(set(train.classes) ^ set(test.classes)):
         name = different[0]
         where = "train and not in test" if name in train.classes else "test and not in train"
@@ -64,6 +63,10 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
     first = train.samples[0][0]
     height, width, _ = load(first).shape
     images = [room_for(len(split), height, width) for split in (train, test)]
+    tasks: list[tuple[str, Any]] = []  # each file, and the array uint8 [H, W, 3] that receives its pixels
+    for split, room in zip((train, test), images, strict=True):
+        rows, places = room.numpy().transpose(0, 2, 3, 1), shuffled(len(split)).argsort().tolist()
+        tasks += [(path, rows[place]) for (path, _), place in zip(split.samples, places, strict=True)]
 
     def put(task: tuple[str, Any]) -> None:
         path, place = task
@@ -73,7 +76,6 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
             raise Refused(f"all images must have one size, but {sizes}; resize them, or leave one out")
         place[:] = pixels
 
-    tasks = [task for split, room in zip((train, test), images, strict=True) for task in _places(split, room)]
     reported = time.monotonic()
     with ThreadPool(min(len(os.sched_getaffinity(0)), MAX_THREADS)) as threads:
         for done, _ in enumerate(threads.imap(put, tasks, chunksize=CHUNK_IMAGES), start=1):
@@ -101,13 +103,6 @@ def room_for(count: int, height: int, width: int) -> Tensor:
     except RuntimeError as error:
         need = f"{count:,} images need {math.ceil(count * 3 * height * width / 1e6):,} MB of memory"
         raise Refused(f"{need}, more than there is; give fewer") from error
-
-
-def _places(dataset: Any, images: Tensor) -> Iterator[tuple[str, Any]]:
-    """Yield each image file's path and the array uint8 [H, W, 3] that receives its pixels."""
-    rows = images.numpy().transpose(0, 2, 3, 1)
-    for (path, _), place in zip(dataset.samples, shuffled(len(dataset)).argsort().tolist(), strict=True):
-        yield path, rows[place]
 
 
 def shuffled(count: int) -> Tensor:
@@ -152,8 +147,6 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
         return
     host = urlsplit(CIFAR10.url).hostname
     say(f"downloading CIFAR-10 from {host}, once")
-    usual = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_SECONDS)
     try:
         CIFAR10(root=str(out / "cifar10"), download=True)
         (out / "cifar10" / CIFAR10.filename).unlink()
@@ -165,8 +158,6 @@ def download_cifar10(root: Path, out: Path, say: Say) -> None:
         why = str(error).removeprefix("<urlopen error ").removesuffix(">").removesuffix(".")
         instead = "pass cifar10:DIR with a copy of it, or imagefolder:DIR"
         raise Refused(f"CIFAR-10 cannot be downloaded from {host} ({why}); {instead}") from error
-    finally:
-        socket.setdefaulttimeout(usual)
 
 
 def _disk_full(folder: Path, nbytes: int, error: OSError) -> Refused:
@@ -225,4 +216,5 @@ def main(kind: str, source: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    socket.setdefaulttimeout(NETWORK_SECONDS)
     main(*sys.argv[1:])

@@ -79,7 +79,7 @@ def _fsdp(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Modu
 
     mesh = init_device_mesh(device.type, (spec.world_size,))
     for child in [] if is_custom_model(spec.model) else model.children():
-        if any(True for _ in child.parameters()):
+        if list(child.parameters()):
             fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)  # in place
     return model
