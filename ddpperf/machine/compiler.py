@@ -70,8 +70,6 @@ def check_inductor(options: str, option: str = "--spec") -> None:
         return  # the ranks will find out
     for name in options.split("+") if known else ():
         if name not in known:
-            close = get_close_matches(name, known, n=2)
-            nearest = " or ".join(close) or "a name of torch._inductor.list_options()"
-            raise Refused(
-                f"{option} inductor={options}: torch's compiler has no option {name}; write {nearest}"
-            )
+            close = " or ".join(get_close_matches(name, known, n=2))
+            problem = f"{option} inductor={options}: torch's compiler has no option {name}"
+            raise Refused(f"{problem}; write {close or 'a name of torch._inductor.list_options()'}")

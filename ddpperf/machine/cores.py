@@ -99,13 +99,11 @@ def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int
     """
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
+    ranks_at = {node: len(ranks) for node, ranks in homes.items()}
     chosen: list[int] = []
-
-    def cores_left(node: int) -> float:
-        return _count(nodes[node]) / (len(homes[node]) + chosen.count(node) + 1)
-
     for _ in homeless:
-        chosen.append(max(nodes, key=cores_left))
+        chosen.append(max(nodes, key=lambda node: _count(nodes[node]) / (ranks_at[node] + 1)))
+        ranks_at[chosen[-1]] += 1
     for rank, node in zip(homeless, sorted(chosen), strict=True):  # neighbours in a ring stay neighbours
         homes[node].append(rank)
     return {node: sorted(ranks) for node, ranks in homes.items()}
@@ -158,11 +156,11 @@ class Pinning:
         rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
         self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
         if isinstance(self._plan, Plan):
-            self._plan = self._refusal(self._plan) or self._plan
+            self._plan = self._try(self._plan)
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
-    def _refusal(self, plan: Plan) -> str | None:
-        """Try the planned CPU cores, and return why the kernel refuses some of them, or None."""
+    def _try(self, plan: Plan) -> Plan | str:
+        """Return the plan if the kernel gives its CPU cores, else why the kernel does not."""
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)
@@ -172,7 +170,7 @@ class Pinning:
             return f"not pinned: the kernel refuses the cores {_names(cores)}: {error.strerror}"
         finally:
             self.release()
-        return None
+        return plan
 
     def hold(self) -> None:
         """Move this thread, and all that it starts later, to the controller's CPU cores."""

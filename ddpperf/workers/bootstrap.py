@@ -28,30 +28,23 @@ def main(command: str, package: str, *arguments: str) -> None:
         sys.path[0] = ""
     if command == "probe":
         print_probe(package, *arguments)
-    else:
-        run_rank(package, *arguments)
-
-
-def run_rank(package: str, folder: str, rank: str) -> None:
-    """Run a rank, which receives the controller's commands over standard input."""
     import_package(package)
-    from ddpperf.workers.worker import main
+    from ddpperf.workers import worker
 
-    main(folder, int(rank))
+    worker.main(arguments[0], int(arguments[1]))
 
 
 def print_probe(package: str, model: str) -> None:
-    """Print Python's version as JSON, then import torch and the model and print the result.
+    """Print Python's version as JSON, then import torch and the model, print the result and exit.
 
     What the imports print goes to stderr.
     """
     output = os.dup(1)
     os.dup2(2, 1)
     found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
-    for imported in (False, True):
-        if imported:
-            found.update(probe(package, model))
-        os.write(output, json.dumps(found).encode() + b"\n")
+    os.write(output, json.dumps(found).encode() + b"\n")
+    found.update(probe(package, model))
+    os.write(output, json.dumps(found).encode() + b"\n")
     os._exit(0)  # skip the threads and exit handlers that the imports left
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,29 +96,22 @@ def check_side(side: Side, requested: str, device: str, model: str) -> Found:
     that name the interpreter and the code, for the message.
     """
     found = _probe(side, requested, model)
-    if _release(found.python) < _release(MIN_PYTHON):
-        raise Refused(
-            f"{requested} is Python {found.python}, ddpperf needs {MIN_PYTHON} or newer; "
-            "name a newer interpreter"
-        )
-    if found.torch and _release(found.torch) < _release(MIN_TORCH):
-        raise Refused(
-            f"{requested} has torch {found.torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
-        )
-    if found.missing:
-        raise Refused(
-            f"{requested} cannot import {found.missing}, as its ranks must ({found.why}); install it there"
-        )
-    if device == "cuda" and found.cuda is None:
-        raise Refused(
-            f"{requested} has torch {found.torch}, which has no CUDA, for --device cuda; "
-            "install one that has, or pass --device cpu"
-        )
-    if side.root is not None and str(side.root) not in found.folders.values():
+    python, torch = found.python, found.torch
+    problem = ""
+    if _release(python) < _release(MIN_PYTHON):
+        problem = f"is Python {python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
+    elif torch and _release(torch) < _release(MIN_TORCH):
+        problem = f"has torch {torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
+    elif found.missing:
+        problem = f"cannot import {found.missing}, as its ranks must ({found.why}); install it there"
+    elif device == "cuda" and found.cuda is None:
+        problem = f"has torch {torch}, which has no CUDA, for --device cuda; install one that has, or pass"
+        problem += " --device cpu"
+    elif side.root is not None and str(side.root) not in found.folders.values():
         places = ", ".join(f"{name} from {folder}" for name, folder in found.folders.items())
-        raise Refused(
-            f"{requested} holds nothing that a rank loads, found {places}; name a checkout of one of them"
-        )
+        problem = f"holds nothing that a rank loads, found {places}; name a checkout of one of them"
+    if problem:
+        raise Refused(f"{requested} {problem}")
     return found
 
 
@@ -128,29 +121,19 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def _probe(side: Side, requested: str, model: str) -> Found:
-    """Find out what ranks can import, in a child process with the interpreter of the ranks."""
     try:
         ended = run_child(side.command("probe", model), side.variables(), PROBE_SECONDS)
     except OSError as error:
-        raise Refused(
-            f"{requested} cannot be started ({error.strerror}); name a Python interpreter"
-        ) from error
+        why = f"cannot be started ({error.strerror}); name a Python interpreter"
+        raise Refused(f"{requested} {why}") from error
     except subprocess.TimeoutExpired as error:
-        raise Refused(
-            f"{requested} did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
-        ) from error
+        why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
+        raise Refused(f"{requested} {why}") from error
     answers = ended.output.splitlines()
     errors = [line[:200] for line in ended.errors.splitlines() if line[:1].strip()]
     # Python names the reason in its last line, another program in its first.
     reason = "".join(f" ({line})" for line in (errors[-1:] if answers else errors[:1]))
-    return _parse_answers(requested, answers, f"ended with status {ended.status}{reason}")
-
-
-def _parse_answers(requested: str, answers: Sequence[str], end: str) -> Found:
-    """Parse the JSON lines that bootstrap.py prints before and after its imports.
-
-    end: how the child process ended, for the message where a line is missing.
-    """
+    end = f"ended with status {ended.status}{reason}"
     found = []
     for line in answers:
         with contextlib.suppress(TypeError, ValueError):  # a line of a wrapper script

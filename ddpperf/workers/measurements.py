@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from ddpperf.collectives.calls import AllReduce, Collective
 from ddpperf.data.sampling import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
+from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.instruments.message_ledger import CountedSteps, Ledger
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
@@ -25,6 +25,7 @@ from ddpperf.specs import (
     MessagesSpec,
     PartsSpec,
     RunSpec,
+    SamplerSpec,
     Spec,
     TraceSpec,
     TrainingSpec,
@@ -35,26 +36,12 @@ from ddpperf.training.run import TrainingRun
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
 
-
-class Measurement(Protocol):
-    """Interface of work that a rank can repeat, time and check."""
-
-    max_iterations: int
-
-    def warm_up(self, steps: int) -> None:
-        """Run about `steps` untimed steps, until all later steps take the same time."""
-
-    def start_round(self) -> None:
-        """Prepare a timed round, before the clock starts."""
-
-    def step(self) -> None:
-        """Do the work whose duration a rank measures."""
-
-    def end_round(self, steps: int) -> None:
-        """Check the result of a timed round of `steps` steps, and raise an error if it is wrong."""
-
-    def finish(self) -> dict[str, float]:
-        """Check the final state of the measured work, and return the rank's counters by name."""
+KINDS: dict[type[Spec], Callable[..., Measurement]] = {
+    AllReduceSpec: AllReduce,
+    CollectiveSpec: Collective,
+    CopySpec: Copy,
+    SamplerSpec: Sampling,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +52,7 @@ class Opened:
     train.
     """
 
+    spec: Spec
     measurement: Measurement
     step: Callable[[], None]
     training: MeasuredStep | None = None
@@ -74,7 +62,7 @@ class Opened:
 
         A data loader that waits for the garbage collector may hang.
         """
-        held: list[Any] = [self.measurement]
+        held: list[object] = [self.measurement]
         if self.training is not None:
             held += [self.training, self.training.training]
         for part in held:
@@ -93,20 +81,13 @@ def open_measurement(
     training: MeasuredStep | None = None
     measurement: Measurement
     if isinstance(spec, BucketReplaySpec):
-        messages = bucket_messages(spec, rank, device)
-        measurement = BucketReplay(spec, messages, rank=rank, device=device)
+        measurement = BucketReplay(spec, bucket_messages(spec, rank, device), rank=rank, device=device)
     elif isinstance(spec, TrainingSpec):
         measurement, training = _training(spec, rank, device)
-    elif isinstance(spec, AllReduceSpec):
-        measurement = AllReduce(spec, rank=rank, device=device)
-    elif isinstance(spec, CollectiveSpec):
-        measurement = Collective(spec, rank=rank, device=device)
-    elif isinstance(spec, CopySpec):
-        measurement = Copy(spec, rank=rank, device=device)
     else:
-        measurement = Sampling(spec, rank=rank, device=device)
+        measurement = KINDS[type(spec)](spec, rank=rank, device=device)
     step = delayed(measurement.step, spec.calls * spec.delay_seconds, device)
-    return Opened(measurement=measurement, step=step, training=training)
+    return Opened(spec=spec, measurement=measurement, step=step, training=training)
 
 
 def _training(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
@@ -135,7 +116,7 @@ def _open_long(
     delay = delayed(lambda: None, spec.delay_seconds, device)
     if isinstance(spec, RunSpec):
         run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
-        return Opened(measurement=run, step=run.step, training=run.last_step)
+        return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
     training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
     epoch = TrainingEpoch(training, after_step=delay, report=report)
-    return Opened(measurement=epoch, step=epoch.step, training=training)
+    return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)

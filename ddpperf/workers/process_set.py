@@ -121,11 +121,7 @@ class ProcessSet:
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
     def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
-        """Wait for the answers of all ranks of a process set at the same time.
-
-        If the function waited for rank 0 first, an error in rank 1 would look like a hang of rank
-        0.
-        """
+        # Not rank by rank: an error in rank 1 would look like a hang of rank 0.
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
@@ -157,7 +153,7 @@ class ProcessSet:
         if dead or raised:
             raise self._failure(command, [*(rank.death() for rank in dead), *raised])
         if waiting:
-            raise self._failure(command, self._hangs(list(waiting.values()), deadline_seconds))
+            raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
         return answers
 
     def dead_ranks(self) -> list[RankProcess]:
@@ -237,15 +233,10 @@ class ProcessSet:
 
     def _hangs(self, ranks: list[RankProcess], deadline_seconds: float) -> list[RankFailure]:
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
-        stacks = "\n".join([*stacks_of(self.ranks), hint])
+        first, *others = sorted(rank.rank for rank in ranks)
+        details = {first: "\n".join([*stacks_of(self.ranks), hint])} | dict.fromkeys(others, "")
         what = f"did not answer within {deadline_seconds:g} s"
-        first = min(rank.rank for rank in ranks)
-        return [
-            RankFailure(
-                rank=rank.rank, cause=Cause.HUNG, what=what, detail=stacks if rank.rank == first else ""
-            )
-            for rank in ranks
-        ]
+        return [RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=details[rank]) for rank in details]
 
 
 def _receive(connected: Connection, rank: RankProcess) -> Message | None:

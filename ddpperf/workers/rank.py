@@ -21,7 +21,6 @@ from ddpperf import specs
 from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.timing import seconds_of, synchronize
-from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.workers.channel import Message
 from ddpperf.workers.fault_injection import inject
 from ddpperf.workers.measurements import Opened, open_measurement
@@ -41,7 +40,6 @@ class Rank:
         self.report = report
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
-        self.spec: specs.Spec | None = None
         self.opened: Opened | None = None
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
@@ -111,11 +109,11 @@ class Rank:
     def open(self, spec: Message) -> Message:
         """Build the measurement that a measurement spec describes, and warm it up."""
         self._drop_measurement()
-        self.spec = specs.from_json(spec)
-        inject(self.spec.fault, self.rank, "open")
+        described = specs.from_json(spec)
+        inject(described.fault, self.rank, "open")
         if self.device.type == "cuda":
-            torch.cuda.set_stream(stream_for(self.spec, self.device))
-        self.opened = open_measurement(self.spec, rank=self.rank, device=self.device, report=self.report)
+            torch.cuda.set_stream(stream_for(described, self.device))
+        self.opened = open_measurement(described, rank=self.rank, device=self.device, report=self.report)
         measurement = self.opened.measurement
         measurement.start_round()
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
@@ -130,20 +128,19 @@ class Rank:
         run has no untimed step before it.
         """
         assert self.opened is not None
-        assert self.spec is not None
-        inject(self.spec.fault, self.rank, "sample")
-        measurement, step = self.opened.measurement, self.opened.step
+        spec, measurement, step = self.opened.spec, self.opened.measurement, self.opened.step
+        inject(spec.fault, self.rank, "sample")
         measurement.start_round()
         synchronize(self.device)
-        if self.spec.grouped:
+        if spec.grouped:
             dist.barrier()
-        if self.spec.repeats:
+        if spec.repeats:
             step()
-        seconds = seconds_of(step, iterations, self.device) / self.spec.calls
+        seconds = seconds_of(step, iterations, self.device) / spec.calls
         require_none_new(self.compiled_graphs)
-        measurement.end_round(self.spec.repeats + iterations)
-        record = {"spec": self.spec.id, "iterations": iterations, "seconds": seconds}
-        print(json.dumps({**record, "ended": time.monotonic()}))  # for the rank's log
+        measurement.end_round(spec.repeats + iterations)
+        record = {"spec": spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
+        print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}
 
     def close(self, kernels: bool = False) -> Message:
@@ -152,20 +149,16 @@ class Rank:
         kernels: whether to return a digest of the kernels of a training step too.
         """
         assert self.opened is not None
-        assert self.spec is not None
-        inject(self.spec.fault, self.rank, "close")
+        spec, training, kernel_digest = self.opened.spec, self.opened.training, ""
+        inject(spec.fault, self.rank, "close")
         counters = self.opened.measurement.finish()
-        if self.spec.grouped:
+        if spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        training = self.opened.training
-        kernel_digest = self._kernels(training) if kernels and training is not None else ""
+        if kernels and training is not None:
+            training.begin_epoch()  # the first step of an epoch always runs the same kernels
+            kernel_digest = digest(kernel_names(training.step, self.device))
         self._drop_measurement()
         return {"counters": counters, "kernels": kernel_digest}
-
-    def _kernels(self, training: MeasuredStep) -> str:
-        """Return a digest of the kernels that the first training step of an epoch runs."""
-        training.begin_epoch()
-        return digest(kernel_names(training.step, self.device))
 
     def exit(self) -> Message:
         """End torch's process group, if there is one, so that this process can exit."""
@@ -177,7 +170,7 @@ class Rank:
         if self.opened is None:
             return
         self.opened.close()
-        self.spec = self.opened = None
+        self.opened = None
         forget_compiled()
         gc.collect()  # frees reference cycles: a model's memory and a loader's processes
         if self.device.type == "cuda":
@@ -197,13 +190,12 @@ def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
 def environment(device: torch.device) -> Message:
     """Return the versions of Python and libraries in this rank, with None for missing libraries."""
     cuda = device.type == "cuda"
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "nccl": nccl,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "nvls": os.environ.get("NCCL_NVLS_ENABLE") if cuda else None,
         "backend": "nccl" if cuda else "gloo",
         "threads": torch.get_num_threads(),

@@ -32,13 +32,13 @@ class RankProcess:
 
     def __init__(self, rank: int, *, device: str, side: Side, log: Path, folder: Path) -> None:
         self.rank = rank
-        self._log = log
+        self.log = log
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
         ours, theirs = socket.socketpair()
         ours.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
         theirs.setblocking(True)
         with ours, theirs, open(log, "wb") as output:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 side.command("rank", str(folder.parent), str(rank)),
                 stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
                 stdout=output,
@@ -47,35 +47,22 @@ class RankProcess:
                 process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
             )
             self.connection = Connection(ours.detach())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self.process.pid
 
     def is_dead(self) -> bool:
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
     def death(self) -> RankFailure:
         """Return how the rank's process ended, with the last lines that it printed."""
-        what = describe_exit(self._process)
-        lines = end_of(self._log).splitlines()[-LOG_TAIL_LINES:]
+        what = describe_exit(self.process)
+        lines = end_of(self.log).splitlines()[-LOG_TAIL_LINES:]
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
-
-    def request_stacks(self) -> int:
-        """Ask the rank to log its threads' stacks, and return the log's size before, in bytes."""
-        begin = self._log.stat().st_size
-        if not self.is_dead():
-            self._process.send_signal(STACKS_SIGNAL)
-        return begin
-
-    def log_from(self, begin: int) -> str:
-        return end_of(self._log, begin)
 
     def wait(self) -> None:
         """Wait at most EXIT_SECONDS until the rank's process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=EXIT_SECONDS)
+            self.process.wait(timeout=EXIT_SECONDS)
 
     def kill(self) -> None:
         """Kill the rank's process and all processes that it started, without waiting."""
@@ -89,9 +76,11 @@ class RankProcess:
 
 def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:
     """Return the stacks of all threads of each rank, which the ranks print into their logs."""
-    begins = {rank: rank.request_stacks() for rank in ranks}
+    begins = {rank: rank.log.stat().st_size for rank in ranks}
+    for rank in ranks:
+        rank.process.send_signal(STACKS_SIGNAL)
     end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(rank.log_from(begin) for rank, begin in begins.items()):
+    while time.monotonic() < end and not all(end_of(rank.log, begin) for rank, begin in begins.items()):
         time.sleep(0.02)
     time.sleep(0.1)  # a stack is written in many small pieces
-    return [f"stacks of rank {rank.rank}:\n{rank.log_from(begin)}" for rank, begin in begins.items()]
+    return [f"stacks of rank {rank.rank}:\n{end_of(rank.log, begin)}" for rank, begin in begins.items()]
