@@ -12,12 +12,11 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.errors import Refused
-from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.spec_fields import change_reason
+from ddpperf.plugin.options.spec_fields import change_reason, machine_reason
 from ddpperf.results.outcomes import Outcome, OutcomeKind
-from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, gpu_reason, measured_as
+from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, measured_as
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.strategy import strategy_words
@@ -159,13 +158,7 @@ def if_measured_as(kind: type[Kind], case: Case) -> Case:
 
 def possible(spec: Spec, machine: Machine) -> Case:
     """Return a measurement spec, or a skipped test case if this machine cannot measure it."""
-    reason = machine.mapping_reason(spec)
-    if isinstance(spec, TrainingSpec):
-        reason = (
-            gpu_reason(spec, machine.device)
-            or (compiler_reason(machine.device) if spec.compiled else "")
-            or reason
-        )
+    reason = machine_reason(spec, machine)
     return skipped(spec, reason) if reason else spec
 
 

@@ -18,7 +18,6 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 
 COMPILED_EXECUTIONS = ("compile", "compile+graph")
 CAPTURED_EXECUTIONS = ("graph", "compile+graph")
-DEFAULT_BUCKET_CAP_MB = 0  # torch's default: a first bucket of 1 MiB, then buckets of 25 MiB
 MOST_BUCKET_CAP_MB = 2**20
 DDP_STRATEGIES = ("ddp", "zero1")  # gradients are synchronized by DistributedDataParallel
 SHARDED_STRATEGIES = ("zero1", "fsdp")  # flat buffers lose a tensor's memory format
@@ -32,7 +31,7 @@ NOT_CAPTURED = {  # strategies and hooks that a CUDA graph cannot hold, and why
 DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can replace
 DDP_OPTIONS: dict[str, str | int | bool] = {
     "comm_hook": "none",
-    "bucket_cap_mb": DEFAULT_BUCKET_CAP_MB,
+    "bucket_cap_mb": 0,  # torch's default: a first bucket of 1 MiB, then buckets of 25 MiB
     "gradient_as_bucket_view": False,
     "static_graph": False,
     "buffer_sync": True,
@@ -75,7 +74,7 @@ class StrategyFields(Work):
     execution: Execution = "eager"  # type: ignore[misc]
     inductor: str = ""
     comm_hook: CommHook = "none"
-    bucket_cap_mb: int = DEFAULT_BUCKET_CAP_MB
+    bucket_cap_mb: int = 0
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     buffer_sync: bool = True
@@ -149,7 +148,7 @@ def strategy_words(spec: Any) -> str:
     """Return a spec's strategy with all non-default options as text, such as ddp+avg+bucket=4."""
     named = (
         (spec.comm_hook, spec.comm_hook != "none"),
-        (f"bucket={spec.bucket_cap_mb}", spec.bucket_cap_mb != DEFAULT_BUCKET_CAP_MB),
+        (f"bucket={spec.bucket_cap_mb}", spec.bucket_cap_mb > 0),
         ("view", spec.gradient_as_bucket_view),
         ("static", spec.static_graph),
         ("no_buffer_sync", not spec.buffer_sync),
@@ -170,8 +169,6 @@ def options_of(strategy: str) -> tuple[str, ...]:
 
 def gpu_reason(spec: StrategyFields, device: str) -> str:
     """Return why a training spec needs a GPU, or "" if it can run on the given device."""
-    if device != "cpu":
-        return ""
     for needed, what in (
         (spec.captured, f"execution {spec.execution} is captured by a GPU's driver"),
         (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),
@@ -179,6 +176,6 @@ def gpu_reason(spec: StrategyFields, device: str) -> str:
         (spec.maps_memory, "comm_hook symmetric_memory maps the memory of GPUs"),
         (spec.sync_batch_norm, "sync_batch_norm works on GPUs only"),
     ):
-        if needed:
+        if needed and device == "cpu":
             return f"{what}; this runs on the CPU"
     return ""

@@ -5,8 +5,8 @@ Reading is fast and has no side effects.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ddpperf.machine.links import Links
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
 from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS, WrongValue
 from ddpperf.plugin.options.options import Options, default_world_sizes
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.sides import PYTHON_AND_ROOT, Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.workers.interpreter import Side
 
@@ -80,17 +80,17 @@ def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
     if not any(option.name in given for option in AB_OPTIONS):
         return None
     return Sides(
-        base=_side(given, BASE, "--baseline-python", "--baseline-root"),
-        candidate=dataclasses.replace(
-            _side(given, CANDIDATE, "--against", "--against-root"), environment=_pairs(given, "--against-env")
-        ),
+        base=_side(given, BASE, {}),
+        candidate=_side(given, CANDIDATE, _pairs(given, "--against-env")),
         spec_fields=_pairs(given, "--against-spec"),
         delay_seconds=delay_seconds,
     )
 
 
-def _side(given: dict[str, Any], name: str, python: str, root: str) -> Side:
-    return Side(name=name, python=given.get(python, sys.executable), root=_path(given, root))
+def _side(given: dict[str, Any], name: str, environment: Mapping[str, str]) -> Side:
+    python, root = PYTHON_AND_ROOT[name]
+    interpreter = given.get(python, sys.executable)
+    return Side(name=name, python=interpreter, root=_path(given, root), environment=environment)
 
 
 def _path(given: dict[str, Any], option: str) -> Path | None:

@@ -14,6 +14,9 @@ from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import Spec
 from ddpperf.workers.interpreter import Side
 
+# The options for the interpreter and the source tree of each side
+PYTHON_AND_ROOT = {BASE: ("--baseline-python", "--baseline-root"), CANDIDATE: ("--against", "--against-root")}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
@@ -41,9 +44,8 @@ class Sides:
             (Path(side.python).parent.resolve(), Path(side.python).resolve(), (side.root or here).resolve())
             for side in (self.base, self.candidate)
         )
-        return base == candidate and not (
-            self.spec_fields or self.delay_seconds or self.candidate.environment
-        )
+        changes = self.spec_fields or self.delay_seconds or self.candidate.environment
+        return base == candidate and not changes
 
     @property
     def here(self) -> str:
@@ -71,11 +73,8 @@ def is_elsewhere(side: Side) -> bool:
 
 def options_of_side(side: Side) -> str:
     """Return the command-line options that describe the base or the candidate."""
-    python, root = (
-        ("--baseline-python", "--baseline-root") if side.name == BASE else ("--against", "--against-root")
-    )
+    python, root = PYTHON_AND_ROOT[side.name]
     words = [f"{python} {side.python}"] if side.python != sys.executable else []
     words += [f"{root} {side.root}"] if side.root is not None else []
-    return " ".join(
-        words + [f"--against-env {name}={value[:40]!r}" for name, value in side.environment.items()]
-    )
+    words += [f"--against-env {name}={value[:40]!r}" for name, value in side.environment.items()]
+    return " ".join(words)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ddpperf.machine.compiler import compiler_reason
 from ddpperf.plugin.options.values import Value
 from ddpperf.specs import Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
@@ -48,18 +49,22 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
     return dataclasses.replace(spec, **fields)
 
 
+def machine_reason(spec: Spec, machine: Machine) -> str:
+    """Return why a machine cannot measure a spec, or an empty string if it can."""
+    reason = machine.mapping_reason(spec)
+    if isinstance(spec, TrainingSpec):
+        uncompiled = compiler_reason(machine.device) if spec.compiled else ""
+        reason = gpu_reason(spec, machine.device) or uncompiled or reason
+    return reason
+
+
 def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
     """Return why the candidate cannot measure a training with changed fields.
 
     Returns an empty string if the candidate can.
     """
     try:
-        candidate = changed(spec, given)
-        reason = machine.mapping_reason(candidate)
+        reason = machine_reason(changed(spec, given), machine)
     except ValueError as error:
         reason = str(error)
-    else:
-        reason = reason or (
-            gpu_reason(candidate, machine.device) if isinstance(candidate, TrainingSpec) else ""
-        )
     return f"the candidate cannot measure it: {reason}" if reason else ""
