@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.logarithmic_fit import Estimate, LogFit, fit_logarithms, standard_deviation
+from ddpperf.analysis.logarithmic_fit import Estimate, LogFit, fit_logarithms
 
 MOST_LINES = 3  # the number of protocols of a library
 FEWEST_SIZES = 4  # cross-validation leaves out each size but the first and last
@@ -102,8 +102,8 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
     # Each line needs two sizes, even when the choice and its test each leave out one size.
     most = min(MOST_LINES, (len(points) - 2) // 2)
     fits = _best_fits(points, _best_lines(points, most))
-    deviation = standard_deviation(np.concatenate([fit.residuals for fit in fits]), 2 * len(fits))
-    starts, slopes = zip(*(fit.estimates(*deviation) for fit in fits), strict=True)
+    residuals = np.concatenate([fit.residuals for fit in fits])
+    starts, slopes = zip(*(fit.estimates(residuals, 2 * len(fits)) for fit in fits), strict=True)
     return Chosen(
         envelope=_envelope(fits),
         latency=min(starts, key=lambda estimate: estimate.value),

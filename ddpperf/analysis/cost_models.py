@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from ddpperf.analysis.backend_protocols import DIGITS
-from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms, standard_deviation
+from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.specs.collective import ring_pieces
 
 
@@ -116,7 +116,7 @@ def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
             "or algorithms"
         )
     fit = fit_logarithms(rows.tolist(), seconds)
-    latency, byte_seconds, *others = fit.estimates(*standard_deviation(fit.residuals, len(fit.values)))
+    latency, byte_seconds, *others = fit.estimates(fit.residuals, len(fit.values))
     return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
 
 
@@ -161,41 +161,35 @@ def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkM
 class ReportFormula:
     """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
 
-    `describes` says what the value is and what it is not. `is_time` says whether the value is in
-    seconds instead of bytes.
+    `seconds` returns its value for N, S and B; a value in bytes is divided by B. `describes` says
+    what the value is and what it is not.
     """
 
     name: str
     formula: str
-    value: Callable[[int, float, float], float]
+    seconds: Callable[[int, float, float], float]
     describes: str
-    is_time: bool = False
-
-    def seconds(self, N: int, S: float, B: float) -> float:
-        """Return a course report formula's value in seconds; bytes are divided by bandwidth B."""
-        return self.value(N, S, B) / (1 if self.is_time else B)
 
 
 REPORT_FORMULAS = (
     ReportFormula(
         name="ring_bytes",
         formula="2 (N-1) S / N",
-        value=lambda N, S, B: 2 * (N - 1) * S / N,
+        seconds=lambda N, S, B: 2 * (N - 1) * S / N / B,
         describes="the bytes that each rank sends in a ring, the minimum for the busiest rank if only ranks "
         "add; from S on two ranks to nearly 2 S on many; not a time",
     ),
     ReportFormula(
         name="doubling_seconds",
         formula="(S / B) log2 N",
-        value=lambda N, S, B: S / B * math.log2(N),
-        is_time=True,
+        seconds=lambda N, S, B: S / B * math.log2(N),
         describes="the seconds of recursive doubling without latency, if N is a power of two; a tree takes "
         "twice as long, a ring another time",
     ),
     ReportFormula(
         name="aggregate_bytes",
         formula="2 (N-1) S",
-        value=lambda N, S, B: 2 * (N - 1) * S,
+        seconds=lambda N, S, B: 2 * (N - 1) * S / B,
         describes="the bytes that all ranks of a ring send together, or that rank 0 of gather and broadcast "
         "moves; over one link's B it is N times a ring's seconds, because all links work at once",
     ),

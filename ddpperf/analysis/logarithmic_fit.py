@@ -42,18 +42,20 @@ class LogFit:
     residuals: Array
     jacobian: Array
 
-    def estimates(self, deviation: float, degrees_of_freedom: int) -> list[Estimate]:
+    def estimates(self, residuals: Array, parameters: int) -> list[Estimate]:
         """Return the fitted values with 95% intervals by Student's t.
 
-        `deviation` is the standard deviation of the residuals. It is infinite if no degrees of
-        freedom are left.
+        The standard deviation is that of `residuals`, of this fit or of several fits with
+        `parameters` values together. The intervals are infinite if no degrees of freedom are left.
         """
         from scipy.stats import t  # imported here because it takes 0.5 s
 
+        freedom = len(residuals) - parameters
+        deviation = math.sqrt(float(residuals @ residuals) / freedom) if freedom > 0 else math.inf
         units = np.abs(self.jacobian).max(axis=0)  # bytes and messages differ by many orders of magnitude
         scaled = self.jacobian / units
         errors = np.sqrt(np.diag(np.linalg.pinv(scaled.T @ scaled))) / units
-        half = t.ppf((1 + CONFIDENCE) / 2, max(degrees_of_freedom, 1)) * deviation * errors
+        half = t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * deviation * errors
         return [
             Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
             for value, width in zip(self.values, half, strict=True)
@@ -88,14 +90,3 @@ def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) 
         residuals=np.log(predicted / measured),
         jacobian=counted / predicted[:, None],
     )
-
-
-def standard_deviation(residuals: Array, parameters: int) -> tuple[float, int]:
-    """Return the standard deviation of a fit's residuals, and its degrees of freedom.
-
-    The deviation is infinite without degrees of freedom.
-    """
-    degrees_of_freedom = len(residuals) - parameters
-    if degrees_of_freedom <= 0:
-        return math.inf, degrees_of_freedom
-    return math.sqrt(float(residuals @ residuals) / degrees_of_freedom), degrees_of_freedom
