@@ -62,12 +62,10 @@ class BucketReplay(Measurement):
         for number, buffer in enumerate(self.buffers):
             expected = first * self.growth ** (steps - 1)
             found = tuple(map(float, buffer.float().aminmax()))
-            error = max(abs(value / expected - 1) for value in found)
-            # also true for NaN
-            if not error <= steps * self.spec.world_size * torch.finfo(buffer.dtype).eps:
-                raise ArithmeticError(
-                    f"message {number} is wrong: {found} after {steps} steps, where {expected} was expected"
-                )
+            tolerance = steps * self.spec.world_size * torch.finfo(buffer.dtype).eps
+            if not all(abs(value / expected - 1) <= tolerance for value in found):  # a NaN is wrong, too
+                why = f"{found} after {steps} steps, where {expected} was expected"
+                raise ArithmeticError(f"message {number} is wrong: {why}")
 
     def finish(self) -> dict[str, float]:
         """Return a step's gradient bytes, its number of all_reduces and each bucket's bytes."""

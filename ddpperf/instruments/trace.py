@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddpperf.training.measured_step import MeasuredStep
 
 Event = dict[str, Any]
+Call = Callable[[], object]
 
 TRACED_STEPS = 5
 MARGIN_SECONDS = 1e-3  # idle time at both ends, because the profiler drops kernels outside the profile
@@ -82,10 +83,8 @@ class TracedSteps(TrainingMeasurement):
         """
         if not self.splits:
             return {}
-        return {
-            name: median(getattr(found, part) for found in self.splits) / TRACED_STEPS
-            for name, part in COUNTERS.items()
-        }
+        seconds = {name: [getattr(found, part) for found in self.splits] for name, part in COUNTERS.items()}
+        return {name: median(values) / TRACED_STEPS for name, values in seconds.items()}
 
 
 def trace_path(name: str, rank: int) -> Path | None:
@@ -102,11 +101,7 @@ def trace_path(name: str, rank: int) -> Path | None:
 
 
 def trace_of(
-    work: Callable[[], object],
-    device: torch.device,
-    *,
-    meet: Callable[[], object] | None = None,
-    path: Path | None = None,
+    work: Call, device: torch.device, *, meet: Call | None = None, path: Path | None = None
 ) -> list[Event]:
     """Run `work` under torch's profiler, and return the events of the profiler's trace.
 
@@ -162,9 +157,8 @@ def _keep(written: Path, path: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise CannotTrain(
-            f"the trace cannot be kept as {path} ({error.strerror}); name another folder by --traces"
-        ) from error
+        why = f"({error.strerror}); name another folder by --traces"
+        raise CannotTrain(f"the trace cannot be kept as {path} {why}") from error
 
 
 @contextlib.contextmanager

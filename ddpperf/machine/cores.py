@@ -93,10 +93,7 @@ def _count(cores: Sequence[tuple[int, ...]]) -> int:
 
 
 def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
-    """Assign each rank to a NUMA node, and return the ranks of each node.
-
-    A rank whose GPU has no known node goes to the node with the most cores per rank.
-    """
+    """Return the ranks of each NUMA node. Ranks without a node go where most cores per rank are left."""
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
     ranks_at = {node: len(ranks) for node, ranks in homes.items()}
@@ -110,14 +107,11 @@ def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int
 
 
 def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
-    """Give each rank `size` cores of its NUMA node, or return None if a node has too few cores.
-
-    units: cores that stay together. Ranks get the last cores of a node, the controller gets the
-    rest.
-    """
+    """Give each rank `size` cores of its NUMA node, or return None if a node has too few cores."""
     ranks: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
-    for node, unused in ((node, list(cores)) for node, cores in units.items()):
+    for node, cores in units.items():
+        unused = list(cores)  # ranks get the last ones, the controller the rest
         for rank in reversed(homes[node]):
             mine: list[int] = []
             while len(mine) < size and unused:

@@ -87,13 +87,10 @@ class GpuWatch:
     """Records what disturbs each GPU in each round of a measurement.
 
     GpuWatch never raises an exception. Without an answer from the driver there is no warning.
+    Processes that are on the GPUs at the start count as foreign. uuids: the GPUs, in CUDA's order.
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """Start to watch the GPUs with the given UUIDs, which are in CUDA's order.
-
-        Processes that are on these GPUs now count as foreign.
-        """
         load_nvml()
         handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
         self._handles = {gpu: handle for gpu, handle in handles.items() if handle is not None}
@@ -114,14 +111,13 @@ class GpuWatch:
         if not done:
             self._rounds = []
             return ""
-        disturbances = {
-            gpu: Disturbance(
-                throttled=throttled(before[gpu], state),
-                foreign=foreign(state.processes, self._own, self._before[gpu]),
-                megahertz=state.megahertz,
+        disturbances = {}
+        for gpu, state in self._last.items():
+            why, others = (
+                throttled(before[gpu], state),
+                foreign(state.processes, self._own, self._before[gpu]),
             )
-            for gpu, state in self._last.items()
-        }
+            disturbances[gpu] = Disturbance(throttled=why, foreign=others, megahertz=state.megahertz)
         spoiled = spoiling([*(earlier.disturbances for earlier in self._rounds), disturbances])
         self._rounds.append(Round(number=done, disturbances=disturbances, spoiled=spoiled))
         return "; ".join(spoiled)

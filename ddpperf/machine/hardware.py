@@ -17,8 +17,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from ddpperf.analysis.projection import Network
 from ddpperf.machine.git import commit
-from ddpperf.machine.links import Links
 from ddpperf.specs import Spec
 
 # CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
@@ -127,6 +127,23 @@ def data_rate(megabytes_per_second: int) -> float:
     For NVLink 2, 4 and 5 the line rate includes coding and error correction.
     """
     return {25781: 25e9, 26562: 25e9, 53125: 50e9}.get(megabytes_per_second, megabytes_per_second * 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The user's options about the links between devices and between nodes.
+
+    bytes_per_second: between a device and the others of its node, or None if not given. node: the
+    number of devices in a node. network: the network between nodes. project_to: the numbers of
+    devices to project step times to. buffer_sizes: bytes per rank of collective calls. If it is
+    empty, each experiment has its own default.
+    """
+
+    bytes_per_second: float | None = None
+    node: int = 1
+    network: Network | None = None
+    project_to: tuple[int, ...] = ()
+    buffer_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddpperf import specs
 from ddpperf.collectives.calls import AllReduce, Collective
 from ddpperf.data.sampling import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
@@ -16,31 +17,19 @@ from ddpperf.instruments.message_ledger import CountedSteps, Ledger
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.instruments.timing import delayed
 from ddpperf.instruments.trace import TracedSteps
-from ddpperf.specs import (
-    AllReduceSpec,
-    BucketReplaySpec,
-    CollectiveSpec,
-    CopySpec,
-    EpochSpec,
-    MessagesSpec,
-    PartsSpec,
-    RunSpec,
-    SamplerSpec,
-    Spec,
-    TraceSpec,
-    TrainingSpec,
-)
+from ddpperf.specs import Spec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.run import TrainingRun
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
 
+Report = Callable[[float], None]  # called with the fraction of a long step that is done
 KINDS: dict[type[Spec], Callable[..., Measurement]] = {
-    AllReduceSpec: AllReduce,
-    CollectiveSpec: Collective,
-    CopySpec: Copy,
-    SamplerSpec: Sampling,
+    specs.AllReduceSpec: AllReduce,
+    specs.CollectiveSpec: Collective,
+    specs.CopySpec: Copy,
+    specs.SamplerSpec: Sampling,
 }
 
 
@@ -69,20 +58,15 @@ class Opened:
             vars(part).clear()
 
 
-def open_measurement(
-    spec: Spec, *, rank: int, device: torch.device, report: Callable[[float], None]
-) -> Opened:
-    """Build the measurement that a measurement spec describes.
-
-    report: called now and then with the fraction of a long step that is done.
-    """
-    if isinstance(spec, EpochSpec | RunSpec):
+def open_measurement(spec: Spec, *, rank: int, device: torch.device, report: Report) -> Opened:
+    """Build the measurement that a measurement spec describes."""
+    if isinstance(spec, specs.EpochSpec | specs.RunSpec):
         return _open_long(spec, rank, device, report)
     training: MeasuredStep | None = None
     measurement: Measurement
-    if isinstance(spec, BucketReplaySpec):
+    if isinstance(spec, specs.BucketReplaySpec):
         measurement = BucketReplay(spec, bucket_messages(spec, rank, device), rank=rank, device=device)
-    elif isinstance(spec, TrainingSpec):
+    elif isinstance(spec, specs.TrainingSpec):
         measurement, training = _training(spec, rank, device)
     else:
         measurement = KINDS[type(spec)](spec, rank=rank, device=device)
@@ -90,31 +74,27 @@ def open_measurement(
     return Opened(spec=spec, measurement=measurement, step=step, training=training)
 
 
-def _training(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
-    if isinstance(spec, PartsSpec):
+def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
+    if isinstance(spec, specs.PartsSpec):
         marks = PartMarks(device)
         training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
         return PartedSteps(training, marks), training
-    if isinstance(spec, MessagesSpec):
+    if isinstance(spec, specs.MessagesSpec):
         with (ledger := Ledger()):
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
         training = MeasuredStep(step)
         sizes = {"parameter_bytes": float(gradient_bytes(step.task.module)), **sent_bytes(step)}
         return CountedSteps(training, ledger, sizes), training
     training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
-    return (TracedSteps(training, rank) if isinstance(spec, TraceSpec) else training), training
+    return (TracedSteps(training, rank) if isinstance(spec, specs.TraceSpec) else training), training
 
 
 def _open_long(
-    spec: EpochSpec | RunSpec, rank: int, device: torch.device, report: Callable[[float], None]
+    spec: specs.EpochSpec | specs.RunSpec, rank: int, device: torch.device, report: Report
 ) -> Opened:
-    """Build a measurement whose timed step is a whole epoch or a whole training run.
-
-    The spec's delay is added to every training step. A rank that is silent during one long delay
-    would count as hung.
-    """
+    # The delay is in every training step: a rank that is silent during a long delay counts as hung.
     delay = delayed(lambda: None, spec.delay_seconds, device)
-    if isinstance(spec, RunSpec):
+    if isinstance(spec, specs.RunSpec):
         run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
         return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
     training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))

@@ -11,10 +11,9 @@ from ddpperf import specs
 from ddpperf.instruments.kernels import digest_of_ranks
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
-from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.process_set import ProcessSet, Progress, SetOptions
+from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
@@ -175,16 +174,12 @@ class Pool:
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up a measurement on each process set.
-
-    Returns the most steps that a round may have on each process set. The process sets do this at
-    the same time, as nothing is timed yet. Compiled work is opened on one process set after the
-    other, because the compiler chooses kernels by timing them.
-    """
+    """Build and warm up a measurement on each process set, and return each one's most steps a round."""
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
     answers = []
+    # At the same time, as nothing is timed yet. But the compiler chooses kernels by timing them.
     one_by_one = any(spec.compiled for _, spec in jobs)
     for group in [[job] for job in jobs] if one_by_one else [jobs]:
         for process_set, spec in group:
@@ -193,7 +188,7 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     return [min(int(answer["max_iterations"]) for answer in by_rank.values()) for by_rank in answers]
 
 
-def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[dict[int, Message]]:
+def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
     """Return the answers of all process sets. If several fail, raise the base's failure."""
     answers, failures = [], []
     for process_set in sets:

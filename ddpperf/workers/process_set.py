@@ -23,7 +23,9 @@ START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA cont
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
 GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
 
-Progress = Callable[[float], None]  # called with the fraction of a command that is done
+Progress = Callable[[float], None] | None  # called with the fraction of a command that is done
+Ranks = Iterable[int] | None  # None means all ranks
+Answers = dict[int, Message]  # by rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +95,13 @@ class ProcessSet:
     # --- commands
 
     def request(
-        self,
-        command: str,
-        *,
-        ranks: Iterable[int] | None = None,
-        progress: Progress | None = None,
-        **arguments: object,
-    ) -> dict[int, Message]:
+        self, command: str, *, ranks: Ranks = None, progress: Progress = None, **arguments: object
+    ) -> Answers:
         """Send a command to some or all ranks and return their answers, or raise SetFailure."""
         self.ask(command, ranks=ranks, **arguments)
         return self.answers(progress)
 
-    def ask(self, command: str, *, ranks: Iterable[int] | None = None, **arguments: object) -> None:
+    def ask(self, command: str, *, ranks: Ranks = None, **arguments: object) -> None:
         """Send a command to some or all ranks. Call `answers` before the next command."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._pending = command, asked
@@ -113,19 +110,17 @@ class ProcessSet:
                 with contextlib.suppress(OSError):  # `answers` notices that the rank is dead
                     channel.send(rank.connection, {"command": command, **arguments})
 
-    def answers(
-        self, progress: Progress | None = None, deadline_seconds: float | None = None
-    ) -> dict[int, Message]:
+    def answers(self, progress: Progress = None, deadline_seconds: float | None = None) -> Answers:
         """Return the ranks' answers to the last command, or raise SetFailure if a rank fails."""
         with self._killed_on_error():
             return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
 
-    def _collect(self, progress: Progress | None, deadline_seconds: float) -> dict[int, Message]:
+    def _collect(self, progress: Progress, deadline_seconds: float) -> Answers:
         # Not rank by rank: an error in rank 1 would look like a hang of rank 0.
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
-        answers: dict[int, Message] = {}
+        answers: Answers = {}
         dead: list[RankProcess] = []
         raised: list[RankFailure] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
@@ -215,7 +210,7 @@ class ProcessSet:
             rank.kill()
         for rank in self.ranks:
             rank.wait()
-            rank.close()
+            rank.connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.contextmanager

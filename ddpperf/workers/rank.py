@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import platform
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, requi
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.timing import seconds_of, synchronize
 from ddpperf.workers.channel import Message
-from ddpperf.workers.fault_injection import inject
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
@@ -52,7 +52,7 @@ class Rank:
         return answer
 
     def setup(self, device: str, cores: list[list[int]] | None) -> Message:
-        """Choose this rank's device and pin the rank to its CPU cores.
+        """Choose this rank's device, pin the rank to its CPU cores, and return library versions.
 
         Rank 0 also starts the TCP store with which ranks form process groups.
         """
@@ -64,7 +64,18 @@ class Rank:
             torch.cuda.set_device(self.device)
         gc.freeze()  # the collector need not look at what the imports left
         port = self._start_store() if self.rank == 0 else None
-        return {"port": port, "environment": environment(self.device)}
+        cuda = device == "cuda"
+        environment = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if cuda else None,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+            "nvls": os.environ.get("NCCL_NVLS_ENABLE") if cuda else None,
+            "backend": "nccl" if cuda else "gloo",
+            "threads": torch.get_num_threads(),
+        }
+        return {"port": port, "environment": environment}
 
     def _start_store(self) -> int:
         listener = socket.socket()
@@ -178,6 +189,23 @@ class Rank:
             torch.cuda.empty_cache()
 
 
+def inject(fault: specs.Fault | None, rank: int, command: str) -> None:
+    """Make this rank fail on purpose, if the fault is for this rank and this command."""
+    if fault is None or (fault.rank, fault.command) != (rank, command):
+        return
+    print(f"injected into rank {rank} at {command}: {fault.kind}", flush=True)
+    match fault.kind:
+        case "raise":
+            raise RuntimeError(f"injected into rank {rank} at {command}")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(0)  # sys.exit would also end the process group, where gloo's threads may abort
+        case "hang":
+            while True:
+                time.sleep(60)
+
+
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
     """Return a new CUDA stream for measurements with CUDA graphs, else the default stream.
 
@@ -185,18 +213,3 @@ def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
     to 8 us longer.
     """
     return torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device)
-
-
-def environment(device: torch.device) -> Message:
-    """Return the versions of Python and libraries in this rank, with None for missing libraries."""
-    cuda = device.type == "cuda"
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-        "nvls": os.environ.get("NCCL_NVLS_ENABLE") if cuda else None,
-        "backend": "nccl" if cuda else "gloo",
-        "threads": torch.get_num_threads(),
-    }

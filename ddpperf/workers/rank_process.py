@@ -69,10 +69,6 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Close the connection to a rank whose process has ended."""
-        self.connection.close()
-
 
 def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:
     """Return the stacks of all threads of each rank, which the ranks print into their logs."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ddpperf.specs import Spec
-from ddpperf.workers.channel import Message
-from ddpperf.workers.process_set import ProcessSet, Progress
+from ddpperf.workers.process_set import Answers, ProcessSet, Progress
 
 Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
@@ -81,9 +80,9 @@ def sample_rounds(
     return {process_set.name: [taken[process_set.name] for taken in kept] for process_set, _ in jobs}
 
 
-def sample(process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress | None = None) -> Seconds:
+def sample(process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress = None) -> Seconds:
     """Measure one round on a process set and return each rank's duration in seconds."""
-    answers: dict[int, Message] = {}
+    answers: Answers = {}
     for ranks in spec.turns(process_set.options.size):
         answers |= process_set.request("sample", ranks=ranks, progress=progress, iterations=iterations)
     return tuple(answers[rank]["seconds"] for rank in sorted(answers))

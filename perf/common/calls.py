@@ -11,7 +11,7 @@ from ddpperf.analysis.backend_protocols import FEWEST_SIZES
 from ddpperf.analysis.cost_models import Undetermined
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.statistics import median_and_error
-from ddpperf.machine.links import Links
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.specs import (

@@ -71,7 +71,7 @@ def test_each_method_names_the_last_rank() -> None:
 
 @pytest.fixture
 def pool(two_ranks: Pool, monkeypatch: pytest.MonkeyPatch) -> Pool:
-    monkeypatch.setattr(two_ranks, "rounds", 5)
+    monkeypatch.setattr(two_ranks, "options", dataclasses.replace(two_ranks.options, rounds=5))
     return two_ranks
 
 

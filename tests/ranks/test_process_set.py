@@ -143,7 +143,7 @@ def test_rank_that_raises_is_named_with_its_traceback(two_ranks: Pool) -> None:
     failure = failure_of(two_ranks, with_fault("raise"))
     first_line = r"rank 1 of set A\d+ raised RuntimeError: injected into rank 1 at sample \(at sample\)\n"
     assert re.match(first_line, failure)
-    assert 'fault_injection.py", line' in failure
+    assert "in inject" in failure
 
 
 def test_killed_rank_is_named_before_its_peer(two_ranks: Pool) -> None:
@@ -163,7 +163,7 @@ def test_hang_is_reported_with_stacks_of_all_ranks(two_ranks: Pool) -> None:
     stacks_of_0, stacks_of_1 = failure.split("stacks of rank 1:")
     assert "stacks of rank 0:" in stacks_of_0
     assert " in barrier" in stacks_of_0
-    assert 'fault_injection.py", line' in stacks_of_1
+    assert "in inject" in stacks_of_1
 
 
 @pytest.mark.slow

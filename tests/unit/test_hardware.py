@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ddpperf.machine import hardware
 from ddpperf.machine.hardware import (
     Gpu,
+    Links,
     Machine,
     computes_bf16,
     core_count,
@@ -29,7 +30,6 @@ from ddpperf.machine.hardware import (
     select_visible,
     visible_gpus,
 )
-from ddpperf.machine.links import Links
 from tests.generated import BOUNDED
 
 

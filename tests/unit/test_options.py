@@ -12,7 +12,7 @@ import pytest
 from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.machine.links import Links
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.prepare import prepare, prepare_images
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.data.cache import Data
-from ddpperf.machine.links import Links
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.options.spec_fields import fitting
 from ddpperf.plugin.options.values import Value

@@ -15,7 +15,7 @@ import pytest
 from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
-from ddpperf.machine.links import Links
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
 from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS, WrongValue
 from ddpperf.plugin.options.options import Options, default_world_sizes
