@@ -19,7 +19,7 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.core_suite import outside_core
 from ddpperf.plugin.end_of_run import Ending
-from ddpperf.plugin.interrupts import interrupt_once, terminated_as_interrupted
+from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
@@ -113,8 +113,9 @@ def _prepare(config: pytest.Config) -> None:
     session = config.stash[SESSION]
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
+    interrupt_once(config)
     try:
-        with terminated_as_interrupted(), shown:
+        with shown:
             session.prepare()
     except KeyboardInterrupt:
         session.problems.append("interrupted before anything was measured")

@@ -131,8 +131,7 @@ def named(identity: str, case: Case) -> Case:
 
 
 def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """Return the measurement spec that `make` returns, or a skipped test case if it raises
-    ValueError.
+    """Return the spec that `make` returns, or a skipped test case if it raises ValueError.
 
     identity: the id of the skipped case.
     """
@@ -192,16 +191,19 @@ def case_id(spec: Spec, options: Options) -> str:
 
 def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
     usual = _usual_training(spec, options)
-    execution = "+".join(filter(None, [spec.execution, *_if_other(spec, usual, "inductor")]))
-    words = [
-        *_if_other(spec, usual, "model"),
-        *_if_other(spec, usual, "precision"),
-        *([execution] if spec.execution != options.executions[0] or execution != spec.execution else []),
-        *([_strategy_words(spec)] if _strategy_words(spec) != _strategy_words(usual) else []),
-    ]
+    words = [getattr(spec, name) for name in ("model", "precision") if _differs(spec, usual, name)]
+    inductor = [spec.inductor] if spec.inductor and _differs(spec, usual, "inductor") else []
+    if spec.execution != options.executions[0] or inductor:
+        words.append("+".join([spec.execution, *inductor]))
+    if _strategy_words(spec) != _strategy_words(usual):
+        words.append(_strategy_words(spec))
     if spec.input != usual.input or spec.loader_workers:
         words.append(f"{spec.input}{spec.loader_workers if spec.input == 'dataloader' else ''}")
-    return words + (_recipe_words(spec) if isinstance(spec, RunSpec) else [])
+    if isinstance(spec, RunSpec):
+        words.append(f"lr{spec.rate:g}")
+        changed = {name: word for name, word in RECIPE_WORDS.items() if _differs(spec, RunSpec, name)}
+        words += [word.format(getattr(spec, name)) for name, word in changed.items()]
+    return words
 
 
 def _usual_training(spec: TrainingSpec, options: Options) -> Any:
@@ -214,27 +216,15 @@ def _usual_training(spec: TrainingSpec, options: Options) -> Any:
     return SimpleNamespace(**fields | {"input": "device" if isinstance(spec, RunSpec) else options.input})
 
 
-def _if_other(spec: TrainingSpec, usual: Any, name: str) -> list[str]:
-    return [getattr(spec, name)] if getattr(spec, name) != getattr(usual, name) else []
+def _differs(spec: TrainingSpec, usual: Any, name: str) -> bool:
+    return bool(getattr(spec, name) != getattr(usual, name))
 
 
 def _strategy_words(spec: Any) -> str:
     return strategy_words(spec).replace("=", "").replace("symmetric_memory", "symm")
 
 
-def _recipe_words(spec: RunSpec) -> list[str]:
-    """Return the words of a test id for the learning rate and other training hyperparameters.
-
-    Hyperparameters with their default value are left out, except for the learning rate.
-    """
-    words = [f"lr{spec.rate:g}"]
-    for name, word in RECIPE_WORDS.items():
-        value, default = getattr(spec, name), type(spec).__dataclass_fields__[name].default
-        if value != default:
-            words.append(word.format(value))
-    return words
-
-
+# The words of a test id for hyperparameters that are not RunSpec's defaults.
 RECIPE_WORDS = {
     "optimizer": "{}",
     "schedule": "{}",

@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,7 @@ class Ending:
         self.answer: Answer | None = None
         self.verdict: Verdict | None = None
         self._lines: list[str] = []
+        self._saved = True
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
@@ -78,58 +80,38 @@ class Ending:
             return
         document = self._document(self.verdict)
         self._lines = summary_lines(document, self._session.run.comparison)
-        page = markdown(document, self._lines)
-        outcomes = self._session.outcomes
-        saved = [self._save(document)] if outcomes.measured or outcomes.uncollected else []
-        saved.append(self._publish(page))
-        session.exitstatus = exit_status(self.verdict.status, saved=all(saved))
+        self._save(document, markdown(document, self._lines))
+        session.exitstatus = exit_status(self.verdict.status, saved=self._saved)
 
-    def _save(self, document: dict[str, Any]) -> bool:
-        """Write the JSON file of the run and, on request, a copy of the file and a baseline.
+    def _save(self, document: dict[str, Any], page: str) -> None:
+        """Write the JSON file of the run and, on request, a copy, a baseline and the verdict.
 
-        Returns whether all files were written.
+        The verdict is written as Markdown to the file of --verdict and to GitHub's step summary.
         """
-        storage, commit = self._session.storage, self._session.host["commit"]
-        written = [self._try("the run", storage.runs, lambda: storage.save_run(document, commit))]
-        if copy_to := self._copy_to:
-            written.append(self._try("the JSON", copy_to, lambda: write_atomically(copy_to, document)))
-        if name := self._promote_as:
-            if is_baseline(document):
-                promoted = self._try(
-                    "the baseline", storage.baselines, lambda: storage.promote(document, name)
-                )
-                written.append(promoted)
-            else:
+        storage, outcomes, name = self._session.storage, self._session.outcomes, self._promote_as
+        if outcomes.measured or outcomes.uncollected:
+            save_run = partial(storage.save_run, document, self._session.host["commit"])
+            self._write("the run", storage.runs, save_run)
+            if copy_to := self._copy_to:
+                self._write("the JSON", copy_to, partial(write_atomically, copy_to, document))
+            if name and is_baseline(document):
+                self._write("the baseline", storage.baselines, partial(storage.promote, document, name))
+            elif name:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
-        return all(written)
-
-    def _publish(self, page: str) -> bool:
-        """Write the verdict as Markdown to the file of --verdict and to GitHub's step summary.
-
-        Returns whether all files were written.
-        """
-        written = []
         if verdict_to := self._verdict_to:
-            written.append(self._try("the verdict", verdict_to, lambda: write_atomically(verdict_to, page)))
+            self._write("the verdict", verdict_to, partial(write_atomically, verdict_to, page))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             path = Path(step_summary)
-            written.append(self._try("the step's summary", path, lambda: _append(path, page)))
-        return all(written)
+            self._write("the step's summary", path, partial(_append, path, page))
 
-    def _try(self, what: str, where: Path, write: Callable[[], Path]) -> bool:
-        """Write a file, and print where it was saved or why it was not saved.
-
-        Returns whether the file was written.
-        """
+    def _write(self, what: str, where: Path, write: Callable[[], Path]) -> None:
+        """Write a file, and print where it was saved or why it was not saved."""
         try:
-            path = write()
+            self._lines.append(f"saved {what}: {os.path.relpath(write())}")
         except OSError as error:
-            self._lines.append(
-                f"{what} was not saved: {where} cannot be written ({error.strerror}); make it writable"
-            )
-            return False
-        self._lines.append(f"saved {what}: {os.path.relpath(path)}")
-        return True
+            self._saved = False
+            why = f"{where} cannot be written ({error.strerror})"
+            self._lines.append(f"{what} was not saved: {why}; make it writable")
 
     def _document(self, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -28,22 +26,6 @@ def interrupt_once(config: pytest.Config) -> None:
         for number in _handled:
             signal.signal(number, _first)
         config.add_cleanup(interrupt_as_before)
-
-
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM within the `with` block."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
-    if ours:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ignore_interrupts() -> None:

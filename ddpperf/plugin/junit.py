@@ -24,22 +24,21 @@ def add_verdict(config: pytest.Config, worse: Mapping[str, str], verdict: Verdic
     if xml is None:
         return
     for test, what in worse.items():
-        _add(xml, test, "call", "failed", what)
+        _add(xml, test, "call", what)
     reasons = "\n".join(verdict.reasons)
-    if verdict.status is Status.PASS:
-        _add(xml, VERDICT, "call", "passed", "")
-    elif verdict.status is Status.FAIL:
-        _add(xml, VERDICT, "call", "failed", f"FAIL: {reasons}")
-    else:
-        _add(xml, VERDICT, "setup", "failed", f"NO VERDICT: {reasons}")  # JUnit calls this an error
+    failure = f"{verdict.status}: {reasons}" if verdict.status is not Status.PASS else ""
+    # JUnit calls a failed setup an error
+    _add(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
 
 
-def _add(
-    xml: LogXML, test: str, when: Literal["setup", "call"], outcome: Literal["passed", "failed"], text: str
-) -> None:
-    """Add a JUnit case, even if the file already has a passed case of the same test."""
-    location = (test.partition("::")[0], None, test.partition("::")[2])
-    for phase, ended, why in ((when, outcome, text or None), ("teardown", "passed", None)):
-        xml.pytest_runtest_logreport(
-            pytest.TestReport(test, location, {}, ended, why, phase)  # type: ignore[arg-type]
-        )
+def _add(xml: LogXML, test: str, when: Literal["setup", "call"], failure: str) -> None:
+    """Add a JUnit case, even if the file already has a passed case of the same test.
+
+    failure: empty if the case passed.
+    """
+    path, _, name = test.partition("::")
+    for phase, why in ((when, failure), ("teardown", "")):
+        outcome: Literal["failed", "passed"] = "failed" if why else "passed"
+        location = (path, None, name)
+        report = pytest.TestReport(test, location, {}, outcome, why or None, phase)  # type: ignore[arg-type]
+        xml.pytest_runtest_logreport(report)
