@@ -190,7 +190,6 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     ours, config = session.config.stash[SESSION], session.config
     measuring = ours.outcomes.measured and not config.option.collectonly and not _is_xdist_worker(config)
     if measuring:
-        interrupt_once(config)
         with refusals_as_usage_errors():
             ours.start()
     result = yield

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -22,8 +22,7 @@ from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.junit import add_verdict
 from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
-from ddpperf.report.page import markdown
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.summary import markdown, summary_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
 from ddpperf.verdict.exit_status import Answer, exit_status
@@ -49,7 +48,10 @@ class Ending:
         self._config = config
         self._session = session
         self._promote_as: str | None = config.getoption("benchmark_save")
-        copy_to = _path(config.getoption("benchmark_json"))
+        copy_to = config.getoption("benchmark_json")
+        if copy_to is not None and not isinstance(copy_to, Path):
+            copy_to.close()  # pytest-benchmark has already opened it
+            copy_to = copy_to.name
         self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
         self._verdict_to = verdict_to
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
@@ -192,11 +194,3 @@ def _append(path: Path, text: str) -> Path:
     with path.open("a") as file:
         file.write(text)
     return path
-
-
-def _path(option: Path | IO[bytes] | None) -> Path | None:
-    """Return the path of --benchmark-json, which pytest-benchmark has already opened as a file."""
-    if option is None or isinstance(option, Path):
-        return option
-    option.close()
-    return Path(option.name)

@@ -224,9 +224,8 @@ class Measure:
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
         except (ValueError, OSError) as error:
             failure = str(error)
-            if self._sides is not None and isinstance(
-                error, OSError
-            ):  # the machine's fault, not the candidate's
+            # An OSError says that the machine lacks something, which is not the candidate's fault.
+            if self._sides is not None and isinstance(error, OSError):
                 self.ended_as = OutcomeKind.BASE_FAILED
         pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
 

@@ -18,9 +18,8 @@ LINE_BELOW = "\x1b[B\r\x1b[K"  # one line down, which is emptied
 class ProgressLine:
     """A progress line on the terminal, which is updated while a spec is measured.
 
-    Call it with the spec and the fraction of the measurement that is done. Nothing is printed in
-    CI,
-    or if the output is not a terminal.
+    Call it with the spec and the fraction of the measurement that is done. The line is below the
+    current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal.
     terminal: a duplicate of stdout, because pytest captures stdout itself.
     """
 
@@ -36,15 +35,12 @@ class ProgressLine:
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
         if self._wanted and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
-            self._draw(f"{spec.id}: {fraction:.0%}, {time_left(now - self._begun, fraction)}")
             self._drawn = now
-
-    def _draw(self, text: str) -> None:
-        """Write below the current line of pytest's output, and return the cursor to that line."""
-        width = os.get_terminal_size(self._terminal.fileno()).columns or 80
-        self._terminal.write(MAKE_ROOM)
-        self._write(text[: width - 1])
-        self._shown = True
+            self._shown = True
+            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+            text = f"{spec.id}: {fraction:.0%}, {time_left(now - self._begun, fraction)}"
+            self._terminal.write(MAKE_ROOM)
+            self._write(text[: width - 1])
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""

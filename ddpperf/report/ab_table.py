@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpperf.report.text import aligned, outcome_text, short
+from ddpperf.report.text import aligned, short
 from ddpperf.results import metrics
 
 COLUMNS = ("test", "metric", "base", "candidate", "ratio", "95% interval", "detectable", "finding", "outcome")
@@ -34,7 +34,7 @@ def ab_lines(
         return []
     rows: list[tuple[str, ...]] = [COLUMNS]
     for test, outcome in header["outcomes"].items():
-        ended = outcome_text(outcome["kind"], warnings.get(test))
+        ended = outcome["kind"] + (" !" if warnings.get(test) else "")
         found = [row for row in ab["rows"] if row["test"] == test]
         shown = [row for row in found if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
         without_row = [] if only_judged else [(short(test), *("-",) * (len(COLUMNS) - 2), ended)]
@@ -74,11 +74,10 @@ def _row(row: Mapping[str, Any], ended: str) -> tuple[str, ...]:
 
 def _finding(row: Mapping[str, Any]) -> str:
     """Return whether a metric got worse, or "for information" if it cannot fail the run."""
-    if row["control"] is not None:
-        return str(row["finding"])
-    if not row["gated"]:
+    if row["control"] is None and not row["gated"]:
         return "for information"
-    return f"{row['finding']}, confirmation" if row["confirmed"] else str(row["finding"])
+    confirmed = row["control"] is None and row["confirmed"]
+    return f"{row['finding']}, confirmation" if confirmed else str(row["finding"])
 
 
 def _value(metric: str, value: float) -> str:

@@ -1,16 +1,17 @@
-"""The summary of a test run, with a table, warnings, skipped tests and the verdict."""
+"""The summary of a test run as text, with a table, warnings and the verdict, and as Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr, spread_over_ranks
-from ddpperf.report.ab_table import ab_lines, two_sides
-from ddpperf.report.text import aligned, format_metric, grouped, outcome_text, short
+from ddpperf.report.ab_table import ab_lines, every_metric, two_sides
+from ddpperf.report.text import aligned, format_metric, grouped, short
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.notes import NoteKind
@@ -19,15 +20,14 @@ from ddpperf.results.samples import Measured
 from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
+PAGE_BEGINS = "## ddpperf: "
 MOST_NAMED = 3  # tests that one line names
 
 
 def summary_lines(document: Mapping[str, Any], comparison: Comparison | None = None) -> list[str]:
     """Return the table and the verdict of a stored run as lines of plain text."""
     header = document["ddpperf"]
-    stored = {
-        benchmark["fullname"]: benchmark["extra_info"]["ddpperf"] for benchmark in document["benchmarks"]
-    }
+    stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
     warnings = {test: warnings_of(found) for test, found in stored.items()}
     notes = {
         test: [note["text"] for note in found["notes"] if note["kind"] == NoteKind.INFO]
@@ -98,7 +98,7 @@ def _table(
             *(_spread_over_sets(measured),) * len(sets),
             *(_ratio(change) if change is not None else ("-",) * len(compared)),
             f"{overhead[test]:.1f} s" if test in overhead else "-",
-            outcome_text(outcome["kind"], warnings.get(test)),
+            outcome["kind"] + (" !" if warnings.get(test) else ""),
             ", ".join(format_metric(name, metric["value"], metric["unit"]) for name, metric in metrics),
         )
         rows.append(row)
@@ -185,12 +185,10 @@ def _left_out(by_file: Mapping[str, int]) -> list[str]:
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    thresholds = header.get("thresholds", {"known": 0})
+    thresholds, key = header.get("thresholds", {"known": 0}), header["hardware_key"]
     if not thresholds["known"]:
-        return f"thresholds: none for {header['hardware_key']}"
-    return (
-        f"thresholds: {thresholds['applied']} of {thresholds['known']} for {header['hardware_key']} applied"
-    )
+        return f"thresholds: none for {key}"
+    return f"thresholds: {thresholds['applied']} of {thresholds['known']} for {key} applied"
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
@@ -201,3 +199,27 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
     overhead = median(timing["overhead_seconds"].values())
     timed = f"took {total:.0f} s, {counted / total:.0%} in timed rounds"
     return [f"{timed}; median overhead {overhead:.1f} s per test"]
+
+
+# --- Markdown
+
+
+def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return a Markdown page with the verdict and its reasons, and foldable tables below."""
+    header = document["ddpperf"]
+    ab = two_sides(header)
+    folded = {"all tests": lines} | ({"all metrics": every_metric(ab)} if ab is not None else {})
+    page = [f"{PAGE_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    for title, hidden in folded.items():
+        page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]
+    return "\n".join(page)
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """Return lines of text as a Markdown code block.
+
+    The fence has more backticks than any line.
+    """
+    ticks = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return [f"{fence}text", *lines, fence]

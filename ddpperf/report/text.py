@@ -38,11 +38,6 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
     ]
 
 
-def outcome_text(kind: str, warnings: Sequence[str] | None) -> str:
-    """Return how a test ended, followed by "!" if there are warnings about the test."""
-    return f"{kind} !" if warnings else kind
-
-
 def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
     """Return one line for each different warning or note, with the test or the number of tests.
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ddpperf.report.page import markdown
+from ddpperf.report.summary import markdown
 from tests.canned import CannedSuite
 
 
