@@ -259,7 +259,7 @@ def model_metrics(
     set, and its error on left-out sizes.
     """
     estimate_metric(measure, "latency_seconds", {name: model.latency for name, (model, _) in fitted.items()})
-    links = {name: model.bandwidth for name, (model, _) in fitted.items()}
+    links = {name: model.byte_seconds.inverse() for name, (model, _) in fitted.items()}
     bounded = link_metric(measure, links)
     adding = {
         name: model.reduce_seconds for name, (model, _) in fitted.items() if model.reduce_seconds is not None

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_envelope
-from ddpperf.analysis.projection import Excess, Projection, project, sending_error, sending_seconds
+from ddpperf.analysis.logarithmic_fit import Estimate
+from ddpperf.analysis.projection import Excess, project, sending_error, sending_seconds
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -17,7 +18,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallExecution, PartsSpec, TrainingSpec, measured_as
 from perf.common import core
-from perf.common.calls import backend_sizes, too_few, warn_if_undetermined
+from perf.common.calls import backend_sizes, estimate_metric, too_few, warn_if_undetermined
 from perf.common.trainings import fewer, measured_also_as, too_few_world_sizes
 
 NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
@@ -61,7 +62,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     references[spec.world_size] = undelayed
     lines = {N: backend_lines(measure, N, spec) for N in references}
 
-    projections: dict[str, dict[int, Projection]] = {}
+    projections: dict[str, dict[int, Estimate]] = {}
     measured = {
         name: {N: excess(reference, one_device, name) for N, reference in references.items()}
         for name in step.median_step_seconds()
@@ -132,7 +133,7 @@ def projection(
     lines: Mapping[int, Chosen],
     buckets: list[float],
     hideable: float,
-) -> Projection:
+) -> Estimate:
     """Predict the extra step time on N devices, compared with one device, for one process set.
 
     measured: the extra step time of each smaller world size. lines: the all-reduce cost model of
@@ -156,7 +157,7 @@ def projection_metrics(
     measure: Measure,
     largest: int,
     measured: Mapping[str, Mapping[int, Excess]],
-    by_set: Mapping[str, Mapping[int, Projection]],
+    by_set: Mapping[str, Mapping[int, Estimate]],
     t1: Mapping[str, float],
 ) -> None:
     """Store the measured and the predicted extra step time compared with one device.
@@ -168,14 +169,13 @@ def projection_metrics(
     for N in sorted(set.intersection(*map(set, by_set.values()))):
         projections = {name: found[N] for name, found in by_set.items()}
         if largest == N:
-            plain = {name: found.plain for name, found in projections.items()}
+            fewer = {name: max(size for size in found if size < N) for name, found in measured.items()}
+            plain = {name: measured[name][size].seconds for name, size in fewer.items()}
             measure.metric("plain_excess_seconds", plain)
             if all(excesses[N].seconds > 0 for excesses in measured.values()):
-                error = {name: p.seconds / measured[name][N].seconds - 1 for name, p in projections.items()}
+                error = {name: p.value / measured[name][N].seconds - 1 for name, p in projections.items()}
                 measure.metric("projection_error", error)
-        for end, field in (("", "seconds"), ("_low", "low"), ("_high", "high")):
-            seconds = {name: getattr(found, field) for name, found in projections.items()}
-            measure.metric(f"projected_excess_on_{N}{end}", seconds)
+        estimate_metric(measure, f"projected_excess_on_{N}", projections)
         if largest != N:
-            efficiency = {name: t1[name] / (t1[name] + found.seconds) for name, found in projections.items()}
+            efficiency = {name: t1[name] / (t1[name] + found.value) for name, found in projections.items()}
             measure.metric(f"projected_efficiency_on_{N}", efficiency)

@@ -52,9 +52,9 @@ def projection_table(runs: str) -> str:
             error=sending_error({FEWER: NORMAL * lines.held_out_error}, MORE, node=MORE),
         )
         there = measured[MORE].seconds
-        figures = [units.seconds(t) for t in (measured[FEWER].seconds, there, projected.seconds)]
+        figures = [units.seconds(t) for t in (measured[FEWER].seconds, there, projected.value)]
         figures.append(f"{units.seconds(projected.low)} to {units.seconds(projected.high)}")
-        figures += [f"{t / there - 1:+.1%}" for t in (projected.seconds, projected.plain)]
+        figures += [f"{t / there - 1:+.1%}" for t in (projected.value, measured[FEWER].seconds)]
         rows.append(f"| {batch} | {' | '.join(figures)} |")
     return "\n".join([*rows, ""])
 

@@ -31,11 +31,6 @@ class Envelope:
 
     lines: tuple[tuple[float, float], ...]
 
-    @property
-    def byte_seconds(self) -> float:
-        """The seconds per byte of a large all-reduce, which is the smallest slope of the lines."""
-        return min(slope for _, slope in self.lines)
-
     def seconds(self, nbytes: float) -> float:
         """Return the modelled seconds to all-reduce a buffer of `nbytes` bytes."""
         return min(start + nbytes * slope for start, slope in self.lines)

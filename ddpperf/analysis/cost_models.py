@@ -84,11 +84,6 @@ class LinkModel:
     byte_seconds: Estimate
     reduce_seconds: Estimate | None
 
-    @property
-    def bandwidth(self) -> Estimate:
-        """The link's fitted bandwidth in bytes per second; infinite if sending costs no time."""
-        return self.byte_seconds.inverse()
-
     def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
         """Return the predicted seconds of an all-reduce by an algorithm on N ranks."""
         cost = counts(algorithm, N, nbytes)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ddpperf.analysis.backend_protocols import Envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
-from ddpperf.analysis.logarithmic_fit import CONFIDENCE
+from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
 
 DRAWS = 1000
 DOUBLING_ERROR = 0.15  # relative error of all-reduce times per doubling of the devices, on 2 to 8 H200s
@@ -117,20 +117,6 @@ class Excess:
     one_device_error: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """Projected extra step time compared with one device, in seconds, with a 95% interval.
-
-    The interval covers the errors of the measured times and of the all-reduce model. `plain` is a
-    simple guess: the extra time on the largest measured number of devices.
-    """
-
-    seconds: float
-    low: float
-    high: float
-    plain: float
-
-
 def project(
     excess: Mapping[int, Excess],
     bucket_copies: Excess,
@@ -139,9 +125,10 @@ def project(
     *,
     hideable: float,
     error: float,
-) -> Projection:
-    """Project the extra step time compared with one device to another number of devices N.
+) -> Estimate:
+    """Project the extra step time compared with one device to another number of devices N, in seconds.
 
+    The 95% interval covers the errors of the measured times and of the all-reduce model.
     `hideable` is the seconds of the backward pass, behind which sending may hide. `error` is the
     relative standard error of sending(N) within nodes. Raises Undetermined where sending is fitted
     to take no time.
@@ -173,9 +160,5 @@ def project(
     draws = sorted(draw() for _ in range(DRAWS))
     tail = int(DRAWS * (1 - CONFIDENCE) / 2)
     measured = {devices: value.seconds for devices, value in excess.items()}
-    return Projection(
-        seconds=projected(measured, bucket_copies.seconds, 1.0),
-        low=draws[tail],
-        high=draws[-tail - 1],
-        plain=excess[max(excess)].seconds,
-    )
+    seconds = projected(measured, bucket_copies.seconds, 1.0)
+    return Estimate(value=seconds, low=draws[tail], high=draws[-tail - 1])

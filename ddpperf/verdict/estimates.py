@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from statistics import quantiles
 from typing import Any, Literal
+
+import numpy as np
 
 from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better, Gate, Metric
@@ -15,7 +16,6 @@ from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
 from ddpperf.verdict.stored_run_comparison import is_launch_bound
 
 SMALL_BYTES = 2**24  # on a GPU, launches bound an eager all_reduce of fewer bytes
-TAIL_DECILE = 9
 
 Control = Literal["negative", "positive"]
 
@@ -75,11 +75,17 @@ def estimates_of(
     sides = [measured.of(side) for side in (BASE, CANDIDATE)]
     captured = [side.spec.captured for side in sides]
     launch_bound = all(map(is_launch_bound, sides)) and not any(captured)
-    small = device == "cuda" and isinstance(measured.spec, AllReduceSpec) and _launches_bind(measured.spec)
+    call = measured.spec
+    launches_bind = isinstance(call, AllReduceSpec) and (
+        not call.captured and (call.nbytes < SMALL_BYTES or call.algorithm in OWN_ALGORITHMS)
+    )
+    small = device == "cuda" and launches_bind
     gates = {Gate.ALWAYS, Gate.LAUNCH_BOUND if launch_bound else Gate.UNLESS_LAUNCH_BOUND}
     values: dict[str, Mapping[str, float]] = {
         "time": measured.median_step_seconds(),
-        "tail_seconds": {sample.set: _tail(measured.step_seconds(sample)) for sample in measured.samples},
+        "tail_seconds": {  # it shows stalls that the median hides
+            sample.set: float(np.quantile(measured.step_seconds(sample), 0.9)) for sample in measured.samples
+        },
     }
     values |= {name: metric["by_set"] for name, metric in metrics.items() if registry.find(name).better}
     if launch_bound:  # without CPU seconds the metric becomes missing
@@ -96,12 +102,3 @@ def estimates_of(
         )
         for name, by_set in values.items()
     ]
-
-
-def _launches_bind(call: AllReduceSpec) -> bool:
-    return not call.captured and (call.nbytes < SMALL_BYTES or call.algorithm in OWN_ALGORITHMS)
-
-
-def _tail(seconds: Sequence[float]) -> float:
-    """Return the ninth decile of the round times, which shows stalls that the median hides."""
-    return quantiles(seconds, n=10, method="inclusive")[TAIL_DECILE - 1] if len(seconds) > 1 else seconds[0]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.projection import Excess, Projection
+from ddpperf.analysis.logarithmic_fit import Estimate
+from ddpperf.analysis.projection import Excess
 from ddpperf.machine.hardware import Machine
 from perf.test_projection import projection_metrics
 from tests.canned import CannedSuite
@@ -72,7 +73,7 @@ def assert_projected(project: Project, run: Finished) -> None:
 def test_projection_missing_in_one_set_is_not_stored() -> None:
     measure = measure_on(Machine())
     excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
-    on_3, on_8 = (Projection(seconds=seconds, low=0.0, high=1.0, plain=9e-4) for seconds in (1.1e-3, 2e-3))
+    on_3, on_8 = (Estimate(value=seconds, low=0.0, high=1.0) for seconds in (1.1e-3, 2e-3))
     told = {"A1": {3: on_3, 8: on_8}, "A2": {8: on_8}}
     projection_metrics(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
     values = {name: metric["value"] for name, metric in measure.metrics.items()}
