@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from statistics import median
 
 import pytest
@@ -54,10 +53,8 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
     """
     if not is_custom_model(options.model):
         batch_size = min(GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(sweep(options)))
-        epoch = if_valid(
-            size_id(options.device, 1, batch_size),
-            partial(options.epoch, world_size=1, per_rank_batch_size=batch_size),
-        )
+        identity = size_id(options.device, 1, batch_size)
+        epoch = if_valid(identity, options.epoch, world_size=1, per_rank_batch_size=batch_size)
         if isinstance(epoch, EpochSpec):
             epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
         yield epoch
@@ -102,21 +99,15 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
 
 def fixed_batches(options: Options) -> Iterator[Case]:
     """Yield the training spec with which the search for the largest batch size begins."""
+    identity = size_id(options.device, 1, SMALLEST)
     if options.sides is not None:
-        yield skipped(
-            size_id(options.device, 1, SMALLEST),
-            "the search needs a GPU's whole memory for one process set, which an A/B run does not have",
-        )
+        why = "the search needs a GPU's whole memory for one process set, which an A/B run does not have"
+        yield skipped(identity, why)
     elif options.device == "cpu":
-        yield skipped(
-            size_id(options.device, 1, SMALLEST),
-            "on a CPU a step gets too slow long before memory ends; test_batch_size measures the sizes given",
-        )
+        instead = "test_batch_size measures the sizes given"
+        yield skipped(identity, f"on a CPU a step gets too slow long before memory ends; {instead}")
     else:
-        yield if_valid(
-            size_id(options.device, 1, SMALLEST),
-            partial(options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed"),
-        )
+        yield if_valid(identity, options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
 
 
 @pytest.mark.specs(cases=fixed_batches, core=core.never)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from statistics import mean, stdev
 
 import pytest
@@ -35,7 +34,7 @@ def recipes(options: Options) -> Iterator[Case]:
         return
     seen: dict[RunSpec, str] = {}
     for recipe in read_recipes(options.device):
-        case = if_valid(recipe.name, partial(recipe.spec, options))
+        case = if_valid(recipe.name, recipe.spec, options)
         if isinstance(case, RunSpec) and case in seen:  # two recipes may have the same tuned learning rate
             yield skipped(recipe.name, f"it is the same training as {seen[case]!r}")
         else:
@@ -60,7 +59,7 @@ def on_all_devices(options: Options) -> Iterator[Case]:
         )
     elif not is_custom_model(options.model):
         identity = size_id(options.device, max(options.world_sizes))
-        yield named(identity, if_valid(identity, partial(largest_tuned(options.device).spec, options)))
+        yield named(identity, if_valid(identity, largest_tuned(options.device).spec, options))
 
 
 def long_runs(options: Options) -> Iterator[Case]:
@@ -74,13 +73,9 @@ def long_runs(options: Options) -> Iterator[Case]:
         return
     for recipe in read_recipes(options.device, "long"):
         for devices in sorted({1, max(options.world_sizes)}):
-            spec = partial(
-                dataclasses.replace(recipe, devices=devices).spec,
-                options,
-                execution=options.fastest_execution,
-            )
-            identity = size_id(options.device, devices)
-            yield named(identity, if_valid(identity, spec))
+            identity, chosen = size_id(options.device, devices), dataclasses.replace(recipe, devices=devices)
+            case = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
+            yield named(identity, case)
 
 
 @pytest.mark.specs(cases=recipes, core=core.large_batch)

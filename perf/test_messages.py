@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -37,16 +36,10 @@ def strategies(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options.device, 1), "one device sends no messages; pass --world-sizes 1,2")
         return
     for fields in VARIANTS if not options.spec_fields else ({},):
-        work: dict[str, Any] = {
-            "world_size": world_size,
-            "per_rank_batch_size": min(options.batch_sizes),
-            "input": options.input,
-            "execution": "eager",
-        }
-        named = "+".join(str(value) for value in fields.values())
-        yield if_valid(
-            f"{size_id(options.device, world_size)}-{named}", partial(counted, options, **work | fields)
-        )
+        batch_size, named = min(options.batch_sizes), "+".join(map(str, fields.values()))
+        work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
+        identity = f"{size_id(options.device, world_size)}-{named}"
+        yield if_valid(identity, counted, options, **work, execution="eager", **fields)
 
 
 def counted(options: Options, **fields: Any) -> TrainingSpec:
@@ -61,9 +54,8 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
         for kind in kinds:
             nbytes, messages = (ledger.counter(f"{prefix}{kind}: {what}") for what in ("bytes", "messages"))
             if nbytes:
-                none = dict.fromkeys(
-                    (sample.set for sample in ledger.samples), 0.0
-                )  # base or candidate may send none
+                # the base or the candidate may send none
+                none = {sample.set: 0.0 for sample in ledger.samples}
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", none | nbytes)
                 measure.metric(f"{name}_messages", none | messages)
@@ -94,11 +86,8 @@ def described(counters: Mapping[str, tuple[float, ...]]) -> str:
             kind, collective = match.groups()
             messages = counters[f"{kind} by {collective}: messages"][0]
             buckets = [size for bucket, (size, *_) in counters.items() if bucket.startswith("bucket")]
-            single = (
-                f" ({', '.join(map(units.nbytes, buckets))})"
-                if kind == "gradients" and len(buckets) > 1
-                else ""
-            )
+            several = kind == "gradients" and len(buckets) > 1
+            single = f" ({', '.join(map(units.nbytes, buckets))})" if several else ""
             name = "the mean loss for the report " if kind == "metrics" else f"{kind} "
             parts.append(f"{name}{units.nbytes(nbytes)} by {messages:.0f} {collective}{single}")
     return f"each step sends {'; '.join(parts)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -67,9 +66,7 @@ def strong_scaling(options: Options) -> Iterator[Case]:
             identity = f"{size_id(options.device, world_size)}-global_b{global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
-                yield if_valid(
-                    identity, partial(step, options, world_size, batch_size, options.executions[0])
-                )
+                yield if_valid(identity, step, options, world_size, batch_size, options.executions[0])
                 yield from one_process(options, world_size, batch_size)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
@@ -84,7 +81,7 @@ def weak_laws(options: Options) -> Iterator[Case]:
         return
     for batch_size in options.batch_sizes:
         identity = size_id(options.device, most, batch_size)
-        yield if_valid(identity, partial(step, options, most, batch_size, options.executions[0]))
+        yield if_valid(identity, step, options, most, batch_size, options.executions[0])
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
@@ -96,20 +93,15 @@ def strong_laws(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options.device, max(options.world_sizes)), reason)
         return
     for images in options.global_batch_sizes:
-        sizes = [
-            world_size for world_size in options.world_sizes if world_size > 1 and images % world_size == 0
-        ]
-        identity = f"{size_id(options.device, max(sizes, default=1))}-global_b{images}"
+        sizes = [N for N in options.world_sizes if N > 1 and images % N == 0]
+        most = max(sizes, default=1)
+        identity = f"{size_id(options.device, most)}-global_b{images}"
         if len(sizes) > 1:
-            yield if_valid(
-                identity, partial(step, options, max(sizes), images // max(sizes), options.executions[0])
-            )
+            yield if_valid(identity, step, options, most, images // most, options.executions[0])
         else:
-            yield skipped(
-                identity,
-                f"a global batch of {images} does not divide over two of the world sizes "
-                f"{', '.join(map(str, options.world_sizes))}; pass other --global-batch-sizes",
-            )
+            found = f"{', '.join(map(str, options.world_sizes))}; pass other --global-batch-sizes"
+            reason = f"a global batch of {images} does not divide over two of the world sizes {found}"
+            yield skipped(identity, reason)
 
 
 def epochs(options: Options) -> Iterator[Case]:
@@ -119,9 +111,8 @@ def epochs(options: Options) -> Iterator[Case]:
     """
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
-            fields = training(options, world_size, max(options.batch_sizes), options.fastest_execution) | {
-                "input": "device"
-            }
+            fields = training(options, world_size, max(options.batch_sizes), options.fastest_execution)
+            fields["input"] = "device"
             yield options.epoch(**fields)
             for own_fields in own_ddp(options, fields):
                 yield options.epoch(**own_fields)
@@ -142,7 +133,7 @@ def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
-        yield if_valid(identity, partial(options.step, **fields | {"strategy": "data_parallel"}))
+        yield if_valid(identity, options.step, **fields | {"strategy": "data_parallel"})
 
 
 def heavy(options: Options, world_size: int) -> Case:
@@ -151,9 +142,8 @@ def heavy(options: Options, world_size: int) -> Case:
     The model computes little for its 86 million parameters, so communication takes long.
     """
     fields = training(options, world_size, 128, options.executions[0])
-    case = if_valid(
-        f"{size_id(options.device, world_size)}-{HEAVY}", partial(options.step, **fields | {"model": HEAVY})
-    )
+    identity = f"{size_id(options.device, world_size)}-{HEAVY}"
+    case = if_valid(identity, options.step, **fields | {"model": HEAVY})
     if not isinstance(case, TrainingSpec):
         return case
     if options.data.image_size != (32, 32):

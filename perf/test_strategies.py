@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -56,17 +55,10 @@ def variants(options: Options) -> Iterator[Case]:
     else:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
             execution = "eager" if NOT_CAPTURED.keys() & fields.values() else options.executions[0]
-            case = {
-                "world_size": world_size,
-                "per_rank_batch_size": batch_size,
-                "execution": execution,
-                "input": options.input,
-            }
+            work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
-            yield if_valid(
-                f"{size_id(options.device, world_size, batch_size)}-{named}",
-                partial(options.step, **case | fields),
-            )
+            identity = f"{size_id(options.device, world_size, batch_size)}-{named}"
+            yield if_valid(identity, options.step, **work, execution=execution, **fields)
 
 
 @pytest.mark.specs(cases=variants, gate=gate.strategies, core=core.strategies)

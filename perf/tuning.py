@@ -7,7 +7,6 @@ the best learning rates to perf/recipes.json.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
@@ -26,9 +25,9 @@ def grid(options: Options) -> Iterator[Case]:
     for kind, execution in (("recipe", options.executions[0]), ("long", options.fastest_execution)):
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
-                spec = partial(recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)
                 identity = rate_id(recipe, rate)
-                yield named(identity, if_valid(identity, spec))
+                case = if_valid(identity, recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)
+                yield named(identity, case)
 
 
 @pytest.mark.specs(cases=grid)

@@ -130,13 +130,13 @@ def named(identity: str, case: Case) -> Case:
     return pytest.param(case, id=identity) if isinstance(case, Spec) else case
 
 
-def if_valid(identity: str, make: Callable[[], Spec]) -> Case:
-    """Return the spec that `make` returns, or a skipped test case if it raises ValueError.
+def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields: Any) -> Case:
+    """Return the spec that `make` makes, or a skipped test case if it raises ValueError.
 
-    identity: the id of the skipped case.
+    identity: the id of the skipped case. arguments, fields: the arguments of `make`.
     """
     try:
-        return make()
+        return make(*arguments, **fields)
     except ValueError as error:
         return skipped(identity, str(error))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id
@@ -41,7 +40,7 @@ def measured_also_as(
     kind: the instrument's spec class, such as PartsSpec. The skipped test gives the reason.
     """
     identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
-    return if_measured_as(kind, if_valid(identity, partial(step, options, world_size, batch_size, execution)))
+    return if_measured_as(kind, if_valid(identity, step, options, world_size, batch_size, execution))
 
 
 def too_few_world_sizes(what: str, options: Options) -> str:
