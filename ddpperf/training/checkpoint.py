@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain, first_line
 
-VERSION = 2
+VERSION = 3
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:

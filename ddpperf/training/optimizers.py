@@ -152,52 +152,46 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            trained = with_momenta(self, group["params"])
-            if trained[0] and group["orthogonal"]:
-                self._step_matrices(group, *trained)
-            elif trained[0]:
-                self._step_plain(group, *trained)
-
-    def _step_plain(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
-    ) -> None:
-        if weights := [weight for weight in parameters if weight.ndim > 1]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_mul_(momenta, group["momentum"])
-        torch._foreach_add_(momenta, gradients)
-        updates = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
-        torch._foreach_sub_(parameters, torch._foreach_mul(updates, group["lr"]))
-
-    def _step_matrices(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
-    ) -> None:
-        """Update all weight matrices of one shape together, to launch fewer GPU kernels."""
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        updates = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
-        alike: dict[torch.Size, list[int]] = {}
-        for place, parameter in enumerate(parameters):
-            alike.setdefault(parameter.shape, []).append(place)
-        for shape, places in alike.items():
-            stacked = torch.stack([updates[place].flatten(1) for place in places])
-            scale = max(1.0, stacked.shape[1] / stacked.shape[2]) ** 0.5
-            found = orthogonal(stacked).to(stacked.dtype) * (group["lr"] * scale)
-            for place, update in zip(places, found, strict=True):
-                updates[place] = update.reshape(shape)
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_sub_(parameters, updates)
+            parameters, gradients, momenta = with_momenta(self, group["params"])
+            rate, momentum = group["lr"], group["momentum"]
+            if not parameters:
+                continue
+            if weights := [parameter for parameter in parameters if parameter.ndim > 1]:
+                torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+            torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+            updates = list(torch._foreach_lerp(gradients, momenta, momentum))
+            if group["orthogonal"]:
+                make_orthogonal(updates)
+            else:
+                rate = rate / (1 - momentum)  # SGD adds up gradients without the factor 1 - momentum
+            torch._foreach_mul_(updates, rate)
+            torch._foreach_sub_(parameters, updates)
 
 
 def with_momenta(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the parameters that have a gradient, with their gradients and momentum buffers."""
-    trained = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    states = [optimizer.state[parameter] for parameter, _ in trained]
-    for (parameter, _), state in zip(trained, states, strict=True):
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    states = [optimizer.state[parameter] for parameter in trained]
+    for parameter, state in zip(trained, states, strict=True):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-    momenta = [state["momentum_buffer"] for state in states]
-    return [parameter for parameter, _ in trained], [gradient for _, gradient in trained], momenta
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    return trained, gradients, [state["momentum_buffer"] for state in states]
+
+
+def make_orthogonal(updates: list[Tensor]) -> None:
+    """Make updates orthogonal in place, those of one shape together to launch fewer kernels."""
+    alike: dict[torch.Size, list[int]] = {}
+    for place, update in enumerate(updates):
+        alike.setdefault(update.shape, []).append(place)
+    for shape, places in alike.items():
+        stacked = torch.stack([updates[place].flatten(1) for place in places])
+        scale = max(1.0, stacked.shape[1] / stacked.shape[2]) ** 0.5
+        found = orthogonal(stacked).to(stacked.dtype) * scale
+        for place, update in zip(places, found, strict=True):
+            updates[place] = update.reshape(shape)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
