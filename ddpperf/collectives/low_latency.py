@@ -117,38 +117,27 @@ def flagged_kernel(  # type: ignore[no-untyped-def]
 
 
 def launch(
-    source: Tensor,
-    result: Tensor,
-    mailbox: Tensor,
-    mailboxes: Tensor,
-    calls: Tensor,
-    slot: int,
-    rank: int,
-    N: int,
+    source: Tensor, result: Tensor, mailbox: Tensor, mailboxes: Tensor, calls: Tensor, rank: int
 ) -> None:
     """Launch one of the two Triton kernels of the low-latency all-reduce.
 
     The mailbox's type decides which kernel. The parameters are those of the kernels.
     """
-    grid = (calls.numel(),)
+    N, blocks, words = mailboxes.numel(), calls.numel(), mailbox.dtype == torch.int64
+    slot = blocks * (WORDS_BLOCK if words else FLAGGED_BLOCK)
     arguments = (source, result, mailbox, mailboxes, calls, source.numel(), slot, rank)
-    if mailbox.dtype == torch.int64:
-        words_kernel[grid](*arguments, N=N, ROWS=triton.next_power_of_2(N), BLOCK=WORDS_BLOCK)
+    if words:
+        words_kernel[(blocks,)](*arguments, N=N, ROWS=triton.next_power_of_2(N), BLOCK=WORDS_BLOCK)
     else:
-        flagged_kernel[grid](*arguments, N=N, BLOCK=FLAGGED_BLOCK, num_warps=FLAGGED_WARPS)
+        flagged_kernel[(blocks,)](*arguments, N=N, BLOCK=FLAGGED_BLOCK, num_warps=FLAGGED_WARPS)
 
 
-def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, int, torch.dtype]:
-    """Return the layout of the mailboxes through which ranks exchange elements in an all-reduce.
-
-    The layout is the number of thread blocks, the length of a row, and the mailbox's length and
-    type.
-    """
+def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, torch.dtype]:
+    """Return the number of thread blocks, and the length and type of each rank's mailbox."""
     block = WORDS_BLOCK if words else FLAGGED_BLOCK
     blocks = triton.cdiv(count, block)
-    slot = blocks * block
-    size = SLOTS * N * slot
-    return (blocks, slot, size, torch.int64) if words else (blocks, slot, size + blocks * N, torch.float32)
+    size = SLOTS * N * blocks * block
+    return (blocks, size, torch.int64) if words else (blocks, size + blocks * N, torch.float32)
 
 
 class LowLatency:
@@ -162,23 +151,21 @@ class LowLatency:
     def __init__(self, source: Tensor, result: Tensor) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        self.source, self.result = source, result
-        self.rank, self.N = dist.get_rank(), dist.get_world_size()
-        device = source.device
+        rank, device = dist.get_rank(), source.device
         words = source.numel() * FLOAT32_BYTES <= WORDS_BYTES
-        blocks, self.slot, size, dtype = mailbox_layout(source.numel(), self.N, words=words)
-        self.mailbox = symmetric_buffer(size, dtype, device).zero_()
-        self.handle: Any = symmetric_memory.rendezvous(self.mailbox, group_name())
-        offset = self.mailbox.data_ptr() - self.handle.buffer_ptrs[self.rank]  # in its allocation
+        blocks, size, dtype = mailbox_layout(source.numel(), dist.get_world_size(), words=words)
+        mailbox = symmetric_buffer(size, dtype, device).zero_()
+        self.handle: Any = symmetric_memory.rendezvous(mailbox, group_name())
+        offset = mailbox.data_ptr() - self.handle.buffer_ptrs[rank]  # in its allocation
         addresses = [base + offset for base in self.handle.buffer_ptrs]
-        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self.calls = torch.zeros(blocks, dtype=torch.int32, device=device)
+        mailboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
+        calls = torch.zeros(blocks, dtype=torch.int32, device=device)
+        self.arguments = source, result, mailbox, mailboxes, calls, rank
         torch.cuda.synchronize(device)
         self.handle.barrier()  # no rank writes into a mailbox that is yet to be cleared
         torch.cuda.synchronize(device)
 
     def sum(self) -> Tensor:
         """Launch the all-reduce on the current CUDA stream and return the result tensor."""
-        mailboxes = self.mailbox, self.addresses
-        launch(self.source, self.result, *mailboxes, self.calls, self.slot, self.rank, self.N)
-        return self.result
+        launch(*self.arguments)
+        return self.arguments[1]

@@ -150,7 +150,10 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
+        for abandoned in folder.glob(f"{TEMPORARY_PREFIX}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(abandoned, ignore_errors=True)
         with tempfile.TemporaryDirectory("", TEMPORARY_PREFIX, folder, ignore_cleanup_errors=True) as name:
             out = Path(name)
             about = _run_decoder(source, out, say)
@@ -185,13 +188,6 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
     if "refused" in result:
         raise Refused(result["refused"])
     return result
-
-
-def _remove_abandoned(folder: Path) -> None:
-    for temporary in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - temporary.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _remove_older(source: _Source, path: Path) -> None:

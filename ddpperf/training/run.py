@@ -139,12 +139,23 @@ class TrainingRun(Measurement):
         Every later call therefore trains all epochs.
         """
         self._restart()
-        if not self.rounds:
-            self._resume()
+        folder, spec = os.environ.get(CHECKPOINTS_VARIABLE), specs.to_json(self.spec)
+        path = Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
+        training, module = self.training, self.training.task.module
+        state = checkpoint.load(path, spec, training.device) if path and not self.rounds else None
+        if path is not None and state is not None:
+            checkpoint.restore(path, state, module, training.optimizer)
+            self.history = list(state["history"])
+            self.resumed_epochs = len(self.history)
+            self._go_to(self.resumed_epochs)
         self.rounds += 1
         for epoch in range(len(self.history), self.spec.epochs):
             self.history.append(self._train_epoch(epoch))
-            self._save()
+            # All ranks have equal states. BatchNorm's statistics were averaged over the ranks.
+            if path is not None and self.rank == 0:
+                state = {"model": module.state_dict(), "history": self.history}
+                state["optimizer"] = training.optimizer.state_dict()["state"]
+                checkpoint.save(path, spec, state)
 
     def _restart(self) -> None:
         """Reset the parameters, the optimizer and the records to their initial values, in place.
@@ -212,31 +223,6 @@ class TrainingRun(Measurement):
         for _ in range(min(self.spec.epoch_steps[epoch], -(-STATISTICS_IMAGES // images))):
             training.task.input.load()
             yield training.task.input.take()[0]
-
-    @property
-    def checkpoint_path(self) -> Path | None:
-        folder = os.environ.get(CHECKPOINTS_VARIABLE)
-        return Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
-
-    def _save(self) -> None:
-        """Write a checkpoint of rank 0's state, which is equal to every other rank's state.
-
-        BatchNorm's statistics are equal because they were averaged over the ranks.
-        """
-        module, optimizer = self.training.task.module, self.training.optimizer
-        if self.checkpoint_path is not None and self.rank == 0:
-            state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-            state["history"] = self.history
-            checkpoint.save(self.checkpoint_path, specs.to_json(self.spec), state)
-
-    def _resume(self) -> None:
-        path, training = self.checkpoint_path, self.training
-        spec = specs.to_json(self.spec)
-        if path is not None and (state := checkpoint.load(path, spec, training.device)) is not None:
-            checkpoint.restore(path, state, training.task.module, training.optimizer)
-            self.history = list(state["history"])
-            self.resumed_epochs = len(self.history)
-            self._go_to(self.resumed_epochs)
 
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.

@@ -35,7 +35,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 def sum_often(
-    rank: int, slot: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor
+    rank: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor
 ) -> None:
     """Be one rank that is sometimes late: before it sends, reads or checks a flag.
 
@@ -60,13 +60,12 @@ def sum_often(
         return exchange_or_check(builder, operation, *arguments)
 
     InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_late, check_late
-    N = len(mailboxes)
     addresses = torch.tensor([mailbox.data_ptr() for mailbox in mailboxes])
     for call in range(CALLS):
         checked = False
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
-        launch(source, result, mailboxes[rank], addresses, calls, slot, rank, N)
+        launch(source, result, mailboxes[rank], addresses, calls, rank)
         results[call] = result
 
 
@@ -75,7 +74,7 @@ def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
     from ddpperf.collectives.low_latency import FLAGGED_BLOCK, mailbox_layout
 
     torch.set_num_threads(1)
-    blocks, slot, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
+    blocks, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     mailboxes = [torch.zeros(size, dtype=dtype).share_memory_() for _ in range(N)]
@@ -84,7 +83,7 @@ def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
     ranks = [
         context.Process(
             target=sum_often,
-            args=(rank, slot, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
+            args=(rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
         )
         for rank in range(N)
     ]
