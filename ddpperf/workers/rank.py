@@ -23,6 +23,7 @@ from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, requi
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.timing import seconds_of, synchronize
 from ddpperf.workers.channel import Message
+from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
@@ -43,6 +44,7 @@ class Rank:
         self.opened: Opened | None = None
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
+        self.pace: GpuPace | None = None
 
     def run(self, command: str, arguments: Message) -> Message:
         """Carry out a command of the controller and return the answer."""
@@ -62,6 +64,7 @@ class Rank:
         self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.device)
+            self.pace = GpuPace(self.device)
         gc.freeze()  # the collector need not look at what the imports left
         port = self._start_store() if self.rank == 0 else None
         cuda = device == "cuda"
@@ -130,6 +133,8 @@ class Rank:
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
         synchronize(self.device)
+        if self.pace is not None and described.captured:
+            self.pace.restore()
         return {"max_iterations": measurement.max_iterations}
 
     def sample(self, iterations: int) -> Message:
@@ -165,6 +170,8 @@ class Rank:
         counters = self.opened.measurement.finish()
         if spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
+        if self.pace is not None and spec.captured:
+            counters["graph_slowdown"] = self.pace.slowdown()
         if kernels and training is not None:
             training.begin_epoch()  # the first step of an epoch always runs the same kernels
             kernel_digest = digest(kernel_names(training.step, self.device))

@@ -13,7 +13,7 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, Execution, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -251,16 +251,14 @@ def test_warnings_of_references_are_the_tests() -> None:
     assert starting(summary_lines(passed(test_a=test)), "warning") == []
 
 
-@pytest.mark.parametrize(
-    ("alone", "execution", "warned"),
-    [(0.102, "graph", True), (0.101, "graph", False), (0.102, "eager", False)],
-)
-def test_captured_steps_faster_in_a_row_are_a_warning(
-    alone: float, execution: Execution, warned: bool
-) -> None:
-    test = stored(*(0.1,) * 4, spec=replace(ALONE, execution=execution))
-    test["samples"][0]["counters"] = {"device_seconds": [alone]}
-    warnings = ["warning: the steps were faster in a row than alone, so the GPU changed its pace: test_a"]
+@pytest.mark.parametrize(("slowdown", "warned"), [(1.19, True), (1.02, False)])
+def test_graphs_at_the_slower_pace_are_a_warning(slowdown: float, warned: bool) -> None:
+    test = stored(*(0.1,) * 4, spec=replace(ALONE, execution="graph"))
+    test["samples"][0]["counters"] = {"graph_slowdown": [slowdown]}
+    warnings = [
+        "warning: the CUDA graphs were replayed at the GPU's slower pace: a small kernel took 1.19 times "
+        "as long: test_a"
+    ]
     assert starting(summary_lines(passed(test_a=test)), "warning") == warnings * warned
 
 

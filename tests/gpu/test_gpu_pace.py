@@ -1,0 +1,46 @@
+"""The two paces at which a GPU replays CUDA graphs, on a real GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+# In a process of its own, because a process returns to the fast pace only once.
+_PROCESS = """
+import json, torch
+from ddpperf.workers.gpu_pace import GpuPace
+
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+pace = GpuPace(device)
+found = {"start": pace.slowdown()}
+images = torch.randn(32, 3, 32, 32, device=device)
+model = torch.nn.Conv2d(3, 64, 3).to(device)
+model(images).sum().backward()
+found["convolution"] = pace.slowdown()
+pace.restore()
+found["restored"] = pace.slowdown()
+model(images).sum().backward()  # torch still works in its own context
+torch.nn.Conv2d(3, 96, 7).to(device)(images).sum().backward()
+found["later"] = pace.slowdown()
+print(json.dumps(found))
+"""
+
+
+def test_second_context_restores_the_fast_pace() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", _PROCESS], capture_output=True, text=True, check=True
+    ).stdout
+    found = json.loads(output.splitlines()[-1])
+    print(found)
+    assert found["start"] < 1.05
+    assert found["restored"] < 1.05
+    assert found["later"] < 1.05
+    if found["convolution"] < 1.08:
+        pytest.skip(f"this GPU has one pace: {found}")
