@@ -76,10 +76,7 @@ class TracedSteps(TrainingMeasurement):
         """Return the communication, computation, copy and idle seconds of one training step.
 
         Each value is the median over all rounds. No values are returned if no profile can be made.
-        comm_seconds: any communication. all_reduce_seconds: all_reduces only.
         exposed_comm_seconds: communication during which nothing is computed.
-        compute_seconds: computation. copy_seconds: copies. idle_seconds: none of these.
-        traced_step_seconds: the whole step.
         """
         if not self.splits:
             return {}

@@ -11,10 +11,10 @@ interpreter's own torch. This file imports only the standard library. Python 3.7
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,17 +70,15 @@ def probe(package: str, model: str) -> dict[str, Any]:
         if module.__file__ is not None:
             above = wanted.count(".") + hasattr(module, "__path__")
             folders[wanted] = str(Path(module.__file__).parents[above])
-    return {**found, "torchvision": importlib.util.find_spec("torchvision") is not None}
+    return {**found, "torchvision": find_spec("torchvision") is not None}
 
 
 def import_package(package: str) -> ModuleType:
     """Import ddpperf from the folder `package`, whatever sys.path holds."""
-    spec = importlib.util.spec_from_file_location(
-        "ddpperf", f"{package}/__init__.py", submodule_search_locations=[package]
-    )
+    spec = spec_from_file_location("ddpperf", f"{package}/__init__.py", submodule_search_locations=[package])
     assert spec is not None
     assert spec.loader is not None
-    sys.modules["ddpperf"] = module = importlib.util.module_from_spec(spec)
+    sys.modules["ddpperf"] = module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

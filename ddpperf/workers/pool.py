@@ -128,13 +128,9 @@ class Pool:
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
         iterations = max(calibrated(*job, limit, parts) for job in jobs) if spec.repeats else 1
+        enough = math.inf if spec.repeats else WHOLE_SECONDS * len(jobs)
         seconds = sample_rounds(
-            jobs,
-            iterations,
-            rounds=rounds,
-            enough_seconds=math.inf if spec.repeats else WHOLE_SECONDS * len(jobs),
-            check_round=self._check_round,
-            progress=progress,
+            jobs, iterations, rounds=rounds, enough_seconds=enough, check=self._check_round, progress=progress
         )
         samples = tuple(_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs)
         for process_set, _ in jobs:
@@ -143,19 +139,17 @@ class Pool:
         self.counted_seconds += measured.counted_seconds()
         return measured
 
-    def _replace_sets_that_cannot_map(self, world_size: int) -> None:
-        """End the process sets in which fewer than `world_size` ranks have mapped GPU memory.
+    def _replace_sets_that_cannot_map(self, size: int) -> None:
+        """End the process sets in which fewer than `size` ranks have mapped GPU memory.
 
         Torch before 2.15 counts mappings per process. A rank that was not in the smaller group
         would wait in a larger group forever (pytorch issue 196082).
         """
+        known = self._fewest_mapped
         for process_set in self._sets.values():
-            if self._fewest_mapped.get(process_set.name, world_size) < world_size:
+            if known.get(process_set.name, size) < size:
                 process_set.close()
-        self._fewest_mapped = {
-            live.name: min(world_size, self._fewest_mapped.get(live.name, world_size))
-            for live in self.live_sets()
-        }
+        self._fewest_mapped = {live.name: min(size, known.get(live.name, size)) for live in self.live_sets()}
 
     def environment(self) -> dict[str, object]:
         """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""

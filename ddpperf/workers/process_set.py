@@ -121,8 +121,7 @@ class ProcessSet:
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
         answers: Answers = {}
-        dead: list[RankProcess] = []
-        raised: list[RankFailure] = []
+        failed: list[tuple[RankProcess, Message | None]] = []  # with an error message unless the rank is dead
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -132,21 +131,19 @@ class ProcessSet:
                 rank = waiting[connected]
                 answer = _receive(connected, rank)
                 if answer is not None and "progress" in answer:
-                    end = end if dead or raised else time.monotonic() + deadline_seconds
+                    end = end if failed else time.monotonic() + deadline_seconds
                     if progress is not None:
                         progress(answer["progress"])
                     continue
                 del waiting[connected]
-                if answer is None:
-                    dead.append(rank)
-                elif "error" in answer:
-                    raised.append(_raised(rank.rank, answer["error"]))
+                if answer is None or "error" in answer:
+                    failed.append((rank, answer))
                 else:
                     answers[rank.rank] = answer
-            if dead or raised:
+            if failed:
                 end = min(end, time.monotonic() + GATHER_SECONDS)
-        if dead or raised:
-            raise self._failure(command, [*(rank.death() for rank in dead), *raised])
+        if failed:
+            raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
         return answers
@@ -169,14 +166,10 @@ class ProcessSet:
         if self._group_size == world_size:
             return False
         self.leave()
-        self.ask(
-            "join",
-            ranks=range(world_size),
-            port=self._setup["port"],
-            name=f"group{uuid.uuid4().hex}",
-            world_size=world_size,
-            timeout_seconds=self.options.deadline_seconds + GROUP_GRACE_SECONDS,
-        )
+        port, name = self._setup["port"], f"group{uuid.uuid4().hex}"
+        timeout = self.options.deadline_seconds + GROUP_GRACE_SECONDS
+        ranks = range(world_size)
+        self.ask("join", ranks=ranks, port=port, name=name, world_size=world_size, timeout_seconds=timeout)
         self._group_size = world_size
         return True
 
@@ -244,9 +237,12 @@ def _receive(connected: Connection, rank: RankProcess) -> Message | None:
         return None
 
 
-def _raised(rank: int, error: Message) -> RankFailure:
+def _failure_of(rank: RankProcess, answer: Message | None) -> RankFailure:
+    if answer is None:
+        return rank.death()
+    error = answer["error"]
     return RankFailure(
-        rank=rank,
+        rank=rank.rank,
         cause=Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED,
         what=f"raised {error['summary']}",
         detail=error["traceback"],

@@ -85,9 +85,8 @@ class Rank:
         listener.bind(("127.0.0.1", 0))  # a bound socket: no race for the port, and loopback only
         listener.listen(128)
         port: int = listener.getsockname()[1]
-        self.store = dist.TCPStore(
-            "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        fd = listener.detach()
+        self.store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=fd)
         return port
 
     def ping(self) -> Message:

@@ -44,32 +44,31 @@ def sample_rounds(
     *,
     rounds: int,
     enough_seconds: float,
-    check_round: Callable[[list[int], int], str],
+    check: Callable[[list[int], int], str],
     progress: Callable[[int, float], None],
 ) -> dict[str, list[Seconds]]:
     """Measure up to `rounds` rounds on each process set and return their durations in seconds.
 
     Measuring stops early when the rounds have taken `enough_seconds` in total. A round that
-    `check_round` calls spoiled is measured again, by all process sets in the same order. This
+    `check` calls spoiled is measured again, by all process sets in the same order. This
     happens at most `rounds` times, and only until spoiled rounds have taken `enough_seconds`. Later
-    spoiled rounds count. check_round: see `Pool`. progress: called with the number of rounds that
+    spoiled rounds count. check: `check_round` of the pool. progress: called with the number of rounds that
     count so far, and the fraction of the next round that is done.
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []
     again = 0
     kept_seconds = again_seconds = 0.0
-    check_round(processes, 0)
+    check(processes, 0)
     progress(0, 0.0)
     while len(kept) < rounds and kept_seconds < enough_seconds:
         index = len(kept)
         # The order is A B, B A, ..., so that drift affects base and candidate alike.
-        taken = {
-            process_set.name: sample(process_set, spec, iterations, partial(progress, index))
-            for process_set, spec in (jobs if index % 2 == 0 else reversed(jobs))
-        }
+        order = jobs if index % 2 == 0 else jobs[::-1]
+        report = partial(progress, index)
+        taken = {live.name: sample(live, spec, iterations, report) for live, spec in order}
         lasted = sum(map(max, taken.values()))
-        spoiled = check_round(processes, index + 1)
+        spoiled = check(processes, index + 1)
         if spoiled and again < rounds and again_seconds < enough_seconds:
             again += 1
             again_seconds += lasted

@@ -31,9 +31,8 @@ def main(folder: str, rank: int) -> None:
     connection = Connection(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # nothing else reads from the channel
-    lifeline = threading.Thread(
-        target=_die_with_controller, args=(connection.fileno(), Path(folder)), daemon=True
-    )
+    arguments = connection.fileno(), Path(folder)
+    lifeline = threading.Thread(target=_die_with_controller, args=arguments, daemon=True)
     lifeline.start()
     try:
         _serve(connection, rank)
