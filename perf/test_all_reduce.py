@@ -11,7 +11,6 @@ import pytest
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
-from ddpperf.analysis.cost_models import Case as Call
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -235,13 +234,7 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     measured[spec] = measure(spec).median_step_seconds()
     with warn_if_undetermined(measure, "the cost model"):
         fitted = {
-            name: choose_links(
-                [
-                    Call(algorithm=call.algorithm, N=call.world_size, nbytes=call.nbytes, seconds=t[name])
-                    for call, t in measured.items()
-                ]
-            )
-            for name in measured[spec]
+            name: choose_links({call: t[name] for call, t in measured.items()}) for name in measured[spec]
         }
         model_metrics(measure, spec, measured, fitted)
 
@@ -279,9 +272,6 @@ def model_metrics(
         measure.note(f"{report.formula}: {report.describes}")
     for call, t in measured.items():
         if call.algorithm == spec.algorithm:
-            predicted = {
-                name: model.seconds(call.algorithm, call.world_size, call.nbytes) / t[name]
-                for name, (model, _) in fitted.items()
-            }
+            predicted = {name: model.seconds(call) / t[name] for name, (model, _) in fitted.items()}
             measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
     measure.metric("held_out_error", {name: error for name, (_, error) in fitted.items()})

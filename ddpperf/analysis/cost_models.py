@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -19,7 +19,7 @@ import numpy as np
 
 from ddpperf.analysis.backend_protocols import DIGITS
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
-from ddpperf.specs.collective import ring_pieces
+from ddpperf.specs.collective import AllReduceSpec, ring_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +63,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     return known[algorithm]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A measured all-reduce of `nbytes` bytes per rank on N ranks."""
-
-    algorithm: str
-    N: int
-    nbytes: int
-    seconds: float
+Times = Mapping[AllReduceSpec, float]  # the measured seconds of each all-reduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,68 +77,59 @@ class LinkModel:
     byte_seconds: Estimate
     reduce_seconds: Estimate | None
 
-    def seconds(self, algorithm: str, N: int, nbytes: int) -> float:
-        """Return the predicted seconds of an all-reduce by an algorithm on N ranks."""
-        cost = counts(algorithm, N, nbytes)
+    def seconds(self, call: AllReduceSpec) -> float:
+        """Return the predicted seconds of an all-reduce."""
+        cost = counts(call.algorithm, call.world_size, call.nbytes)
         reduce = self.reduce_seconds.value if self.reduce_seconds is not None else 0.0
         byte_seconds = cost.volume * self.byte_seconds.value + cost.reduced * reduce
-        return cost.latency * self.latency.value + nbytes * byte_seconds
+        return cost.latency * self.latency.value + call.nbytes * byte_seconds
 
 
 class Undetermined(ValueError):
     """Raised if the measured times do not determine all parameters of a cost model."""
 
 
-def fit_links(cases: Sequence[Case], *, reduction: bool) -> LinkModel:
+def fit_links(times: Times, *, reduction: bool) -> LinkModel:
     """Fit a cost model to measured all-reduces by least squares of logarithms.
 
     No value is negative. `reduction` says whether addition has its own value. Raises Undetermined
-    if the cases do not determine all values.
+    if the times do not determine all values.
     """
-    rows = np.array([_row(case, reduction=reduction) for case in cases])
-    seconds = [case.seconds for case in cases]
+    seconds = list(times.values())
+    costs = [(call.nbytes, counts(call.algorithm, call.world_size, call.nbytes)) for call in times]
+    rows = np.array([(cost.latency, cost.volume * size, cost.reduced * size) for size, cost in costs])
+    rows = rows if reduction else rows[:, :2]
     scaled = rows / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
-        raise Undetermined(
-            "these calls cannot separate the time of sending from that of adding; measure other sizes "
-            "or algorithms"
-        )
+        unclear = "these calls cannot separate the time of sending from that of adding"
+        raise Undetermined(f"{unclear}; measure other sizes or algorithms")
     fit = fit_logarithms(rows.tolist(), seconds)
     latency, byte_seconds, *others = fit.estimates(fit.residuals, len(fit.values))
     return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
 
 
-def _row(case: Case, *, reduction: bool) -> list[float]:
-    cost = counts(case.algorithm, case.N, case.nbytes)
-    return [cost.latency, cost.volume * case.nbytes, *([cost.reduced * case.nbytes] if reduction else [])]
-
-
-def choose_links(cases: Sequence[Case]) -> tuple[LinkModel, float]:
+def choose_links(times: Times) -> tuple[LinkModel, float]:
     """Fit a cost model to all-reduces; cross-validation decides whether addition has a cost.
 
     Each of four or more sizes but the smallest and the largest is left out once. The second result
     is the median of |predicted / measured - 1| over sizes that neither the fit nor the choice used.
     Raises Undetermined.
     """
-    return _best_links(cases), _held_out_error(cases, _best_links)
+    return _best_links(times), _held_out_error(times, _best_links)
 
 
-def _best_links(cases: Sequence[Case]) -> LinkModel:
-    errors = {False: _held_out_error(cases, partial(fit_links, reduction=False))}
+def _best_links(times: Times) -> LinkModel:
+    errors = {False: _held_out_error(times, partial(fit_links, reduction=False))}
     with contextlib.suppress(Undetermined):
-        errors[True] = _held_out_error(cases, partial(fit_links, reduction=True))
-    return fit_links(cases, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
+        errors[True] = _held_out_error(times, partial(fit_links, reduction=True))
+    return fit_links(times, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 
-def _held_out_error(cases: Sequence[Case], fit: Callable[[Sequence[Case]], LinkModel]) -> float:
+def _held_out_error(times: Times, fit: Callable[[Times], LinkModel]) -> float:
     errors = []
-    for held_out in sorted({case.nbytes for case in cases})[1:-1]:
-        model = fit([case for case in cases if case.nbytes != held_out])
-        errors += [
-            abs(model.seconds(case.algorithm, case.N, case.nbytes) / case.seconds - 1)
-            for case in cases
-            if case.nbytes == held_out
-        ]
+    for held_out in sorted({call.nbytes for call in times})[1:-1]:
+        model = fit({call: seconds for call, seconds in times.items() if call.nbytes != held_out})
+        errors += [abs(model.seconds(call) / times[call] - 1) for call in times if call.nbytes == held_out]
     return median(errors)
 
 

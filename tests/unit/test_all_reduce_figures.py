@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.cost_models import Case, LinkModel, choose_links
+from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.measure_fixture import Measure
@@ -109,10 +109,10 @@ def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
 def test_undetermined_model_is_a_warning() -> None:
     """A ring on eight ranks sends one message per MiB, so latency and bandwidth cannot be told apart."""
     sizes = (64 * 2**20, 80 * 2**20, 96 * 2**20, 128 * 2**20)
-    cases = [Case(algorithm="ring", N=8, nbytes=nbytes, seconds=nbytes / 1e9) for nbytes in sizes]
+    rings = [AllReduceSpec(world_size=8, nbytes=nbytes, algorithm="ring") for nbytes in sizes]
     measure = measure_on(Machine())
     with warn_if_undetermined(measure, "a model"):
-        choose_links(cases)
+        choose_links({ring: ring.nbytes / 1e9 for ring in rings})
     (note,) = measure.notes
     assert note.kind is NoteKind.WARNING
     assert note.text.startswith("a model is missing: these calls cannot separate ")

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import mean, median
 
 import pytest
 import torch
 
 from ddpperf.analysis.backend_protocols import choose_envelope, fit_envelope
-from ddpperf.analysis.cost_models import REPORT_FORMULAS, Case, Undetermined, choose_links, counts, fit_links
+from ddpperf.analysis.cost_models import (
+    REPORT_FORMULAS,
+    Counts,
+    Undetermined,
+    choose_links,
+    counts,
+    fit_links,
+)
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.collectives.algorithms import ALGORITHMS
+from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
 from tests.project import REPOSITORY, script
 from tests.thread_transport import buffers_of, reduced
 
@@ -56,26 +63,34 @@ H200 = {
 }
 
 
-def cases(noise: float = 0.0, seed: int = 0) -> list[Case]:
+CALLS = [
+    AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm)
+    for algorithm in OWN_ALGORITHMS
+    if algorithm != "gather_broadcast"
+    for N in (2, 3, 4, 8)
+    for nbytes in SIZES
+]
+
+
+def cost(call: AllReduceSpec) -> Counts:
+    return counts(call.algorithm, call.world_size, call.nbytes)
+
+
+def times(noise: float = 0.0, seed: int = 0) -> dict[AllReduceSpec, float]:
     """What known values make of every algorithm, each off by a factor."""
     drawn = random.Random(seed)
-    found = []
-    for algorithm in ("ring", "recursive_doubling", "halving_doubling", "tree"):
-        for N in (2, 3, 4, 8):
-            for nbytes in SIZES:
-                each = counts(algorithm, N, nbytes)
-                seconds = each.latency * LATENCY + nbytes * (
-                    each.volume * BYTE_SECONDS + each.reduced * REDUCE_SECONDS
-                )
-                found.append(
-                    Case(
-                        algorithm=algorithm,
-                        N=N,
-                        nbytes=nbytes,
-                        seconds=seconds * drawn.lognormvariate(0, noise),
-                    )
-                )
+    found = {}
+    for call in CALLS:
+        bytes_seconds = cost(call).volume * BYTE_SECONDS + cost(call).reduced * REDUCE_SECONDS
+        seconds = cost(call).latency * LATENCY + call.nbytes * bytes_seconds
+        found[call] = seconds * drawn.lognormvariate(0, noise)
     return found
+
+
+def rings(N: int | None = None) -> dict[AllReduceSpec, float]:
+    return {
+        call: t for call, t in times().items() if call.algorithm == "ring" and N in (None, call.world_size)
+    }
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -87,18 +102,18 @@ def test_no_rank_sends_more_than_the_model_counts(algorithm: str, N: int) -> Non
 
 
 def test_known_values_are_found_again() -> None:
-    found = fit_links(cases(), reduction=True)
+    found = fit_links(times(), reduction=True)
     assert found.latency.value == pytest.approx(LATENCY)
     assert found.byte_seconds.value == pytest.approx(BYTE_SECONDS)
     assert found.reduce_seconds is not None
     assert found.reduce_seconds.value == pytest.approx(REDUCE_SECONDS)
-    assert found.seconds("ring", 16, MiB) == pytest.approx(
+    assert found.seconds(AllReduceSpec(world_size=16, nbytes=MiB, algorithm="ring")) == pytest.approx(
         30 * LATENCY + MiB * (2 * 15 / 16 * BYTE_SECONDS + 15 / 16 * REDUCE_SECONDS)
     )
 
 
 def test_intervals_hold_noisy_values() -> None:
-    found = fit_links(cases(noise=0.05), reduction=True)
+    found = fit_links(times(noise=0.05), reduction=True)
     for estimate, true in (
         (found.latency, LATENCY),
         (found.byte_seconds, BYTE_SECONDS),
@@ -111,7 +126,7 @@ def test_intervals_hold_noisy_values() -> None:
 
 @pytest.mark.parametrize("noise", [0.05, 0.3])
 def test_latency_intervals_have_their_coverage(noise: float) -> None:
-    found = [fit_links(cases(noise, seed), reduction=True) for seed in range(200)]
+    found = [fit_links(times(noise, seed), reduction=True) for seed in range(200)]
     held = [each.latency.low < LATENCY < each.latency.high for each in found]
     assert 0.90 < mean(held) < 0.99
     assert mean(each.latency.value for each in found) == pytest.approx(LATENCY, rel=0.02)
@@ -120,10 +135,7 @@ def test_latency_intervals_have_their_coverage(noise: float) -> None:
 
 
 def test_free_bytes_are_fitted_as_zero() -> None:
-    started = [
-        replace(case, seconds=counts(case.algorithm, case.N, case.nbytes).latency * LATENCY)
-        for case in cases()
-    ]
+    started = {call: cost(call).latency * LATENCY for call in CALLS}
     found = fit_links(started, reduction=False)
     assert found.byte_seconds.value == 0
     assert found.byte_seconds.inverse().high == math.inf
@@ -131,13 +143,13 @@ def test_free_bytes_are_fitted_as_zero() -> None:
 
 
 def test_sending_absorbs_reduction_time() -> None:
-    found = fit_links([case for case in cases() if case.algorithm == "ring"], reduction=False)
+    found = fit_links(rings(), reduction=False)
     assert found.reduce_seconds is None
     assert found.byte_seconds.value == pytest.approx(BYTE_SECONDS + REDUCE_SECONDS / 2)
 
 
 def test_all_algorithms_share_one_link_model() -> None:
-    model, held_out_error = choose_links(cases(noise=0.02))
+    model, held_out_error = choose_links(times(noise=0.02))
     assert model.reduce_seconds is not None, "what is added up costs time here"
     assert held_out_error < 0.03
     bandwidth = model.byte_seconds.inverse()
@@ -147,15 +159,14 @@ def test_all_algorithms_share_one_link_model() -> None:
 
 def test_undetermined_values_are_refused() -> None:
     """A ring of so many ranks sends twice what it adds up, at every size."""
-    rings = [case for case in cases() if case.algorithm == "ring" and case.N == 4]
     with pytest.raises(
         Undetermined,
         match="these calls cannot separate the time of sending from that of adding; measure other sizes",
     ):
-        fit_links(rings, reduction=True)
+        fit_links(rings(4), reduction=True)
     with pytest.raises(Undetermined, match="measure other sizes or algorithms"):
-        fit_links(cases()[:2], reduction=True)
-    assert choose_links(rings)[0].reduce_seconds is None
+        fit_links({call: times()[call] for call in CALLS[:2]}, reduction=True)
+    assert choose_links(rings(4))[0].reduce_seconds is None
 
 
 def test_what_has_no_model_is_refused() -> None:
