@@ -8,8 +8,7 @@ from statistics import median
 
 import pytest
 
-from ddpperf.analysis.data_loading import LEAST_FRACTION, enough_workers, loading_fraction
-from ddpperf.analysis.largest_batch_search import largest_that_fits
+from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, largest_that_fits, loading_fraction
 from ddpperf.plugin.cases import Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options

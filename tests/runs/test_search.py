@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.largest_batch_search import MOST, RESOLUTION, largest_that_fits
+from ddpperf.analysis.batch_size import MOST, RESOLUTION, largest_that_fits
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec

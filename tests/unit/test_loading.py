@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.data_loading import LEAST_FRACTION, enough_workers, loading_fraction
+from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
 from tests.generated import BOUNDED, seconds
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
