@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpperf.errors import first_line
 from ddpperf.plugin.control_measurements import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
-from ddpperf.plugin.measuring_pass import Measuring
+from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.verdict.ab import Decision, ab_answer

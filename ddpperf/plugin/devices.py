@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
@@ -19,13 +18,14 @@ class Devices:
 
     gpus: all GPUs that the run may use; empty on the CPU.
     world_size: the largest number of ranks in the run.
+    pinning: how ranks are pinned to CPU cores.
     """
 
     def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
         self._gpus = gpus[:world_size]
         self._world_size = world_size
         self._locks = ExitStack()
-        self._pinning = Pinning()
+        self.pinning = Pinning()
         self._watch: GpuWatch | None = None
 
     def acquire(self) -> None:
@@ -40,8 +40,8 @@ class Devices:
 
     def cores(self) -> Sequence[Sequence[int]] | None:
         """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
-        self._pinning.plan(self._world_size, self._gpus)
-        return self._pinning.ranks
+        self.pinning.plan(self._world_size, self._gpus)
+        return self.pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
         """Check whether throttled clocks or other processes disturbed the GPUs in a timed round.
@@ -51,19 +51,15 @@ class Devices:
         done: number of rounds that were measured before this round.
         Returns what disturbed the round; empty if nothing did.
         """
-        self._pinning.hold()
+        self.pinning.hold()
         return self._watch.look(processes, done) if self._watch is not None else ""
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed the devices in the measurement that just ended."""
         disturbed = self._watch.warnings() if self._watch is not None else []
-        return [*map(warning, self._pinning.warnings(spec)), *disturbed]
-
-    def environment(self) -> dict[str, Any]:
-        """Return how ranks are pinned to CPU cores, as stored in the JSON file of the run."""
-        return self._pinning.environment()
+        return [*map(warning, self.pinning.warnings(spec)), *disturbed]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""
-        self._pinning.release()
+        self.pinning.release()
         self._locks.close()

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from _pytest.junitxml import LogXML, xml_key
 
 from ddpperf.plugin.core_suite import by_file
-from ddpperf.plugin.junit import add_verdict
 from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.summary import markdown, summary_lines
@@ -29,6 +29,7 @@ from ddpperf.verdict.exit_status import Answer, exit_status
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "images", "sides")
+VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
 class Ending:
@@ -73,8 +74,9 @@ class Ending:
         if self._disabled:
             session.problems.append("benchmarks were disabled on the command line")
         self.answer, self.verdict = session.answer()
-        failed = self.answer is not None and self.verdict.status is Status.FAIL
-        add_verdict(self._config, self.answer.worse if self.answer and failed else {}, self.verdict)
+        if (xml := self._config.stash.get(xml_key, None)) is not None:
+            worse = self.answer.worse if self.answer and self.verdict.status is Status.FAIL else {}
+            _add_to_junit(xml, worse, self.verdict)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -120,9 +122,7 @@ class Ending:
         hook = self._config.hook
         document: dict[str, Any] = hook.pytest_benchmark_generate_json(
             config=self._config,
-            benchmarks=[
-                measure.stats for measure in self._session.measures.values() if measure.stats is not None
-            ],
+            benchmarks=[stats for measure in self._session.measures.values() if (stats := measure.stats)],
             include_data=True,
             machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
             commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
@@ -144,10 +144,8 @@ class Ending:
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
     """Return the part of a stored run's JSON document that ddpperf adds to pytest-benchmark's."""
-    options = session.options
+    options, comparison, seconds = session.options, session.run.comparison, session.outcomes.seconds
     images = options.images
-    comparison = session.run.comparison
-    seconds = session.outcomes.seconds
     return {
         "schema": SCHEMA,
         "hardware_key": session.storage.hardware_key,
@@ -194,3 +192,29 @@ def _append(path: Path, text: str) -> Path:
     with path.open("a") as file:
         file.write(text)
     return path
+
+
+def _add_to_junit(xml: LogXML, worse: Mapping[str, str], verdict: Verdict) -> None:
+    """Add a failed JUnit case for each test that got worse, and a case for the verdict.
+
+    worse: what got worse, by test id.
+    """
+    for test, what in worse.items():
+        _add_case(xml, test, "call", what)
+    reasons = "\n".join(verdict.reasons)
+    failure = f"{verdict.status}: {reasons}" if verdict.status is not Status.PASS else ""
+    # JUnit calls a failed setup an error.
+    _add_case(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
+
+
+def _add_case(xml: LogXML, test: str, when: Literal["setup", "call"], failure: str) -> None:
+    """Add a JUnit case, even if the file already has a passed case of the same test.
+
+    failure: empty if the case passed.
+    """
+    path, _, name = test.partition("::")
+    for phase, why in ((when, failure), ("teardown", "")):
+        outcome: Literal["failed", "passed"] = "failed" if why else "passed"
+        location = (path, None, name)
+        report = pytest.TestReport(test, location, {}, outcome, why or None, phase)  # type: ignore[arg-type]
+        xml.pytest_runtest_logreport(report)

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
@@ -242,3 +244,41 @@ class Measure:
 
 def _fail(sentence: str) -> NoReturn:
     pytest.fail(sentence, pytrace=False)
+
+
+class Measuring:
+    """The measurements of all tests in the same worker processes.
+
+    Suspected regressions are measured by a second `Measuring` in new processes.
+
+    pool: the worker processes, which start with the first measurement.
+    measures: the `measure` fixtures by test id.
+    """
+
+    def __init__(self, pool: Pool, devices: Devices, sides: Sides | None = None) -> None:
+        self.pool = pool
+        self.measures: dict[str, Measure] = {}
+        self._devices = devices
+        self._sides = sides
+        self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
+
+    def fixture(self, test: str, benchmark: BenchmarkFixture, machine: Machine) -> Measure:
+        """Return the value of the `measure` fixture for one test."""
+        self.measures[test] = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self._sides)
+        return self.measures[test]
+
+    def measured(self) -> dict[str, Measured]:
+        """Return the measurement of each measured test by test id."""
+        measures = self.measures.items()
+        return {test: measure.measured for test, measure in measures if measure.measured is not None}
+
+    def notes(self, measured: Measured, fresh: bool) -> list[Note]:
+        """Return the warnings about a measurement.
+
+        fresh: whether the measurement was made just now. Warnings about the devices are then stored
+        for the other tests that share the measurement.
+        """
+        key = measured.spec, tuple(sample.set for sample in measured.samples)
+        if fresh:
+            self._notes[key] = self._devices.warnings(measured.spec)
+        return [*self._notes.get(key, []), *map(warning, other_kernels(measured))]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpperf.plugin.options.options import is_experiment
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
@@ -47,11 +46,6 @@ class Outcomes:
         self.gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
         self.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
 
-    @property
-    def found_experiments(self) -> bool:
-        """Whether pytest collected or deselected any performance test."""
-        return bool(self.measured or self.deselected or any(map(is_experiment, self.uncollected)))
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Store whether a test passed, failed or was skipped.
 
@@ -60,24 +54,18 @@ class Outcomes:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.outcome not in ("passed", "failed", "skipped"):
             return  # another plugin's word, such as "rerun": the next report of the test decides
-        known = self.measured.get(report.nodeid)
+        known, decides = self.measured.get(report.nodeid), report.when == "call" or not report.passed
         outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
         if known is None:
             if report.failed:
                 self.other_failures[report.nodeid] = outcome
-        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and (
-            report.when == "call" or not report.passed
-        ):
+        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and decides:
             self.measured[report.nodeid] = outcome
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Store which test files could not be imported."""
         if report.failed:
             self.uncollected[report.nodeid] = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason(report))
-
-    def all(self) -> dict[str, Outcome]:
-        """Return the outcomes of performance tests, then of other failures, by test id."""
-        return self.measured | self.uncollected | self.other_failures
 
 
 def measures(item: pytest.Item) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.control_measurements import copied, positive_control
-from ddpperf.plugin.measuring_pass import Measuring
+from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, Storage

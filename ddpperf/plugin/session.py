@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +18,8 @@ from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.core_suite import is_below
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
-from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.measuring_pass import Measuring, make_pool
-from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.measure_fixture import Measure, Measuring
+from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
@@ -28,8 +28,12 @@ from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
+from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
+from ddpperf.workers.interpreter import Side
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 
 
 class Session:
@@ -91,7 +95,8 @@ class Session:
     def is_suite(self) -> bool:
         """Whether pytest collected performance tests, or the user requested a comparison."""
         requested = isinstance(self.run, ABRun) or self.baseline is not None or bool(self.problems)
-        return requested or self.outcomes.found_experiments
+        found = self.outcomes.measured or self.outcomes.deselected
+        return requested or bool(found) or any(map(is_experiment, self.outcomes.uncollected))
 
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.
@@ -129,12 +134,43 @@ class Session:
             self._begin_pass(self.run.sides, self.run.replicates)
 
     def _begin_pass(self, sides: Sides | None, replicates: int) -> None:
-        """Begin to measure in new processes, after ending those of the pass before."""
-        sets_made = 0
+        """Begin to measure in new processes, after ending those of the pass before.
+
+        sides: base and candidate; None if all processes run in this environment.
+        replicates: number of process sets per side.
+        """
+        sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        pool = make_pool(self.options, self._devices, self.progress, sides, replicates, sets_made)
+        options = self.options
+        paths = {
+            DATA_VARIABLE: options.data.path,
+            TRACES_VARIABLE: options.traces,
+            CHECKPOINTS_VARIABLE: options.checkpoints,
+            MODEL_VARIABLE: options.model,
+        }
+        common = {name: str(path) for name, path in paths.items() if path is not None}
+        chosen = [Side()]
+        if sides is not None:  # in random order: the first side of a round may meet colder caches
+            chosen = random.sample([sides.base, sides.candidate], 2)
+        chosen = [replace(side, environment=common | dict(side.environment)) for side in chosen]
+        set_options = SetOptions(
+            size=max(options.world_sizes),
+            device=options.device,
+            rounds=options.rounds,
+            deadline_seconds=options.deadline_seconds,
+            log_folder=options.worker_logs,
+            cores=self._devices.cores(),
+        )
+        pool = Pool(
+            set_options,
+            replicates=replicates,
+            sets_made=sets_made,
+            sides=chosen,
+            progress=self.progress,
+            check_round=self._devices.check_round,
+        )
         self.passes.append(Measuring(pool, self._devices, sides))
 
     def violations(self, test: str, function: str) -> list[str]:
@@ -207,7 +243,8 @@ class Session:
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
-        outcomes = self.outcomes.all()
+        found = self.outcomes
+        outcomes = found.measured | found.uncollected | found.other_failures
         ended_as = dict.fromkeys(self.outcomes.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
         for measuring in self.passes:
             for test, measure in measuring.measures.items():
@@ -216,12 +253,13 @@ class Session:
         for test, outcome in outcomes.items():
             kind = ended_as.get(test)
             if kind is OutcomeKind.BASE_FAILED or (kind is not None and outcome.kind is OutcomeKind.SKIPPED):
-                outcomes[test] = dataclasses.replace(outcome, kind=kind)
+                outcomes[test] = replace(outcome, kind=kind)
         return outcomes
 
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host)
         for measuring in self.passes:
-            environment |= measuring.environment()
+            if ranks := measuring.pool.environment():
+                environment |= ranks | self._devices.pinning.environment()
         return environment

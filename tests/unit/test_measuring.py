@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpperf.machine import hardware
 from ddpperf.plugin.devices import Devices
-from ddpperf.plugin.measuring_pass import Measuring
+from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.results.notes import Note, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
