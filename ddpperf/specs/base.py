@@ -1,4 +1,4 @@
-"""The fields that every measurement spec has, and functions that check the values of fields."""
+"""The fields that every measurement spec has, and the check of their values."""
 
 from __future__ import annotations
 
@@ -7,19 +7,50 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-_types = cache(partial(get_type_hints, include_extras=True))
+_types: Any = cache(partial(get_type_hints, include_extras=True))
 
 FaultKind = Literal["raise", "hang", "kill", "exit"]
 FaultCommand = Literal["open", "sample", "close"]
 MOST_DELAY_SECONDS = 10.0
-# Types of fields with a limit that `Work` checks: the least int, or the largest float.
+# Types of fields with a limit that `Checked` checks: the least int, or the largest float.
 Positive = Annotated[int, 1]
 Fraction = Annotated[float, 1.0]
 Delay = Annotated[float, MOST_DELAY_SECONDS]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Checked:
+    """Base class of dataclasses that raise ValueError for values that cannot be measured."""
+
+    def __post_init__(self) -> None:
+        if problem := next(self.problems(), ""):
+            raise ValueError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each reason why the fields cannot be measured together.
+
+        Each value must have the type of its field. An int is at least 0, or the number that its
+        type is annotated with. A float is from 0 to the number that its type is annotated with.
+        """
+        types = _types(self.__class__)
+        for field in fields(self):
+            value, kind = getattr(self, field.name), types[field.name]
+            of, limit = get_args(kind) if get_origin(kind) is Annotated else (kind, 0)
+            if get_origin(of) is Literal:
+                right, takes = value in get_args(of), f"one of {', '.join(get_args(of))}"
+            elif of is int:
+                right, takes = type(value) is int and value >= limit, f"a whole number of at least {limit}"
+            elif of is float:
+                right = type(value) in (int, float) and 0 <= value <= limit
+                takes = f"a number from 0 to {limit:g}"
+            else:
+                right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
+            if not right:
+                yield f"{field.name} must be {takes}, got {value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault(Checked):
     """A failure that one rank causes on purpose, so that the handling of failures can be tested.
 
     kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
@@ -31,13 +62,9 @@ class Fault:
     rank: int
     command: FaultCommand = "sample"
 
-    def __post_init__(self) -> None:
-        if problem := next(wrong_fields(self, "fault "), ""):
-            raise ValueError(problem)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Checked):
     """Base class of all measurement specs: number of ranks, added delay, and fault to inject.
 
     measurement: the name by which the ranks find the measurement.
@@ -48,7 +75,6 @@ class Work:
     take turns after each part, so that a short disturbance of the machine affects both.
     delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
     one.
-    Raises ValueError for fields that cannot be measured together.
     """
 
     measurement: ClassVar[str]
@@ -62,14 +88,6 @@ class Work:
     world_size: Positive
     delay_seconds: Delay = 0.0
     fault: Fault | None = None
-
-    def __post_init__(self) -> None:
-        if problem := next(self.problems(), ""):
-            raise ValueError(problem)
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each reason why the fields cannot be measured together."""
-        yield from wrong_fields(self)
 
     @property
     def grouped(self) -> bool:
@@ -110,26 +128,3 @@ class Work:
         size: the number of ranks in the process set.
         """
         return [list(range(self.world_size))]
-
-
-def wrong_fields(spec: Any, prefix: str = "") -> Iterator[str]:
-    """Yield a sentence for each field of a spec whose value does not have the field's type.
-
-    An int is at least 0, or the number that its type is annotated with. A float is from 0 to the
-    number that its type is annotated with. prefix: the first word of each sentence.
-    """
-    types = _types(spec.__class__)
-    for field in fields(spec):
-        value, kind = getattr(spec, field.name), types[field.name]
-        of, limit = get_args(kind) if get_origin(kind) is Annotated else (kind, 0)
-        if get_origin(of) is Literal:
-            right, takes = value in get_args(of), f"one of {', '.join(get_args(of))}"
-        elif of is int:
-            right, takes = type(value) is int and value >= limit, f"a whole number of at least {limit}"
-        elif of is float:
-            right = type(value) in (int, float) and 0 <= value <= limit
-            takes = f"a number from 0 to {limit:g}"
-        else:
-            right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
-        if not right:
-            yield f"{prefix}{field.name} must be {takes}, got {value!r}"

@@ -167,9 +167,9 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
         {"execution": "compile"},
         "execution must be one of eager, graph, got 'compile'",
     ),
-    (Fault, FAULT, {"kind": "sulk"}, "fault kind must be one of raise, hang, kill, exit, got 'sulk'"),
-    (Fault, FAULT, {"rank": -1}, "fault rank must be a whole number of at least 0, got -1"),
-    (Fault, FAULT, {"command": "join"}, "fault command must be one of open, sample, close, got 'join'"),
+    (Fault, FAULT, {"kind": "sulk"}, "kind must be one of raise, hang, kill, exit, got 'sulk'"),
+    (Fault, FAULT, {"rank": -1}, "rank must be a whole number of at least 0, got -1"),
+    (Fault, FAULT, {"command": "join"}, "command must be one of open, sample, close, got 'join'"),
 ]
 
 

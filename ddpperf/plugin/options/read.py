@@ -76,7 +76,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
 
 def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:
-    """Return the base and the candidate of an A/B run, or None if no A/B option is given."""
     if not any(option.name in given for option in AB_OPTIONS):
         return None
     return Sides(
@@ -98,10 +97,7 @@ def _path(given: dict[str, Any], option: str) -> Path | None:
 
 
 def _pairs(given: dict[str, Any], option: str) -> dict[str, Any]:
-    """Convert the NAME=VALUE pairs of a repeated option to a dict.
-
-    Raises Refused if a name is set twice.
-    """
+    """Convert the NAME=VALUE pairs of a repeated option to a dict; no name may be set twice."""
     found: dict[str, Any] = {}
     for name, value in given.get(option, ()):
         if name in found:
