@@ -181,9 +181,9 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
     try:
         result: dict[str, Any] = json.loads((out / "result.json").read_text())
     except (FileNotFoundError, ValueError):
-        last = finished.errors.strip().split("\n")[-1].strip()
+        last = finished.stderr.strip().split("\n")[-1].strip()
         why = f" ({last})" if last else ""
-        ended = describe_status(finished.status)
+        ended = describe_status(finished.returncode)
         raise Refused(f"the images of {source.folder} were not decoded: the process {ended}{why}") from None
     if "refused" in result:
         raise Refused(result["refused"])

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
@@ -23,29 +22,18 @@ KEPT_BYTES = 2**20  # the most that is read of what a process printed
 POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """The exit status and the output of a child process that has ended.
-
-    status: negative if a signal killed the process. output, errors: at most the last MiB of each.
-    """
-
-    status: int
-    output: str
-    errors: str
-
-
 def run_child(
     command: Sequence[str],
     variables: Mapping[str, str],
     seconds: float,
     on_line: Callable[[str], None] | None = None,
-) -> Finished:
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a child process with limits on its time and its output.
 
     variables: added to this process's environment. on_line: called with each line of the child's
     output while it runs. The child gets its own temporary folder. At the end, the folder is removed
-    and all processes that the child started are killed. Raises OSError if the command cannot be
+    and all processes that the child started are killed. At most the last MiB of each output is
+    returned. Raises OSError if the command cannot be
     started and subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
@@ -80,7 +68,7 @@ def run_child(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 status = process.wait()
-        return Finished(status=status, output=end_of(output), errors=end_of(errors))
+        return subprocess.CompletedProcess(command, status, end_of(output), end_of(errors))
 
 
 def die_with_parent() -> None:

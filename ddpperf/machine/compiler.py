@@ -54,7 +54,7 @@ def _compiles(compiler: str, name: str) -> bool:
         words = shlex.split(compiler) if is_cxx else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
-        return run_child(command, {}, COMPILE_SECONDS).status == 0 and library.exists()
+        return run_child(command, {}, COMPILE_SECONDS).returncode == 0 and library.exists()
     return False
 
 
@@ -65,7 +65,7 @@ def check_inductor(options: str, option: str = "--spec") -> None:
     child process asks torch for the known options.
     """
     try:
-        known = run_child([sys.executable, "-c", LIST_OPTIONS], {}, LIST_SECONDS).output.split()
+        known = run_child([sys.executable, "-c", LIST_OPTIONS], {}, LIST_SECONDS).stdout.split()
     except subprocess.TimeoutExpired:
         return  # the ranks will find out
     for name in options.split("+") if known else ():

@@ -129,11 +129,11 @@ def _probe(side: Side, requested: str, model: str) -> Found:
     except subprocess.TimeoutExpired as error:
         why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
         raise Refused(f"{requested} {why}") from error
-    answers = ended.output.splitlines()
-    errors = [line[:200] for line in ended.errors.splitlines() if line[:1].strip()]
+    answers = ended.stdout.splitlines()
+    errors = [line[:200] for line in ended.stderr.splitlines() if line[:1].strip()]
     # Python names the reason in its last line, another program in its first.
     reason = "".join(f" ({line})" for line in (errors[-1:] if answers else errors[:1]))
-    end = f"ended with status {ended.status}{reason}"
+    end = f"ended with status {ended.returncode}{reason}"
     found = []
     for line in answers:
         with contextlib.suppress(TypeError, ValueError):  # a line of a wrapper script

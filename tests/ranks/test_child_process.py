@@ -61,13 +61,13 @@ def test_child_that_is_no_python_dies_with_its_parent(marked: Marked) -> None:
 
 def test_finished_child_has_status_and_output() -> None:
     finished = run_child(["sh", "-c", "echo $A; echo problem >&2; exit 3"], {"A": "1"}, 60)
-    assert finished == child_process.Finished(status=3, output="1\n", errors="problem\n")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (3, "1\n", "problem\n")
 
 
 def test_temporary_files_of_the_child_are_removed() -> None:
     finished = run_child(["sh", "-c", "touch $TMPDIR/file; echo $TMPDIR/file"], {}, 60)
-    assert finished.output.endswith("/file\n")
-    assert not Path(finished.output.strip()).parent.exists()
+    assert finished.stdout.endswith("/file\n")
+    assert not Path(finished.stdout.strip()).parent.exists()
 
 
 def test_lines_are_passed_on_while_the_child_runs(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_lines_are_passed_on_while_the_child_runs(tmp_path: Path) -> None:
         seen.touch()
 
     script = f"echo first; while ! [ -e {seen} ]; do sleep 0.02; done; echo second"
-    assert run_child(["sh", "-c", script], {}, 60, on_line).status == 0
+    assert run_child(["sh", "-c", script], {}, 60, on_line).returncode == 0
     assert lines == ["first", "second"]
 
 
@@ -93,8 +93,8 @@ def test_time_limit_kills_all_that_the_child_started(marked: Marked) -> None:
 def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "MAX_PRINTED_BYTES", 10_000)
     finished = run_child(["yes"], {}, 60)
-    assert finished.status == -9
-    assert 10_000 < len(finished.output) <= child_process.KEPT_BYTES
+    assert finished.returncode == -9
+    assert 10_000 < len(finished.stdout) <= child_process.KEPT_BYTES
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.machine.child_process import Finished
 from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
 from ddpperf.specs import MODEL_VARIABLE
 from ddpperf.training.check_model import check
@@ -228,20 +228,20 @@ def test_model_that_ends_its_process_is_refused(
     ("ended", "sentence"),
     [
         (
-            Finished(status=3, output="", errors="a\nb"),
+            CompletedProcess([], 3, "", "a\nb"),
             "--model own_models:good ended its process with status 3; train it",
         ),
         (
-            Finished(status=1, output="", errors="a\nmodel x must be y; do z"),
+            CompletedProcess([], 1, "", "a\nmodel x must be y; do z"),
             "--model: model x must be y; do z",
         ),
         (None, "--model own_models:good trained no step in 120 s; train it by itself"),
     ],
 )
 def test_failed_check_is_refused_with_one_sentence(
-    read: Read, ended: Finished | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+    read: Read, ended: CompletedProcess[str] | None, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_child(command: list[str], *_: object) -> Finished:
+    def run_child(command: list[str], *_: object) -> CompletedProcess[str]:
         if ended is None:
             raise subprocess.TimeoutExpired(command, MODEL_SECONDS)
         return ended
@@ -273,7 +273,7 @@ def test_built_in_models_are_not_checked(read: Read, monkeypatch: pytest.MonkeyP
 def test_run_with_a_wrong_model_ends_with_status_4(
     canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = Finished(status=1, output="", errors="model x is not in torchvision; name another")
+    ended = CompletedProcess([], 1, "", "model x is not in torchvision; name another")
     monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", lambda *_: ended)
     canned_suite.experiment.write_text(EXPERIMENT)
     run = canned_suite.run("perf", "--model", "torchvision:resnet999")

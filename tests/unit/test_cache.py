@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -19,7 +20,6 @@ from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
 from ddpperf.data.cache import Data, prepare
 from ddpperf.errors import Refused
-from ddpperf.machine.child_process import Finished
 from tests.images import images_in, picture, silent
 from tests.project import full_disk
 
@@ -30,10 +30,10 @@ def _decode_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(
         command: Sequence[str], variables: Mapping[str, str], seconds: float, on_line: Callable[[str], None]
-    ) -> Finished:
+    ) -> CompletedProcess[str]:
         kind, source, out = command[-3:]
         decode.write_result(kind, Path(source), Path(out), on_line)
-        return Finished(status=0, output="", errors="")
+        return CompletedProcess([], 0, "", "")
 
     monkeypatch.setattr(cache_module, "run_child", run)
 
@@ -318,7 +318,7 @@ def test_full_disk_is_refused_with_the_needed_bytes(images: Path, tmp_path: Path
 def test_death_of_the_decoder_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished = Finished(status=1, output="", errors="Traceback\n\nRuntimeError: no operator nms\n\n")
+    finished = CompletedProcess([], 1, "", "Traceback\n\nRuntimeError: no operator nms\n\n")
     monkeypatch.setattr(cache_module, "run_child", lambda *arguments, on_line: finished)
     sentence = (
         r"were not decoded: the process exited with status 1 before it .* \(RuntimeError: no operator nms\)$"
@@ -329,9 +329,9 @@ def test_death_of_the_decoder_is_refused(
 def test_cut_result_of_the_decoder_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: Sequence[str], *arguments: object, on_line: object) -> Finished:
+    def run(command: Sequence[str], *arguments: object, on_line: object) -> CompletedProcess[str]:
         Path(command[-1], "result.json").write_text("")  # as a full disk leaves it
-        return Finished(status=1, output="", errors="OSError: No space left on device\n")
+        return CompletedProcess([], 1, "", "OSError: No space left on device\n")
 
     monkeypatch.setattr(cache_module, "run_child", run)
     sentence = r"were not decoded: the process .* \(OSError: No space left on device\)$"
@@ -341,7 +341,7 @@ def test_cut_result_of_the_decoder_is_refused(
 def test_decoder_without_an_end_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: Sequence[str], *arguments: object, on_line: object) -> Finished:
+    def run(command: Sequence[str], *arguments: object, on_line: object) -> CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, 7200)
 
     monkeypatch.setattr(cache_module, "run_child", run)

@@ -338,7 +338,7 @@ def test_requested_compilation_needs_a_compiler(
 
 @pytest.mark.parametrize("option", ["--spec", "--against-spec"])
 def test_unknown_compiler_option_is_refused(read: Read, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = SimpleNamespace(output="combo_kernels epilogue_fusion")
+    listed = SimpleNamespace(stdout="combo_kernels epilogue_fusion")
     monkeypatch.setattr("ddpperf.machine.compiler.run_child", lambda *_: listed)
     options = read("--executions", "compile", option, "inductor=combo_kernel", gpus=2)
     monkeypatch.setattr("ddpperf.plugin.options.prepare.compiler_reason", lambda _: "")

@@ -97,8 +97,8 @@ def check_model(options: Options) -> None:
         ended = run_child(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; train it by itself") from error
-    lines = ended.errors.strip().splitlines()
-    if ended.status == 1 and lines:  # the check exits with a sentence
+    lines = ended.stderr.strip().splitlines()
+    if ended.returncode == 1 and lines:  # the check exits with a sentence
         raise Refused(f"--model: {lines[-1]}")
-    if ended.status or not ended.output.rstrip().endswith(TRAINED):
-        raise Refused(f"--model {model} ended its process with status {ended.status}; train it by itself")
+    if ended.returncode or not ended.stdout.rstrip().endswith(TRAINED):
+        raise Refused(f"--model {model} ended its process with status {ended.returncode}; train it by itself")
