@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 # In a process of its own, because a process returns to the fast pace only once.
 _PROCESS = """
-import json, torch
+import json, torch, torchvision
 from ddpperf.workers.gpu_pace import GpuPace
 
 device = torch.device("cuda", 0)
@@ -21,13 +21,13 @@ torch.cuda.set_device(device)
 pace = GpuPace(device)
 found = {"start": pace.slowdown()}
 images = torch.randn(32, 3, 32, 32, device=device)
-model = torch.nn.Conv2d(3, 64, 3).to(device)
-model(images).sum().backward()
+model = torchvision.models.resnet18().to(device)
+with torch.autocast("cuda", torch.bfloat16):
+    model(images).sum().backward()
 found["convolution"] = pace.slowdown()
 pace.restore()
 found["restored"] = pace.slowdown()
 model(images).sum().backward()  # torch still works in its own context
-torch.nn.Conv2d(3, 96, 7).to(device)(images).sum().backward()
 found["later"] = pace.slowdown()
 print(json.dumps(found))
 """
