@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import combinations, pairwise
 from math import log
 from statistics import median
 
@@ -49,21 +50,14 @@ def _best_fits(points: Points, lines: int) -> list[LogFit]:
         envelope = _envelope(fits)
         return sum(log(envelope.seconds(size) / seconds) ** 2 for size, seconds in points)
 
-    return min(([_line(tuple(part)) for part in parts] for parts in _splits(points, lines)), key=squares)
+    cuts = combinations(range(2, len(points) - 1), lines - 1)
+    splits = ([points[a:b] for a, b in pairwise((0, *inner, len(points)))] for inner in cuts)
+    fits = ([_line(tuple(part)) for part in parts] for parts in splits if min(map(len, parts)) > 1)
+    return min(fits, key=squares)
 
 
 def _envelope(fits: Iterable[LogFit]) -> Envelope:
     return Envelope(lines=tuple((float(fit.values[0]), float(fit.values[1])) for fit in fits))
-
-
-def _splits(points: Points, parts: int) -> Iterable[list[Points]]:
-    """Yield all ways to cut a list of points into `parts` consecutive groups of two or more."""
-    if parts == 1:
-        yield [points]
-        return
-    for cut in range(2, len(points) - 2 * (parts - 1) + 1):
-        for rest in _splits(points[cut:], parts - 1):
-            yield [points[:cut], *rest]
 
 
 @lru_cache(maxsize=4096)  # many splits share the same group of points
@@ -110,9 +104,8 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
 
 
 def _best_lines(points: Points, most: int) -> int:
-    errors = {
-        lines: _held_out_error(points, partial(fit_envelope, lines=lines)) for lines in range(1, most + 1)
-    }
+    counted = range(1, most + 1)
+    errors = {lines: _held_out_error(points, partial(fit_envelope, lines=lines)) for lines in counted}
     return min(errors, key=lambda lines: round(errors[lines], DIGITS))
 
 

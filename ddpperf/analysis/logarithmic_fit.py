@@ -85,8 +85,5 @@ def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) 
     parts = scaled * values / (scaled @ values)[:, None]
     values[parts.max(axis=0) < NEGLIGIBLE] = 0.0
     predicted = scaled @ values
-    return LogFit(
-        values=values / units,
-        residuals=np.log(predicted / measured),
-        jacobian=counted / predicted[:, None],
-    )
+    residuals = np.log(predicted / measured)
+    return LogFit(values=values / units, residuals=residuals, jacobian=counted / predicted[:, None])
