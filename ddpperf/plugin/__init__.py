@@ -109,7 +109,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Check compilers, interpreters, images and models before experiments are measured."""
     session = config.stash[SESSION]
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
@@ -162,10 +161,7 @@ def _has_no_cases(item: pytest.Item) -> bool:
 
 
 def _relative(argument: str, config: pytest.Config) -> str:
-    """Convert a path of the command line to the form that it has in pytest's test ids.
-
-    The root folder becomes an empty string.
-    """
+    """Convert a path of the command line to the form of test ids; the root becomes empty."""
     path, *rest = argument.split("::", 1)
     relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
     return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])

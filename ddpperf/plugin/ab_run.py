@@ -114,10 +114,7 @@ class ABRun:
     # --- controls
 
     def _controls(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Return the results of both control measurements.
-
-        A control measurement that fails is added to the problems of the run.
-        """
+        """Return the control measurements; one that fails becomes a problem of the run."""
         found = []
         for control in (self._copy, self._slow_down):
             try:
@@ -132,11 +129,7 @@ class ABRun:
         return [_control("negative", _of_side(seconds, BASE), _of_side(seconds, CANDIDATE), "copy")]
 
     def _slow_down(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Time the candidate's shortest training step with and without an artificial delay.
-
-        The comparison has to find the delay. Both times are the candidate's, so that only the delay
-        differs.
-        """
+        """Time the shortest training step with a delay, which the comparison has to find."""
         timed = {
             metric.test: metric
             for metric in estimates
@@ -147,6 +140,7 @@ class ABRun:
         if test is None:
             return []
         measured = tests[test]
+        # Both times are the candidate's, so that only the delay differs.
         before = _of_side(measured.median_step_seconds(), CANDIDATE)
         delay = SLOW_DOWN[self._device] * mean(before.values())
         delayed = measuring.pool.measure(measured.spec, slowed(measured.spec_of(CANDIDATE), delay))
@@ -187,10 +181,6 @@ def _of_side(seconds: Mapping[str, float], side: str) -> dict[str, float]:
 def _control(
     control: Control, base: Mapping[str, float], candidate: Mapping[str, float], noise_class: Hashable
 ) -> MetricEstimates:
-    """Convert step times of a control measurement to the input of the A/B comparison.
-
-    base, candidate: seconds by the name of the process set.
-    """
     return MetricEstimates(
         test=f"{control} control",
         metric="time",

@@ -207,7 +207,6 @@ def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
 
 
 def _usual_training(spec: TrainingSpec, options: Options) -> Any:
-    """Return the default fields of a training with a spec's world size and execution mode."""
     fields: dict[str, Any] = {"world_size": spec.world_size, "execution": spec.execution}
     if spec.world_size > 1 and spec.captured and not isinstance(spec, RunSpec):
         fields |= fastest_ddp(options)

@@ -44,12 +44,10 @@ class Devices:
         return self.pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
-        """Check whether throttled clocks or other processes disturbed the GPUs in a timed round.
+        """Return what disturbed the GPUs in a timed round, and let this process leave the ranks' cores.
 
-        This process also leaves the CPU cores of the ranks.
         processes: ids of the run's own processes.
         done: number of rounds that were measured before this round.
-        Returns what disturbed the round; empty if nothing did.
         """
         self.pinning.hold()
         return self._watch.look(processes, done) if self._watch is not None else ""

@@ -88,10 +88,7 @@ class Ending:
         session.exitstatus = exit_status(self.verdict.status, saved=self._saved)
 
     def _save(self, document: dict[str, Any], page: str) -> None:
-        """Write the JSON file of the run and, on request, a copy, a baseline and the verdict.
-
-        The verdict is written as Markdown to the file of --verdict and to GitHub's step summary.
-        """
+        """Write the run as JSON and, on request, a copy, a baseline and the Markdown page."""
         storage, outcomes, name = self._session.storage, self._session.outcomes, self._promote_as
         if outcomes.measured or outcomes.uncollected:
             save_run = partial(storage.save_run, document, self._session.host["commit"])
@@ -109,7 +106,6 @@ class Ending:
             self._write("the step's summary", path, partial(_append, path, page))
 
     def _write(self, what: str, where: Path, write: Callable[[], Path]) -> None:
-        """Write a file, and print where it was saved or why it was not saved."""
         try:
             self._lines.append(f"saved {what}: {os.path.relpath(write())}")
         except OSError as error:
@@ -195,10 +191,6 @@ def _append(path: Path, text: str) -> Path:
 
 
 def _add_to_junit(xml: LogXML, worse: Mapping[str, str], verdict: Verdict) -> None:
-    """Add a failed JUnit case for each test that got worse, and a case for the verdict.
-
-    worse: what got worse, by test id.
-    """
     for test, what in worse.items():
         _add_case(xml, test, "call", what)
     reasons = "\n".join(verdict.reasons)
@@ -208,10 +200,7 @@ def _add_to_junit(xml: LogXML, worse: Mapping[str, str], verdict: Verdict) -> No
 
 
 def _add_case(xml: LogXML, test: str, when: Literal["setup", "call"], failure: str) -> None:
-    """Add a JUnit case, even if the file already has a passed case of the same test.
-
-    failure: empty if the case passed.
-    """
+    """Add a JUnit case, even if the file already has a passed case of the same test."""
     path, _, name = test.partition("::")
     for phase, why in ((when, failure), ("teardown", "")):
         outcome: Literal["failed", "passed"] = "failed" if why else "passed"

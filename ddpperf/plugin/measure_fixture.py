@@ -41,7 +41,6 @@ class VirtualClock:
         return "VirtualClock()"
 
     def show(self, seconds: float = 0.0) -> None:
-        """Set the time."""
         self._now = seconds
 
 
@@ -173,7 +172,6 @@ class Measure:
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        """Return the metric values that belong to the base, or to the candidate, of an A/B run."""
         samples = self.measured.of(side).samples if self.measured is not None else ()
         sets = {sample.set for sample in samples}
         return [value for name, value in by_set.items() if name in sets]
@@ -205,10 +203,7 @@ class Measure:
                 self.stored["notes"].append(note.to_json())
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
-        """Measure a spec, or return the result if the same worker processes measured it before.
-
-        own: whether the spec is the test's own, not a reference.
-        """
+        """Measure a spec, or return the result if the same worker processes measured it before."""
         if not isinstance(spec, Spec):
             _fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}")
         try:
@@ -232,7 +227,6 @@ class Measure:
         pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
-        """Run a measurement, and store its warnings and the seconds spent in timed rounds."""
         before = self._pool.counted_seconds
         measured = measure()
         spent = self._pool.counted_seconds - before
@@ -248,8 +242,6 @@ def _fail(sentence: str) -> NoReturn:
 
 class Measuring:
     """The measurements of all tests in the same worker processes.
-
-    Suspected regressions are measured by a second `Measuring` in new processes.
 
     pool: the worker processes, which start with the first measurement.
     measures: the `measure` fixtures by test id.

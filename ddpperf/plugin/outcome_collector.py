@@ -74,7 +74,6 @@ def measures(item: pytest.Item) -> bool:
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the first line of the message with which a test failed or was skipped."""
     if report.passed:
         return ""
     if isinstance(report.longrepr, tuple):  # a skip: file, line, message

@@ -78,7 +78,6 @@ class PlainRun:
         return fields
 
     def _suspects(self) -> list[str]:
-        """Return the ids of tests that are or look slower than in the stored run."""
         return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
 
     def _compare(

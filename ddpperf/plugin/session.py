@@ -134,11 +134,7 @@ class Session:
             self._begin_pass(self.run.sides, self.run.replicates)
 
     def _begin_pass(self, sides: Sides | None, replicates: int) -> None:
-        """Begin to measure in new processes, after ending those of the pass before.
-
-        sides: base and candidate; None if all processes run in this environment.
-        replicates: number of process sets per side.
-        """
+        """End the old processes, and begin to measure with `replicates` new process sets per side."""
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
@@ -201,10 +197,7 @@ class Session:
         self.confirmation.confirm(self.passes[-1], suspects)
 
     def _expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests that the command line names.
-
-        Tests that the command line deselected are left out.
-        """
+        """Return the ids of collected tests, and of stored tests that the command line names."""
         stored = self.baseline.measured if self.baseline is not None else {}
         asked = {test for test in stored if any(is_below(test, path) for path in self.outcomes.paths)}
         return set(self.outcomes.measured) | asked - self.outcomes.deselected

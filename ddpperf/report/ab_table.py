@@ -88,7 +88,6 @@ def _value(metric: str, value: float) -> str:
 
 
 def _described(side: Mapping[str, Any]) -> str:
-    """Return one line with the interpreter, torch version and code of base or candidate."""
     parts = [side["python"]]
     parts += [f"torch {side['torch']}"] if side.get("torch") else []
     parts += [f"code in {side['root']}"] if side["root"] else []

@@ -78,10 +78,6 @@ def _table(
     warnings: Mapping[str, list[str]],
     comparison: Comparison | None,
 ) -> list[tuple[str, ...]]:
-    """Return the rows of the table of tests; the first row holds the column names.
-
-    The columns "ratio" and "limit" exist only if there is a comparison.
-    """
     compared = ("ratio", "limit") if comparison is not None else ()
     sets = ("sets",) if _most_sets(stored) > 1 else ()
     rows: list[tuple[str, ...]] = [
@@ -125,16 +121,11 @@ def _spread_over_sets(measured: Measured | None) -> str:
 
 
 def _ratio(change: Change) -> tuple[str, str]:
-    """Return the ratio of a step time to that in the stored run, and its limit, as text.
-
-    A ratio of CPU seconds, and a ratio of a suspected regression, is marked.
-    """
     mark = " cpu" if change.quantity == "CPU seconds" else " suspect" if change.suspect else ""
     return f"{change.ratio:.3f}{mark}", f"{change.limit:.4g}"
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    """Return lines that explain the ratios of step times to a stored run's step times."""
     lines = [f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower"]
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
@@ -162,10 +153,6 @@ def _compared(comparison: Comparison) -> list[str]:
 
 
 def _largest(slowdowns: Mapping[str, float]) -> str:
-    """Return the names of the tests whose step time grew most.
-
-    slowdowns: the increase of the step time as a fraction, by test id.
-    """
     tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
     return ", ".join(f"{short(test)} ({slowdowns[test]:+.1%})" for test in tests)
 
@@ -192,7 +179,6 @@ def _thresholds(header: Mapping[str, Any]) -> str:
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
-    """Return a line with the seconds of the run and the fraction spent in timed rounds."""
     if timing is None or not timing["overhead_seconds"]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]
@@ -216,10 +202,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:
-    """Return lines of text as a Markdown code block.
-
-    The fence has more backticks than any line.
-    """
+    """Return a Markdown code block, whose fence has more backticks than any line."""
     ticks = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, ticks + 1)
     return [f"{fence}text", *lines, fence]

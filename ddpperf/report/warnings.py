@@ -45,10 +45,6 @@ def _rounds(measured: Measured) -> list[list[float]]:
 
 
 def _has_spread(measured: Measured) -> bool:
-    """Return whether a measurement has enough rounds to compute a spread.
-
-    The spec of a counted quantity needs no spread.
-    """
     return not measured.spec.counts and min(map(len, _rounds(measured))) >= FEWEST_ROUNDS
 
 
@@ -57,7 +53,6 @@ def _is_noisy(measured: Measured) -> bool:
 
 
 def _round_warnings(measured: Measured, whose: str) -> list[str]:
-    """Return warnings about too few rounds, a drift of the step time, or a change of GPU clocks."""
     if measured.spec.counts:
         return []
     if not _has_spread(measured):
