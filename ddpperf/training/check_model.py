@@ -32,10 +32,8 @@ def check(name: str, batch_size: int) -> None:
         raise CannotTrain(f"model {name} cannot be trained ({what}); try it by itself first") from error
     parameters = training.model.named_parameters()
     if unused := [name for name, weight in parameters if weight.requires_grad and weight.grad is None]:
-        raise CannotTrain(
-            f"model {spec.model} has parameters that its loss does not use, for which DDP would wait, "
-            f"such as {unused[0]}; use them, or set their requires_grad to False"
-        )
+        what = f"parameters that its loss does not use, for which DDP would wait, such as {unused[0]}"
+        raise CannotTrain(f"model {spec.model} has {what}; use them, or set their requires_grad to False")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ on the device, and so is a learning rate that is a tensor. Therefore a CUDA grap
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ddpperf.specs import RunSpec, TrainingSpec
 from ddpperf.training.models import trained_parameters
 from ddpperf.training.schedules import PEAK_RATE
 
+Tensors = list[Tensor]
 # Keller Jordan's coefficients of a quintic iteration with the steepest slope at 0 (Muon 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -168,9 +168,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_sub_(parameters, updates)
 
 
-def with_momenta(
-    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def with_momenta(optimizer: torch.optim.Optimizer, parameters: Tensors) -> tuple[Tensors, Tensors, Tensors]:
     """Return the parameters that have a gradient, with their gradients and momentum buffers."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     states = [optimizer.state[parameter] for parameter in trained]

@@ -91,17 +91,15 @@ def _rates(make: Callable[[Optimizer], LRScheduler], peak: float, steps: int) ->
 class Schedule:
     """Sets an optimizer's learning rate before each training step, by a list of learning rates.
 
-    captured: keep the learning rates and the number of the step as tensors on the device. A CUDA
+    device: if given, keep the learning rates and the number of the step as tensors there. A CUDA
     graph would replay a plain number as it was at the capture.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, rates: list[float], device: torch.device, *, captured: bool
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, rates: list[float], device: torch.device | None) -> None:
         self.optimizer, self.rates = optimizer, rates
         self.steps = 0
         self.rate: Tensor | None = None
-        if captured:
+        if device is not None:
             self.rates_on_device = torch.tensor(rates, device=device)
             self.step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
             self.rate = torch.tensor(rates[0], device=device)

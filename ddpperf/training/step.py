@@ -50,7 +50,7 @@ class TrainingStep:
         self.task = task if loss is None else dataclasses.replace(task, loss=loss)
         self.model = parallelize(task.module, spec, device)
         self.optimizer = optimizer_of(self.model, spec, device)
-        self.schedule = Schedule(self.optimizer, rates_of(spec), device, captured=spec.captured)
+        self.schedule = Schedule(self.optimizer, rates_of(spec), device if spec.captured else None)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.loss = torch.empty((), device=device)
         self.take = task.input.take

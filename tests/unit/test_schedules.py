@@ -17,7 +17,6 @@ from ddpperf.training.schedules import PEAK_RATE, Schedule, cosine_rates, schedu
 from perf.common.recipes import SCALES
 from tests.generated import BOUNDED
 
-CPU = torch.device("cpu")
 STEPS = 5
 
 TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
@@ -100,7 +99,8 @@ class Trained:
     def __init__(self, *, captured: bool) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
         self.optimizer = torch.optim.SGD([{"params": [each]} for each in self.parameters], lr=7.0)
-        self.schedule = Schedule(self.optimizer, cosine_rates(PEAK_RATE, STEPS), CPU, captured=captured)
+        rates = cosine_rates(PEAK_RATE, STEPS)
+        self.schedule = Schedule(self.optimizer, rates, torch.device("cpu") if captured else None)
 
     def epoch(self, steps: int = STEPS) -> list[float]:
         """Train some steps, and return the rate of each."""
