@@ -1,4 +1,4 @@
-"""Build a model by its name: ResNets that need no torchvision, and torchvision's models.
+"""Build a model by its name: ResNets that need no torchvision, torchvision's and custom models.
 
 A candidate build of torch often lacks torchvision. The state dicts of the ResNets are
 interchangeable with those of torchvision's models of the same name. The CIFAR models have a 3x3
@@ -9,14 +9,20 @@ of the ImageNet models).
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.errors import CannotTrain
+from ddpperf.errors import CannotTrain, first_line
+from ddpperf.specs import MODEL_VARIABLE
 
+Loss = Callable[[Any, Tensor], Tensor]  # from outputs and targets to a scalar
+MakeBatch = Callable[[int], tuple[Tensor, Tensor]]  # from a batch size to inputs and targets
 EXPANSION = 4  # output channels of a bottleneck for each of its inner channels
 
 
@@ -129,6 +135,56 @@ def build(model: str) -> nn.Module:
     sized = {"image_size": 32} if name.startswith("vit_") else {}
     built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
     return built
+
+
+def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
+    """Import and call a custom model's function, and return its module, batch maker and loss.
+
+    name: `package.module:function`.
+    Raises CannotTrain if the name was not given when this process started, if the function cannot
+    be imported, or if the function does not return (module, batch maker, loss).
+    """
+    if os.environ.get(MODEL_VARIABLE) != name:
+        raise CannotTrain(f"model {name} was not named on the command line; pass --model {name}")
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        advice = "name a module that python -c 'import ...' finds"
+        raise CannotTrain(f"model {name} cannot be imported ({first_line(error)}); {advice}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        why = f"{module_name} has no function {function_name}; name one of its functions"
+        raise CannotTrain(f"model {name} cannot be found: {why}")
+    made = function()
+    is_three = isinstance(made, tuple) and len(made) == 3
+    if not (is_three and isinstance(made[0], nn.Module) and all(map(callable, made[1:]))):
+        why = f"must return (module, batch maker, loss), got {_describe(made)}; return the three"
+        raise CannotTrain(f"model {name} {why}")
+    return made[0], made[1], made[2]
+
+
+def custom_batch(name: str, make_batch: MakeBatch, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Return a custom model's batch, which must be two tensors of `batch_size` rows.
+
+    Raises CannotTrain for any other batch.
+    """
+    made = make_batch(batch_size)
+    is_two = isinstance(made, tuple) and len(made) == 2
+    if not (is_two and all(isinstance(part, Tensor) for part in made)):
+        why = f"must return (inputs, targets), got {_describe(made)}; return tensors"
+        raise CannotTrain(f"the batch maker of {name} {why}")
+    if any(part.shape[:1] != (batch_size,) for part in made):
+        shapes = " and ".join(str(tuple(part.shape)) for part in made)
+        why = f"was asked for {batch_size} rows, got shapes {shapes}; return as many"
+        raise CannotTrain(f"the batch maker of {name} {why}")
+    return made
+
+
+def _describe(made: object) -> str:
+    if isinstance(made, tuple):
+        return f"a tuple of {', '.join(type(part).__name__ for part in made) or 'nothing'}"
+    return f"a value of type {type(made).__name__}"
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:

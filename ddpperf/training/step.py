@@ -14,7 +14,7 @@ from torch import Tensor
 from ddpperf.compile_and_capture import compiled
 from ddpperf.data.inputs import Input
 from ddpperf.specs import TrainingSpec, gpu_reason
-from ddpperf.training.custom_model import Loss
+from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
 from ddpperf.training.strategies import gradient_bytes, parallelize, synchronization

@@ -14,8 +14,7 @@ from ddpperf.data.images import EpochBatches, Images, load_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, FixedInput, Input, LoaderInput, normalized
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec, is_custom_model
-from ddpperf.training.custom_model import Loss, custom_batch, custom_model
-from ddpperf.training.models import build
+from ddpperf.training.models import Loss, build, custom_batch, custom_model
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
 from ddpperf.training.check_model import check
-from ddpperf.training.custom_model import custom_model
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.training.models import custom_model
 from ddpperf.training.step import TrainingStep
 
 Name = Callable[[str], str]

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
 from ddpperf.training import epoch as epochs
-from ddpperf.training.custom_model import Loss
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
-from ddpperf.training.models import MODELS
+from ddpperf.training.models import MODELS, Loss
 from ddpperf.training.schedules import PEAK_RATE, cosine_rates
 from ddpperf.training.step import TrainingStep
 
