@@ -66,6 +66,9 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
             f"process sets {', '.join(sorted(unknown))} sent messages of an unknown kind", pytrace=False
         )
     sent = ledger.counter("gradients: bytes")
+    if parameters := ledger.counter("parameter_bytes"):
+        over = {name: sent.get(name, 0.0) / nbytes for name, nbytes in parameters.items()}
+        measure.metric("gradients_over_parameters", over)
     for name, due in ledger.counter("gradient_bytes").items():
         if sent.get(name) != due:
             pytest.fail(

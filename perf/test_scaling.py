@@ -194,6 +194,10 @@ def scaling_metrics(
         speedup = {name: speedup_of(t1[name], tN[name], spec.world_size) for name in tN}
         measure.metric("speedup", speedup)
         measure.metric("efficiency", {name: efficiency(speedup[name], spec.world_size) for name in tN})
+    if spec.strategy == "data_parallel":
+        ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
+        seconds = step.median_step_seconds()
+        measure.metric("ddp_over_data_parallel", {name: t / ddp[name] for name, t in seconds.items()})
     training_metrics(measure, step)
 
 

@@ -121,6 +121,7 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
     elif isinstance(spec, MessagesSpec):
         sent = counters["gradient_bytes"]
         counters |= {"gradients: bytes": sent, "gradients: messages": 1.0}
+        counters["parameter_bytes"] = 4.0 * PARAMETERS
         counters |= {"gradients by allreduce: bytes": sent, "gradients by allreduce: messages": 1.0}
     elif isinstance(spec, RunSpec):
         counters["resumed_epochs"] = 0.0

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
@@ -28,8 +28,14 @@ from ddpperf.results.units import counted
 from ddpperf.specs import Spec
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
 from ddpperf.verdict.thresholds import NEVER_NAMED, Threshold, Value, bounded_metrics
+from tools.default_suite import default_suite
 
-FLOORS, CEILINGS = bounded_metrics(Better.HIGHER), bounded_metrics(Better.LOWER)
+# These metrics have bounds for every machine, which are written by hand.
+BY_HAND = ("speedup_over_eager", "ddp_over_data_parallel", "gradients_over_parameters")
+FLOORS, CEILINGS = (
+    tuple(name for name in bounded_metrics(better) if name not in BY_HAND)
+    for better in (Better.HIGHER, Better.LOWER)
+)
 ROOT = Path(__file__).parents[1]
 MARGIN = Decimal("0.05")
 CPU_MARGIN = Decimal("0.25")
@@ -63,11 +69,15 @@ class Run:
     metrics: Mapping[Case, Mapping[str, float]]
 
 
-def made(root: Path) -> str:
+Suite = Callable[[str], Sequence[tuple[str, Spec]]]
+
+
+def made(root: Path, suite: Suite | None = None) -> str:
     """Return the generated part of perf/thresholds.toml as text.
 
-    root: the folder of the repository. Raises ValueError or NoBaseline for a stored run that cannot
-    be read.
+    root: the folder of the repository. suite: returns the tests that a run collects by default on a
+    hardware key; a threshold that fits none of them is left out. Raises ValueError or NoBaseline
+    for a stored run that cannot be read.
     """
     parts = [
         f"{MADE}. A threshold is a test's worst value in the runs in\n"
@@ -77,7 +87,8 @@ def made(root: Path) -> str:
         f"# at most {MOST_IQR:.0%} on GPUs and {MOST_IQR_ON_CPU:.0%} on a CPU.\n"
         "# An eager training step on a GPU has an upper limit on cpu_seconds instead, because the CPU may\n"
         f"# limit its speed on another machine. The limit is the worst value plus {CPU_MARGIN:.0%}, if the "
-        f"values differ by\n# at most {MOST_CPU_SPREAD:.0%} between the runs.\n"
+        f"values differ by\n# at most {MOST_CPU_SPREAD:.0%} between the runs. The default suite collects "
+        "each test that has a threshold.\n"
     ]
     for folder in sorted(path for path in (root / "perf" / "baselines").glob("*") if path.is_dir()):
         storage = Storage(root=root, hardware_key=folder.name)
@@ -88,7 +99,11 @@ def made(root: Path) -> str:
                 f"# {folder.name}: no thresholds, because {FEWEST_RUNS} runs are needed, found {basis}.\n"
             )
             continue
-        entries = [entry(threshold) for threshold in thresholds(folder.name, runs)]
+        found = thresholds(folder.name, runs)
+        if suite is not None:
+            collected = suite(folder.name)
+            found = [threshold for threshold in found if any(threshold.applies(*case) for case in collected)]
+        entries = [entry(threshold) for threshold in found]
         how = (
             f"each threshold is the worst value in {basis}, less {MARGIN:.0%}"
             if entries
@@ -259,7 +274,7 @@ def by_hand(file: Path) -> str:
 
 
 def main() -> None:
-    file, text = ROOT / "perf" / "thresholds.toml", made(ROOT)
+    file, text = ROOT / "perf" / "thresholds.toml", made(ROOT, default_suite)
     file.write_text(by_hand(file) + text)
     print("\n".join(line for line in text.splitlines() if line.startswith("#")))
 

@@ -156,7 +156,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
             "epoch_images": options.epoch_images if images is not None else None,
         },
         **session.run.to_json(),
-        "thresholds": session.thresholds.counts(),
+        "thresholds": session.thresholds.to_json(),
         "gate": session.outcomes.gate,
         "left_out": by_file(session.outcomes.left_out),
         "timing": {

@@ -175,7 +175,7 @@ class Session:
         if measure is None or measure.measured is None:
             return []
         spec = measure.measured.spec_of(measure.judged_side)
-        return self.thresholds.violations(function, spec, measure.values())
+        return self.thresholds.violations(test, function, spec, measure.values())
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
         """Compare the measurements, and measure suspected regressions again in new processes."""

@@ -13,12 +13,13 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr, spread_over
 from ddpperf.report.ab_table import ab_lines, every_metric, two_sides
 from ddpperf.report.text import aligned, format_metric, grouped, short
 from ddpperf.report.warnings import warnings_of
-from ddpperf.results import units
+from ddpperf.results import metrics, units
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import Measured
 from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from ddpperf.verdict.thresholds import BoundKind
 
 PAGE_BEGINS = "## ddpperf: "
 MOST_NAMED = 3  # tests that one line names
@@ -172,10 +173,34 @@ def _left_out(by_file: Mapping[str, int]) -> list[str]:
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    thresholds, key = header.get("thresholds", {"known": 0}), header["hardware_key"]
+    """Return a line with the number of bounds that hold, and the metric that came nearest to its bound.
+
+    Exact metrics, such as bytes, equal their bounds and come near to nothing.
+    """
+    thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:
-        return f"thresholds: none for {key}"
-    return f"thresholds: {thresholds['applied']} of {thresholds['known']} for {key} applied"
+        return f"thresholds: none for {header['hardware_key']}"
+    known = f"{thresholds['known']} for {header['hardware_key']}"
+    if "checks" not in thresholds:  # an older run, which stored only counts
+        return f"thresholds: {thresholds['applied']} of {known} applied"
+    checks = thresholds["checks"]
+    if not checks:
+        return f"thresholds: none of {known} applied"
+    missed = [check for check in checks if not check["held"]]
+    line = f"thresholds: {len(checks) - len(missed)} hold" + f", {len(missed)} missed" * bool(missed)
+    inexact = [check for check in checks if check["kind"] != BoundKind.EXACT and check["value"] is not None]
+    if not inexact:
+        return line
+    nearest = min(inexact, key=_distance)
+    metric = metrics.find(nearest["metric"])
+    value, bound = metric.text(nearest["value"]), f"{nearest['kind']} {metric.format(nearest['bound'])}"
+    return f"{line}; nearest: {short(nearest['test'])} {value}, {bound}"
+
+
+def _distance(check: Mapping[str, Any]) -> float:
+    """Return how far a metric is on the good side of its bound, as a fraction of the bound."""
+    distance = float(check["value"] / check["bound"] - 1)
+    return distance if check["kind"] == BoundKind.FLOOR else -distance
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:

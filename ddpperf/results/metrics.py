@@ -118,6 +118,14 @@ def _messages() -> Iterator[Metric]:
     """
     for kind in ("gradients", "buffers", "parameters", "metrics", "control"):
         yield _bytes(f"{kind}_bytes", kind, **_EXACT)
+    yield _ratio(
+        "gradients_over_parameters",
+        "gradients over parameters",
+        units.percent,
+        better=Better.LOWER,
+        exact=True,
+        threshold=True,
+    )
     yield _bytes("other_bytes", "other messages")
     for kind in ("initial_state", "control", "other"):
         yield _bytes(f"start_{kind}_bytes", f"{kind.replace('_', ' ')} at the start")
@@ -141,10 +149,11 @@ _ALL = (
     _seconds("epoch_seconds", "epoch", better=_LOWER),
     _images("images_per_second", "throughput", better=_HIGHER, threshold=True),
     _bytes("communicated_bytes_per_epoch", "gradients per epoch", **_EXACT),
-    _ratio("speedup_over_eager", "speedup over eager", better=_HIGHER),
+    _ratio("speedup_over_eager", "speedup over eager", better=_HIGHER, threshold=True),
     _ratio("speedup_over_ddp", "speedup over DDP", better=_HIGHER),
     _ratio("loss_after_5_steps", "loss after 5 steps", units.decimal),
     # Scaling
+    _ratio("ddp_over_data_parallel", "DDP over DataParallel", better=_HIGHER, threshold=True),
     _ratio("speedup", "speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
     _ratio("efficiency", "efficiency", units.percent, better=_HIGHER, threshold=True),
     *_interval(_ratio("serial_fraction", "serial fraction", units.percent)),

@@ -13,6 +13,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -29,13 +30,67 @@ Value = str | int | float | bool
 _WORDS = {str: "a string", int: "a whole number", float: "a number with a point", bool: "true or false"}
 
 
+EVERY_MACHINE = "*"  # the hardware of a threshold that holds on every machine
+
+
+class BoundKind(StrEnum):
+    """Whether a metric must be at least, at most, or exactly its bound."""
+
+    FLOOR = "floor"
+    LIMIT = "limit"
+    EXACT = "exact"
+
+
+_WORDS_OF_BOUNDS = {
+    BoundKind.FLOOR: ("at least", "below", "minimum"),
+    BoundKind.LIMIT: ("at most", "above", "maximum"),
+    BoundKind.EXACT: ("exactly", "not", "value"),
+}
+
+
+def bound_kind(name: str) -> BoundKind:
+    """Return in which direction a threshold bounds the metric with this name."""
+    metric = metrics.find(name)
+    if metric.exact:
+        return BoundKind.EXACT
+    return BoundKind.LIMIT if metric.better is Better.LOWER else BoundKind.FLOOR
+
+
+def holds(kind: BoundKind, value: float, bound: float) -> bool:
+    """Return whether the value of a metric keeps its bound."""
+    match kind:
+        case BoundKind.FLOOR:
+            return value >= bound
+        case BoundKind.LIMIT:
+            return value <= bound
+        case BoundKind.EXACT:
+            return value == bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A metric of a test that was compared with the bound of a threshold.
+
+    value: the metric's value, or None if it was not measured.
+    """
+
+    test: str
+    metric: str
+    value: float | None
+    bound: float
+    kind: BoundKind
+    held: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
     """One entry of perf/thresholds.toml: bounds for a test's metrics on one hardware key.
 
-    `where` holds the required values of measurement spec fields, compared with their types; an
-    empty `where` fits every spec. `bounds` holds the least value, or the greatest if lower is
-    better, of each metric in its unit. `number` is the entry's place in the file, from 1.
+    `hardware` is a hardware key, or "*" for every machine. `where` holds the required values of
+    measurement spec fields, compared with their types; an empty `where` fits every spec. `bounds`
+    holds the least value, or the greatest if lower is better, of each metric in its unit. The bound
+    of an exact metric is the only value that it may have. `number` is the entry's place in the
+    file, from 1.
     """
 
     hardware: str
@@ -57,40 +112,53 @@ class Threshold:
         """
         sentences = []
         for name, bound in self.bounds.items():
-            value, upper = values.get(name), metrics.find(name).better is Better.LOWER
-            least, beyond, end = (
-                ("at most", "above", "maximum") if upper else ("at least", "below", "minimum")
-            )
+            value, kind = values.get(name), bound_kind(name)
+            least, beyond, end = _WORDS_OF_BOUNDS[kind]
             required = f"{self} requires {least} {bound:.6g}"
             if value is None:
                 sentences.append(f"{name} was not measured, {required}")
             elif not math.isfinite(value):
                 sentences.append(f"{name} is {value}, which is no finite number, {required}")
-            elif value > bound if upper else value < bound:
+            elif not holds(kind, value, bound):
                 sentences.append(f"{name} {value:.6g} is {beyond} {bound:.6g}, the {end} of {self}")
         return sentences
 
     def __str__(self) -> str:
         case = "".join(f", {name}={value}" for name, value in self.where.items())
-        return f"threshold {self.number} ({self.test} on {self.hardware}{case})"
+        hardware = "every machine" if self.hardware == EVERY_MACHINE else self.hardware
+        return f"threshold {self.number} ({self.test} on {hardware}{case})"
 
 
 class HardwareThresholds:
-    """The thresholds for one hardware key, with a count of those that applied to a test."""
+    """The thresholds for one hardware key, with a record of those that applied to a test."""
 
     def __init__(self, thresholds: Sequence[Threshold], hardware_key: str) -> None:
-        self._thresholds = [threshold for threshold in thresholds if threshold.hardware == hardware_key]
-        self._applied: set[int] = set()
+        hardware = (hardware_key, EVERY_MACHINE)
+        self._thresholds = [threshold for threshold in thresholds if threshold.hardware in hardware]
+        self._checks: dict[tuple[str, int, str], Check] = {}
 
-    def violations(self, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
-        """Return one sentence for each threshold that a test's metrics violate."""
+    def violations(self, test: str, function: str, spec: Spec, values: Mapping[str, float]) -> list[str]:
+        """Return one sentence for each threshold that a test's metrics violate.
+
+        test: the id of the test. A second measurement of the test replaces the first one.
+        """
         applying = [threshold for threshold in self._thresholds if threshold.applies(function, spec)]
-        self._applied |= {threshold.number for threshold in applying}
+        for threshold in applying:
+            for name, bound in threshold.bounds.items():
+                value, kind = values.get(name), bound_kind(name)
+                held = value is not None and math.isfinite(value) and holds(kind, value, bound)
+                self._checks[test, threshold.number, name] = Check(
+                    test=test, metric=name, value=value, bound=bound, kind=kind, held=held
+                )
         return [sentence for threshold in applying for sentence in threshold.violations(values)]
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of thresholds for this hardware, and how many applied to a test."""
-        return {"applied": len(self._applied), "known": len(self._thresholds)}
+    def to_json(self) -> dict[str, Any]:
+        """Return the number of thresholds for this hardware, and how each one that applied was met."""
+        return {
+            "applied": len({number for _, number, _ in self._checks}),
+            "known": len(self._thresholds),
+            "checks": [dataclasses.asdict(check) for check in self._checks.values()],
+        }
 
 
 # --- reading the file

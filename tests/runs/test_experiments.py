@@ -119,6 +119,12 @@ def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:
     assert "speedup" not in run.one("test_weak_scaling", world_size=1)["metrics"]
 
 
+def test_ddp_sends_as_many_bytes_as_the_parameters_have(run: Run) -> None:
+    plain, *_ = run.of("test_messages", strategy="ddp", comm_hook="none")
+    assert metric(plain, "gradients_over_parameters") == 1
+    assert metric(run.one("test_messages", comm_hook="bf16"), "gradients_over_parameters") == 0.5
+
+
 def test_strong_speedup_is_t1_over_tn(run: Run) -> None:
     two = run.one("test_strong_scaling", world_size=2)
     one_device = two["references"]["one_device"]

@@ -22,7 +22,7 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
-from tests.default_suite import experiments
+from tools.default_suite import experiments
 
 pytest_plugins = ["pytester"]
 

@@ -12,8 +12,8 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import SamplerSpec, Spec, TrainingSpec
 from tests.canned import CannedSuite
-from tests.default_suite import experiments
 from tests.project import NOISY
+from tools.default_suite import experiments
 
 pytest_plugins = ["pytester"]
 

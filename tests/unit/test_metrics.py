@@ -61,6 +61,7 @@ def test_what_decides_an_ab_run() -> None:
     exact = {metric.name for metric in metrics.registered() if metric.exact}
     assert exact == {
         "communicated_bytes_per_epoch",
+        "gradients_over_parameters",
         *(f"{kind}_bytes" for kind in ("gradients", "buffers", "parameters", "metrics", "control")),
     }
 

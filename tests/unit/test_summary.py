@@ -128,15 +128,48 @@ def test_spread_over_ranks_excludes_ranks_that_worked_alone() -> None:
     assert row(summary_lines(run), "test_b")[1:4] == ["200.0 ms", "-", "66.7%"]
 
 
-def test_overhead_and_applied_thresholds_are_shown() -> None:
+def check(metric: str, value: float | None, bound: float, kind: str, held: bool = True) -> Json:
+    """A stored check of a threshold."""
+    test = f"{FILE}test_{metric}"
+    return {"test": test, "metric": metric, "value": value, "bound": bound, "kind": kind, "held": held}
+
+
+FLOOR = check("efficiency", 0.953, 0.9, "floor")
+LIMIT = check("cpu_seconds", 0.004, 0.0041, "limit")
+EXACT = check("gradients_over_parameters", 1.0, 1.0, "exact")
+MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
+
+
+@pytest.mark.parametrize(
+    ("checks", "words"),
+    [
+        ([], "none of 3 for h200x4 applied"),
+        ([EXACT], "1 hold"),
+        ([EXACT, FLOOR], "2 hold; nearest: test_efficiency efficiency 95.3%, floor 90.0%"),
+        ([FLOOR, LIMIT], "2 hold; nearest: test_cpu_seconds CPU 4.000 ms, limit 4.100 ms"),
+        ([LIMIT, MISSED, FLOOR], "2 hold, 1 missed; nearest: test_speedup speedup 1.50x, floor 2.00x"),
+        ([check("speedup", None, 2.0, "floor", held=False)], "0 hold, 1 missed"),
+    ],
+)
+def test_nearest_threshold_is_shown(checks: list[Json], words: str) -> None:
+    run = passed(test_a=stored(0.1))
+    run["ddpperf"]["thresholds"] = {"applied": len(checks), "known": 3, "checks": checks}
+    assert starting(summary_lines(run), "thresholds") == [f"thresholds: {words}"]
+
+
+def test_older_run_has_only_counts_of_thresholds() -> None:
+    run = passed(test_a=stored(0.1))
+    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
+    assert starting(summary_lines(run), "thresholds") == ["thresholds: 2 of 3 for h200x4 applied"]
+
+
+def test_overhead_is_shown() -> None:
     run = passed(test_a=stored(0.1), test_b=stored(0.1), test_c=stored(0.1))
     overhead = {f"{FILE}test_a": 2.34, f"{FILE}test_b": 0.04, f"{FILE}test_d": 1.26}
-    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
     run["ddpperf"]["timing"] = {"seconds": 80.0, "counted_seconds": 20.0, "overhead_seconds": overhead}
     lines = summary_lines(run)
     assert [row(lines, f"test_{name}")[4] for name in "abc"] == ["2.3 s", "0.0 s", "-"]
     assert starting(lines, "took") == ["took 80 s, 25% in timed rounds; median overhead 1.3 s per test"]
-    assert starting(lines, "thresholds") == ["thresholds: 2 of 3 for h200x4 applied"]
     run["ddpperf"]["timing"]["overhead_seconds"] = {}
     assert starting(summary_lines(run), "took") == []
 

@@ -235,8 +235,32 @@ def test_threshold_applies_to_equal_fields() -> None:
 def test_thresholds_of_other_hardware_do_not_apply() -> None:
     for hardware, applied in (("h200x4", 1), ("h200x2", 0)):
         known = HardwareThresholds(read(ENTRY), hardware)
-        assert bool(known.violations("test_weak_scaling", CELL, {})) == bool(applied)
-        assert known.counts() == {"applied": applied, "known": applied}
+        assert bool(known.violations("a", "test_weak_scaling", CELL, {})) == bool(applied)
+        assert (known.to_json()["applied"], known.to_json()["known"]) == (applied, applied)
+
+
+def test_threshold_of_every_machine_applies_on_any_hardware() -> None:
+    (one,) = read(entry(hardware="*"))
+    (sentence,) = HardwareThresholds([one], "b300x9").violations("a", "test_x", CELL, {"speedup": 1.0})
+    assert sentence == "speedup 1 is below 2, the minimum of threshold 1 (test_x on every machine)"
+
+
+def test_each_bound_is_recorded_with_its_value() -> None:
+    known = HardwareThresholds(read(ENTRY), "h200x4")
+    known.violations("a", "test_weak_scaling", CELL, {"speedup": 1.0, "efficiency": 1.0})
+    known.violations("a", "test_weak_scaling", CELL, {"speedup": 3.7})  # measured again
+    found = {"test": "a", "kind": "floor"}
+    assert known.to_json()["checks"] == [
+        found | {"metric": "speedup", "value": 3.7, "bound": 3.6, "held": True},
+        found | {"metric": "efficiency", "value": None, "bound": 0.9, "held": False},
+    ]
+
+
+@pytest.mark.parametrize(("value", "held"), [(1.0, True), (0.5, False), (1.5, False)])
+def test_exact_metric_must_equal_its_bound(value: float, held: bool) -> None:
+    one = threshold(minimum="gradients_over_parameters = 1")
+    sentence = f"gradients_over_parameters {value:g} is not 1, the value of threshold 1 (test_x on h200x4)"
+    assert one.violations({"gradients_over_parameters": value}) == [sentence] * (not held)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)

@@ -9,6 +9,7 @@ import pytest
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, TrainingSpec
 from perf.common.training_metrics import FEWEST_STEPS, speedup_over, training_metrics
+from perf.test_scaling import scaling_metrics
 
 BATCH = 4
 BOUND = "the CPU's launches bound the step, not the GPU"
@@ -75,3 +76,28 @@ def test_speedup_over_another_step() -> None:
     measure: Any = FakeMeasure(reference=measured(step(), seconds=6.0))
     speedup_over(measure, "eager", measured(step(execution="compile"), seconds=2.0), step())
     assert measure.metrics == {"speedup_over_eager": {"A1": 3.0}}
+
+
+def test_data_parallel_is_compared_with_ddp() -> None:
+    """DataParallel takes 6 s, the DDP step of the same batch 2 s, and one device 4 s."""
+    fields: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": BATCH, "epoch_images": 2 * BATCH}
+    spec = TrainingSpec(strategy="data_parallel", **fields)
+    seconds = {"data_parallel": 6.0, "ddp": 2.0, "single": 4.0}
+
+    class Timed(FakeMeasure):
+        """A fixture whose steps take as long as their strategy says."""
+
+        def __call__(self, spec: TrainingSpec) -> Measured:
+            sample = Sample(set="A1", side="A", torch="2.11", seconds=((seconds[spec.strategy],) * 2,))
+            return Measured(spec=spec, iterations=1, samples=(sample,))
+
+        def reference(self, name: str, spec: TrainingSpec) -> Measured:
+            return self(spec)
+
+    measure: Any = Timed()
+    scaling_metrics(measure, spec, spec.one_device(), lambda t1, tN, N: N * t1 / tN)
+    assert measure.metrics["ddp_over_data_parallel"] == {"A1": 3.0}
+    assert measure.metrics["speedup"] == {"A1": pytest.approx(2 * 4 / 6)}
+    ddp: Any = Timed()
+    scaling_metrics(ddp, spec.ddp(), spec.one_device(), lambda t1, tN, N: N * t1 / tN)
+    assert "ddp_over_data_parallel" not in ddp.metrics

@@ -1,0 +1,74 @@
+"""perf/thresholds.toml: each entry holds for a case that the default suite collects."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from ddpperf.specs import Spec
+from ddpperf.verdict.thresholds import (
+    EVERY_MACHINE,
+    BoundKind,
+    HardwareThresholds,
+    Threshold,
+    Value,
+    bound_kind,
+    read_document,
+    read_thresholds,
+)
+from tests.project import REPOSITORY
+from tools.default_suite import default_suite
+
+MACHINES = ("cpu2-other", "other1x1", "other1x2", "other1x4", "other1x8")
+THRESHOLDS = read_thresholds(read_document((REPOSITORY / "perf" / "thresholds.toml").read_text()))
+FLOORS = [threshold for threshold in THRESHOLDS if threshold.hardware == EVERY_MACHINE]
+
+suite = cache(default_suite)
+
+
+def cases(threshold: Threshold, hardware: str, *, core: bool = False) -> list[tuple[str, Spec]]:
+    """The collected cases to which a threshold applies, with the images that it names."""
+    collected = suite(hardware, str(threshold.where.get("digest", "")), core=core)
+    return [case for case in collected if threshold.applies(*case)]
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS, ids=lambda threshold: str(threshold.number))
+def test_each_threshold_holds_for_a_collected_case(threshold: Threshold) -> None:
+    hardware = MACHINES if threshold.hardware == EVERY_MACHINE else (threshold.hardware,)
+    assert any(cases(threshold, key) for key in hardware), f"{threshold} fits no case; correct or delete it"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_machine_has_floors_in_the_core_suite(machine: str) -> None:
+    applying = [threshold for threshold in FLOORS if cases(threshold, machine, core=True)]
+    metrics = {metric for threshold in applying for metric in threshold.bounds}
+    several = {"efficiency", "ddp_over_data_parallel", "gradients_over_parameters"}
+    expected = {
+        "cpu2-other": {"gradients_over_parameters"},
+        "other1x1": {"speedup_over_eager"},
+    }.get(machine, several | {"speedup_over_eager"})
+    assert metrics == expected
+
+
+def test_floors_on_a_cpu_are_exact() -> None:
+    """Times on a CPU differ too much for a floor that holds on every machine."""
+    on_cpu = [threshold for threshold in FLOORS if cases(threshold, "cpu2-other")]
+    assert {bound_kind(metric) for threshold in on_cpu for metric in threshold.bounds} == {BoundKind.EXACT}
+
+
+@pytest.mark.parametrize("machine", ["other1x2", "other1x4", "other1x8"])
+def test_efficiency_has_a_floor_on_all_gpus(machine: str) -> None:
+    (floor,) = (threshold for threshold in FLOORS if "efficiency" in threshold.bounds)
+    assert int(machine[-1]) in {spec.world_size for _, spec in cases(floor, machine, core=True)}
+
+
+def test_threshold_with_other_fields_fits_no_case() -> None:
+    """What the first test would find: an option that is no default any more."""
+    where: dict[str, Value] = {"strategy": "ddp", "bucket_cap_mb": 25}
+    old = Threshold(hardware="h200x4", test="test_weak_scaling", where=where, bounds={}, number=1)
+    assert cases(old, "h200x4") == []
+
+
+def test_unknown_machine_has_thresholds() -> None:
+    assert HardwareThresholds(THRESHOLDS, "other1x4").to_json()["known"] == len(FLOORS) == 5

@@ -1,0 +1,62 @@
+"""The tests that a run of perf/ collects by default, on hardware that this machine may not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from _pytest.config import _prepareconfig
+
+import perf
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.cases import parameters
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.read import read_options
+from ddpperf.specs import Spec
+
+
+def experiments() -> Iterator[tuple[str, str, pytest.Mark]]:
+    """Yield the module, the name and the specs marker of each test in perf/."""
+    for path in sorted(Path(perf.__path__[0]).glob("test_*.py")):
+        module = importlib.import_module(f"perf.{path.stem}")
+        for name, function in vars(module).items():
+            for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
+                if mark.name == "specs":
+                    yield path.stem, name, mark
+
+
+def gpu_count(hardware_key: str) -> int:
+    """Return the number of GPUs of a hardware key, such as 4 for h200x4; 0 for a CPU."""
+    return 0 if hardware_key.startswith("cpu") else int(hardware_key.rpartition("x")[2])
+
+
+def default_options(gpus: int) -> Options:
+    """Return the options of a run without any option, on a machine with this many GPUs."""
+    config = _prepareconfig(["-p", "ddpperf.plugin", "-c", "/dev/null", "--rootdir", "/"])
+    try:
+        return read_options(config, gpus)
+    finally:
+        config._ensure_unconfigure()
+
+
+def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) -> Sequence[tuple[str, Spec]]:
+    """Return the test function and the spec of each case that can run on some hardware.
+
+    digest: that of the images of --data; empty for synthetic images. core: whether the cases of the
+    core suite are enough, instead of those of the full suite.
+    """
+    left_out = {"skip", "slow"} if core else {"skip"}
+    options = default_options(gpu_count(hardware_key))
+    if digest:
+        images = dataclasses.replace(options.data, name="imagefolder", digest=digest)
+        options = dataclasses.replace(options, images=images)
+    found = []
+    for _, test, marker in experiments():
+        for case in parameters(test, marker, options, Machine(device=options.device)):
+            (spec,) = case.values
+            if isinstance(spec, Spec) and left_out.isdisjoint(mark.name for mark in case.marks):
+                found.append((test, spec))
+    return found
