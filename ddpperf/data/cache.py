@@ -164,7 +164,11 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
     except OSError as error:
         why = f"({error.strerror}); make it writable"
         raise Refused(f"decoded images cannot be stored in {folder} {why}") from error
-    _remove_older(source, path)
+    for sidecar in folder.glob(f"{source.name}-*.json"):  # of earlier contents of the same image folder
+        with contextlib.suppress(*UNREADABLE):
+            if sidecar.stem != path.stem and json.loads(sidecar.read_text())["source"] == str(source):
+                sidecar.with_suffix(".pt").unlink(missing_ok=True)
+                sidecar.unlink()
     return _data(source, path, about)
 
 
@@ -188,12 +192,3 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
     if "refused" in result:
         raise Refused(result["refused"])
     return result
-
-
-def _remove_older(source: _Source, path: Path) -> None:
-    """Remove the cached files of earlier contents of the same image folder."""
-    for sidecar in path.parent.glob(f"{source.name}-*.json"):
-        with contextlib.suppress(*UNREADABLE):
-            if sidecar.stem != path.stem and json.loads(sidecar.read_text())["source"] == str(source):
-                sidecar.with_suffix(".pt").unlink(missing_ok=True)
-                sidecar.unlink()

@@ -40,8 +40,6 @@ class Sampling(Measurement):
         self.step()
         seen = first.bincount(minlength=self.images).to(self.device)
         dist.all_reduce(seen)
-        return {
-            "missing_images": float((seen == 0).sum()),
-            "repeated_images": float((seen - 1).clamp(min=0).sum()),
-            "repeated_places": int((first == torch.tensor(self.indices)).sum()) / len(first),
-        }
+        missing, repeated = float((seen == 0).sum()), float((seen - 1).clamp(min=0).sum())
+        places = int((first == torch.tensor(self.indices)).sum()) / len(first)
+        return {"missing_images": missing, "repeated_images": repeated, "repeated_places": places}
