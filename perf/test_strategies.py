@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.strategy import NOT_CAPTURED
+from ddpperf.specs.strategy import NOT_CAPTURED, PLAIN_DDP
 from perf.common import core, gate
 from perf.common.training_metrics import speedup_over, training_metrics
 
@@ -65,7 +66,7 @@ def variants(options: Options) -> Iterator[Case]:
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is a training step than the same step with plain DDP?"""
     step = measure(spec)
-    ddp = spec.ddp()
+    ddp = dataclasses.replace(spec, **PLAIN_DDP, strategy="ddp", accumulation_steps=1)
     if spec != ddp:
         speedup_over(measure, "ddp", step, ddp)
     training_metrics(measure, step)

@@ -22,6 +22,7 @@ from ddpperf.specs.collective import (
     CallExecution,
     CollectiveKind,
     CollectiveSpec,
+    CopySpec,
     format_bytes,
 )
 from ddpperf.specs.instruments import (
@@ -33,12 +34,19 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.memory_copy import CopySpec
-from ddpperf.specs.model import MODEL_VARIABLE, Model, is_custom_model, require_model
 from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec, Shard
 from ddpperf.specs.strategy import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
-from ddpperf.specs.training import DATA_VARIABLE, EpochSpec, Input, TrainingSpec
+from ddpperf.specs.training import (
+    DATA_VARIABLE,
+    MODEL_VARIABLE,
+    EpochSpec,
+    Input,
+    Model,
+    TrainingSpec,
+    is_custom_model,
+    require_model,
+)
 
 Spec = (
     TrainingSpec

@@ -40,6 +40,7 @@ OWN_DDP_OPTIONS = ("comm_hook", "bucket_cap_mb")
 OWN_DDP_HOOKS = ("none", "symmetric_memory")
 # Fields that switch off or delay DDP's communication, with the values that do neither.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
+PLAIN_DDP: dict[str, Any] = {**DDP_OPTIONS, **APART, "sync_batch_norm": False}
 
 _OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"
 INDUCTOR_OPTIONS = rf"({_OPTION}(\+{_OPTION})*)?"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.specs.base import Positive
-from ddpperf.specs.model import is_custom_model, require_model
 from ddpperf.specs.sampling import Shard
-from ddpperf.specs.strategy import APART, DDP_OPTIONS, StrategyFields, strategy_words
+from ddpperf.specs.strategy import PLAIN_DDP, StrategyFields, strategy_words
 
+Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
+# An environment variable of the ranks with the only custom model that the ranks may import. A rank
+# imports no other module that a message names.
+MODEL_VARIABLE = "DDPPERF_MODEL"
+_PATTERN = r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 Input = Literal["fixed", "device", "dataloader"]
 # An environment variable of the ranks with the path of the data set's file, unless the data set is
 # synthetic. A rank opens no other file that a message names.
@@ -135,19 +140,13 @@ class TrainingSpec(StrategyFields):
         """Return whether the ranks import torchvision, for its models or its image transforms."""
         return self.model.startswith("torchvision:") or self.input == "dataloader"
 
-    def ddp(self) -> Self:
-        """Return a spec for the same training step by DDP with default options."""
-        return self._plain(strategy="ddp", accumulation_steps=1)
-
     def one_device(self) -> Self:
         """Return a spec for the same training step on a single device.
 
         Its seconds are the single-device step time t(1) of a speedup.
         """
-        return self._plain(world_size=1, strategy="single", delay_seconds=0.0, fault=None)
-
-    def _plain(self, **fields: Any) -> Self:
-        return dataclasses.replace(self, **{**DDP_OPTIONS, **APART, "sync_batch_norm": False, **fields})
+        alone: dict[str, Any] = {"world_size": 1, "strategy": "single", "delay_seconds": 0.0, "fault": None}
+        return dataclasses.replace(self, **PLAIN_DDP | alone)
 
     def no_sync(self) -> Self:
         """Return a spec for the same training step without any communication between the ranks."""
@@ -167,3 +166,16 @@ class EpochSpec(TrainingSpec):
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False
+
+
+def is_custom_model(model: str) -> bool:
+    """Return whether a model's name is that of a custom model: `package.module:function`."""
+    return ":" in model and not model.startswith("torchvision:")
+
+
+def require_model(model: str) -> None:
+    """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
+    known = get_args(Model)
+    if model not in known and not re.fullmatch(_PATTERN, model):
+        other = "torchvision:NAME or package.module:function"
+        raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {model!r}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
 
 from ddpperf.specs import CommHook, EpochSpec, Execution, Strategy, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
+from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED, PLAIN_DDP
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
@@ -266,9 +266,10 @@ def test_ddp_has_no_options(strategy: str) -> None:
     changed = CHANGED if strategy != "fsdp" else {}
     by: dict[str, Any] = {**changed, "strategy": strategy, "sync_batch_norm": True}
     same: dict[str, Any] = {"precision": "bf16", "input": "device", "delay_seconds": 0.5}
-    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
+    plain: dict[str, Any] = {**PLAIN_DDP, "strategy": "ddp", "accumulation_steps": 1}
+    assert replace(TrainingSpec(**TRAINING | by | same), **plain) == TrainingSpec(**TRAINING | same)
     by |= {"static_graph": False, "accumulation_steps": 2}
-    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
+    assert replace(TrainingSpec(**TRAINING | by | same), **plain) == TrainingSpec(**TRAINING | same)
 
 
 def test_one_device_keeps_execution_and_accumulation() -> None:
@@ -305,8 +306,4 @@ def test_the_cpu_accepts_everything_else(strategy: Strategy, hook: CommHook) -> 
     options: dict[str, Any] = CHANGED | {"comm_hook": hook, "strategy": strategy, "execution": "compile"}
     assert gpu_reason(TrainingSpec(**TRAINING | options), "cpu") == ""
     alone = TrainingSpec(**ALONE, accumulation_steps=2)
-    assert (
-        gpu_reason(alone, "cpu")
-        == gpu_reason(dataclasses.replace(alone, world_size=4, strategy="fsdp"), "cpu")
-        == ""
-    )
+    assert gpu_reason(alone, "cpu") == gpu_reason(replace(alone, world_size=4, strategy="fsdp"), "cpu") == ""
