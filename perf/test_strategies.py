@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.strategy import NOT_CAPTURED, PLAIN_DDP
+from ddpperf.specs.strategy import NOT_CAPTURED
 from perf.common import core, gate
 from perf.common.training_metrics import speedup_over, training_metrics
 
@@ -66,7 +65,7 @@ def variants(options: Options) -> Iterator[Case]:
 def test_strategies(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is a training step than the same step with plain DDP?"""
     step = measure(spec)
-    ddp = dataclasses.replace(spec, **PLAIN_DDP, strategy="ddp", accumulation_steps=1)
+    ddp = spec.ddp()
     if spec != ddp:
         speedup_over(measure, "ddp", step, ddp)
     training_metrics(measure, step)

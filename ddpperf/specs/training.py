@@ -140,6 +140,10 @@ class TrainingSpec(StrategyFields):
         """Return whether the ranks import torchvision, for its models or its image transforms."""
         return self.model.startswith("torchvision:") or self.input == "dataloader"
 
+    def ddp(self) -> Self:
+        """Return a spec for the same training step by DDP with default options."""
+        return dataclasses.replace(self, **PLAIN_DDP, strategy="ddp", accumulation_steps=1)
+
     def one_device(self) -> Self:
         """Return a spec for the same training step on a single device.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpperf.specs import CommHook, EpochSpec, Execution, Strategy, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED, PLAIN_DDP
+from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
@@ -266,10 +266,9 @@ def test_ddp_has_no_options(strategy: str) -> None:
     changed = CHANGED if strategy != "fsdp" else {}
     by: dict[str, Any] = {**changed, "strategy": strategy, "sync_batch_norm": True}
     same: dict[str, Any] = {"precision": "bf16", "input": "device", "delay_seconds": 0.5}
-    plain: dict[str, Any] = {**PLAIN_DDP, "strategy": "ddp", "accumulation_steps": 1}
-    assert replace(TrainingSpec(**TRAINING | by | same), **plain) == TrainingSpec(**TRAINING | same)
+    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
     by |= {"static_graph": False, "accumulation_steps": 2}
-    assert replace(TrainingSpec(**TRAINING | by | same), **plain) == TrainingSpec(**TRAINING | same)
+    assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
 
 
 def test_one_device_keeps_execution_and_accumulation() -> None:
