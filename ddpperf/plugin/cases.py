@@ -52,18 +52,15 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     except (ValueError, TypeError, KeyError) as error:
         raise Refused(f"{test} cannot be measured: {error}") from error
     if wrong := [case for case in cases if not isinstance(case, Case)]:
-        raise Refused(
-            f"{test} has cases that are no specs, such as {wrong[0]!r}; "
-            "yield an AllReduceSpec, options.step(...)"
-        )
+        why = f"{test} has cases that are no specs, such as {wrong[0]!r}"
+        raise Refused(f"{why}; yield an AllReduceSpec, options.step(...)")
     gate = marker.kwargs.get("gate", lambda options, spec: False)
     core = marker.kwargs.get("core", lambda options, spec: True)
     found = [_parameter(case, options, machine, gate, core) for case in cases]
     ids = [case.id for case in found]
     if twice := [name for name in ids if ids.count(name) > 1]:
-        raise Refused(
-            f"{test} has two cases with the id {twice[0]}, which names what is stored; measure each once"
-        )
+        why = f"{test} has two cases with the id {twice[0]}, which names what is stored"
+        raise Refused(f"{why}; measure each once")
     return found
 
 

@@ -100,10 +100,8 @@ class Measure:
         Equal specs of several tests are measured once. The test fails if a rank fails.
         """
         if self.measured is not None:
-            _fail(
-                "a test measures one spec as its own, this is its second; "
-                "yield two cases, or measure a reference"
-            )
+            why = "a test measures one spec as its own, this is its second"
+            _fail(f"{why}; yield two cases, or measure a reference")
         self.measured = measured = self._measure(spec, own=True)
         for name, reference in self._references.items():
             self._require_same_sets(name, {sample["set"] for sample in reference["samples"]})
@@ -148,10 +146,8 @@ class Measure:
 
     def _require_same_sets(self, reference: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
-            _fail(
-                f"a process set was replaced between the reference {reference} and the test's own spec; "
-                "run it again"
-            )
+            between = f"the reference {reference} and the test's own spec"
+            _fail(f"a process set was replaced between {between}; run it again")
 
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         """Store a registered metric of the test, with one value for each process set.
@@ -172,8 +168,8 @@ class Measure:
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        samples = self.measured.of(side).samples if self.measured is not None else ()
-        sets = {sample.set for sample in samples}
+        samples = self.measured.samples if self.measured is not None else ()
+        sets = {sample.set for sample in samples if sample.side == side}
         return [value for name, value in by_set.items() if name in sets]
 
     @property

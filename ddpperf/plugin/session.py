@@ -61,6 +61,7 @@ class Session:
         self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # pytest captures the usual stream later
         self.passes: list[Measuring] = []
         self._gpus = gpus
+        self._devices = Devices(gpus if options.device == "cuda" else (), max(options.world_sizes))
         self._prepared = False
         thresholds, settings = read_threshold_file(root)
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
@@ -85,11 +86,6 @@ class Session:
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
         return hardware.machine(self.options.device, self._gpus, self.options.links, self.options.world_sizes)
-
-    @cached_property
-    def _devices(self) -> Devices:
-        gpus = self._gpus if self.options.device == "cuda" else ()
-        return Devices(gpus, max(self.options.world_sizes))
 
     @property
     def is_suite(self) -> bool:

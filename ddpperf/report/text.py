@@ -39,10 +39,7 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
 
 
 def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
-    """Return one line for each different warning or note, with the test or the number of tests.
-
-    If several tests have the text, the line shows their number.
-    """
+    """Return one line for each different warning or note, with the test or the number of tests."""
     tests: dict[str, list[str]] = {}
     for test, found in texts.items():
         for text in found:

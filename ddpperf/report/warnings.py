@@ -34,9 +34,8 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     if ONE_DEVICE in references:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
         if max(spreads) > UNEQUAL_DEVICES:
-            warnings.append(
-                f"single devices differ by more than {UNEQUAL_DEVICES:.0%}; t(1) is the slowest's"
-            )
+            limit = f"{UNEQUAL_DEVICES:.0%}"
+            warnings.append(f"single devices differ by more than {limit}; t(1) is the slowest's")
     return list(dict.fromkeys(warnings))
 
 
@@ -58,8 +57,7 @@ def _round_warnings(measured: Measured, whose: str) -> list[str]:
     if not _has_spread(measured):
         return [f"fewer than {FEWEST_ROUNDS} rounds, so their spread is unknown"]
     warnings = []
-    drifts = [change for seconds in _rounds(measured) if (change := drift(seconds)) is not None]
-    if drifts:
+    if drifts := [change for seconds in _rounds(measured) if (change := drift(seconds)) is not None]:
         warnings.append(f"{whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
     if (slowdown := max(measured.counter("graph_slowdown").values(), default=1.0)) > SLOW_PACE:
         warnings.append(
