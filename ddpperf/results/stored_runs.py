@@ -117,20 +117,22 @@ class Storage:
         """
         promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
-        found: list[tuple[Baseline, bool]] = []
+        found: list[Baseline] = []
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
-                document, is_promoted = _document(path), path.parent == self.baselines
-                if is_promoted or _passed(document, compared=True):
-                    found.append((self._baseline(document, path), is_promoted))
-        unique: list[tuple[Baseline, bool]] = []
-        for run, is_promoted in [*found, (compared, False)]:
-            if all(run.measured != known.measured for known, _ in unique):
-                unique.append((run, is_promoted))
-        unique.sort(key=lambda found: found[0].when)
+                document = _document(path)
+                if path in promoted or _passed(document, compared=True):
+                    found.append(self._baseline(document, path))
+        unique: list[Baseline] = []
+        for run in [*found, compared]:
+            if all(run.measured != known.measured for known in unique):
+                unique.append(run)
         return [
-            PastRun(measured=run.measured | ({COPY: run.copied} if run.copied else {}), promoted=is_promoted)
-            for run, is_promoted in unique
+            PastRun(
+                measured=run.measured | ({COPY: run.copied} if run.copied else {}),
+                promoted=run.path in promoted,
+            )
+            for run in sorted(unique, key=lambda run: run.when)
         ]
 
     def _baseline(self, document: Any, path: Path) -> Baseline:
