@@ -113,10 +113,8 @@ class GpuWatch:
             return ""
         disturbances = {}
         for gpu, state in self._last.items():
-            why, others = (
-                throttled(before[gpu], state),
-                foreign(state.processes, self._own, self._before[gpu]),
-            )
+            why = throttled(before[gpu], state)
+            others = foreign(state.processes, self._own, self._before[gpu])
             disturbances[gpu] = Disturbance(throttled=why, foreign=others, megahertz=state.megahertz)
         spoiled = spoiling([*(earlier.disturbances for earlier in self._rounds), disturbances])
         self._rounds.append(Round(number=done, disturbances=disturbances, spoiled=spoiled))
