@@ -100,7 +100,7 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
 
 def _describe(nvml: Any, handle: Any) -> Gpu:
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
-    states = {link: query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links}.values()
+    states = [query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links]
     is_known = any(state is not None for state in states)
     nvlinks = sum(state == nvml.NVML_FEATURE_ENABLED for state in states) if is_known else None
     fields = [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]

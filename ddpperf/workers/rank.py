@@ -61,13 +61,13 @@ class Rank:
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
         torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
-        self.device = torch.device(device, self.rank) if device == "cuda" else torch.device(device)
-        if device == "cuda":
+        cuda = device == "cuda"
+        self.device = torch.device(device, self.rank) if cuda else torch.device(device)
+        if cuda:
             torch.cuda.set_device(self.device)
             self.pace = GpuPace(self.device)
         gc.freeze()  # the collector need not look at what the imports left
         port = self._start_store() if self.rank == 0 else None
-        cuda = device == "cuda"
         environment = {
             "python": platform.python_version(),
             "torch": torch.__version__,
