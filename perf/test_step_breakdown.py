@@ -34,12 +34,8 @@ def steps(options: Options) -> Iterator[Case]:
     """
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
-            executions = (
-                (options.executions[0], "eager")
-                if batch_size == min(options.batch_sizes)
-                else options.executions[:1]
-            )
-            for execution in dict.fromkeys(executions):
+            too = ("eager",) if batch_size == min(options.batch_sizes) else ()
+            for execution in dict.fromkeys((options.executions[0], *too)):
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
 
 
@@ -52,13 +48,10 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     seconds, marked = measure.reference("step", spec).median_step_seconds(), parts.median_step_seconds()
     found = {sample.set: parts_without_waiting(parts_of(sample, spec.world_size)) for sample in parts.samples}
     for part in PARTS:
-        if by_set := {
-            name: parts_of_set[part] for name, parts_of_set in found.items() if part in parts_of_set
-        }:
+        if by_set := {name: by_part[part] for name, by_part in found.items() if part in by_part}:
             measure.metric(f"{part}_seconds", by_set)
-    measure.metric(
-        "parts_over_step", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
-    )
+    over_step = {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
+    measure.metric("parts_over_step", over_step)
     measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
         measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
@@ -70,10 +63,8 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if spec.world_size > 1:
         if spec.strategy == "ddp":
             alone = measure.reference("no_sync", spec.no_sync())
-            spread = {
-                sample.set: straggler_spread(alone.rank_step_seconds(sample)) for sample in alone.samples
-            }
-            measure.metric("straggler_spread", spread)
+            ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
+            measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
         costs(measure, step)
     training_metrics(measure, step)
 

@@ -26,11 +26,7 @@ from perf.common.recipes import read_recipes
 
 ROOT = Path(__file__).parents[1]
 MARK = "\\*"  # beside a value with warnings
-OVER_RUNS = (
-    "test_execution",
-    "test_weak_scaling",
-    "test_epoch_scaling",
-)  # the tests in the table of over_runs
+OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the tests of `over_runs`
 
 
 def block(run: str, *, first: bool = False) -> str:
@@ -40,15 +36,12 @@ def block(run: str, *, first: bool = False) -> str:
     """
     document = json.loads((ROOT / run).read_text())
     if first:
-        by_file = {
-            benchmark["fullname"].partition("::")[0]: benchmark
-            for benchmark in reversed(document["benchmarks"])
-        }
+        last_first = reversed(document["benchmarks"])
+        by_file = {test["fullname"].partition("::")[0]: test for test in last_first}
         document["benchmarks"] = list(reversed(by_file.values()))
-        outcomes = document["ddpperf"]["outcomes"]
-        document["ddpperf"]["outcomes"] = {
-            benchmark["fullname"]: outcomes[benchmark["fullname"]] for benchmark in document["benchmarks"]
-        }
+        shown = {test["fullname"] for test in document["benchmarks"]}
+        outcomes = document["ddpperf"]["outcomes"].items()
+        document["ddpperf"]["outcomes"] = {test: outcome for test, outcome in outcomes if test in shown}
     return "\n".join(["```text", *summary_lines(document), "```", ""])
 
 
@@ -103,17 +96,9 @@ def recipes_table(run: str) -> str:
         speed = values["images_per_second"]
         warnings = warnings_of(stored)
         notes += map(of_any_gpu, warnings)
-        cases = (
-            *(
-                recipe_name(spec),
-                str(spec.world_size),
-                f"{spec.global_batch_size:,}",
-                work(spec),
-                accuracy,
-                over,
-            ),
-            *(f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(), units.seconds(spec.images / speed)),
-        )
+        cases = [recipe_name(spec), str(spec.world_size), f"{spec.global_batch_size:,}", work(spec)]
+        cases += [accuracy, over, f"{speed:,.0f} {MARK * bool(warnings)}".rstrip()]
+        cases.append(units.seconds(spec.images / speed))
         rows.append((-values["test_accuracy"], f"| {' | '.join(cases)} |"))
     lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
     return "\n".join([*lines, *footnotes(notes)])
@@ -131,9 +116,8 @@ def footnotes(notes: Sequence[str]) -> list[str]:
 def work(spec: RunSpec) -> str:
     """Return a short description of a training recipe, such as its optimizer and learning rate."""
     words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
-    words += [f"{spec.warmup_epochs} epoch{'s' * (spec.warmup_epochs > 1)} of warm-up"] * bool(
-        spec.warmup_epochs
-    )
+    first = spec.warmup_epochs
+    words += [f"{first} epoch{'s' * (first > 1)} of warm-up"] * bool(first)
     words += [f"{spec.schedule} schedule"] * (spec.schedule != "linear")
     words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
@@ -171,17 +155,11 @@ def over_runs(pattern: str) -> str:
         for benchmark in json.loads(path.read_text())["benchmarks"]:
             stored = benchmark["extra_info"]["ddpperf"]
             spec = stored["spec"]
-            if (
-                benchmark["name"].startswith(OVER_RUNS)
-                and spec.get("execution") in CAPTURED_EXECUTIONS
-                and spec not in shown
-            ):
+            captured = spec.get("execution") in CAPTURED_EXECUTIONS
+            if captured and benchmark["name"].startswith(OVER_RUNS) and spec not in shown:
                 cases.setdefault(benchmark["name"], []).append(stored)
                 shown.append(spec)
-    rows = [
-        "| case | median | least to most | runs | efficiency | CPU per step |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = ["| case | median | least to most | runs | efficiency | CPU per step |", f"{'|---' * 6}|"]
     notes: list[str] = []
     for name, runs in cases.items():
         warnings = [note for run in runs for note in warnings_of(run)]
@@ -189,10 +167,8 @@ def over_runs(pattern: str) -> str:
         measured = [Measured.from_json(stored) for stored in runs]
         seconds = [median(step.all_step_seconds()) for step in measured]
         spread = f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
-        efficiencies = [
-            run["metrics"]["efficiency"]["value"] for run in runs if "efficiency" in run["metrics"]
-        ]
-        efficiency = f"{median(efficiencies):.1%}" if efficiencies else "-"
+        found = [run["metrics"]["efficiency"]["value"] for run in runs if "efficiency" in run["metrics"]]
+        efficiency = f"{median(found):.1%}" if found else "-"
         cpu_seconds = [value for step in measured for value in step.counter("cpu_seconds").values()]
         cpu = units.seconds(median(cpu_seconds)) if cpu_seconds else "-"
         middle = f"{units.seconds(median(seconds))} {MARK * bool(warnings)}".rstrip()
@@ -207,24 +183,14 @@ def versus(run: str, folder: str) -> str:
     `all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`. N-graph.txt has the output with `-G 20`,
     which measures calls in a CUDA graph. All all-reduces are in place.
     """
-    rows = [
-        "| size | GPUs | execution | here | nccl-tests | ratio | difference |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = ["| size | GPUs | execution | here | nccl-tests | ratio | difference |", f"{'|---' * 7}|"]
     for spec, ours in all_reduces(run).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
         if is_plain(spec) and (output.exists() or not spec.captured):  # not every machine has graph calls
             theirs = median(in_place(output)[spec.nbytes])
-            cases = (
-                units.seconds(ours),
-                units.seconds(theirs),
-                f"{ours / theirs:.3f}",
-                f"{(ours - theirs) * 1e6:+.1f} us",
-            )
-            rows.append(
-                f"| {format_bytes(spec.nbytes)} | {spec.world_size} | {spec.execution} "
-                f"| {' | '.join(cases)} |"
-            )
+            cases = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
+            cases += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
+            rows.append(f"| {' | '.join(cases)} |")
     return "\n".join([*rows, ""])
 
 
@@ -236,12 +202,9 @@ def algorithms_table(run: str) -> str:
     by_call: dict[tuple[int, int], dict[str, float]] = {}
     for spec, seconds in all_reduces(run).items():
         if spec.captured and spec.in_place:
-            by_call.setdefault((spec.nbytes, spec.world_size), {})[
-                "NCCL" if is_plain(spec) else spec.algorithm
-            ] = seconds
-    names = [
-        name for name in dict.fromkeys(name for times in by_call.values() for name in times) if name != "NCCL"
-    ]
+            name = "NCCL" if is_plain(spec) else spec.algorithm
+            by_call.setdefault((spec.nbytes, spec.world_size), {})[name] = seconds
+    names = list(dict.fromkeys(name for times in by_call.values() for name in times if name != "NCCL"))
     rows = [f"| size | devices | NCCL | {' | '.join(names)} | the fastest |", "|---" * (len(names) + 4) + "|"]
     for (nbytes, world_size), times in by_call.items():
         if "NCCL" not in times:
@@ -275,16 +238,14 @@ def batches_table(run: str) -> str:
     (benchmark,) = json.loads((ROOT / run).read_text())["benchmarks"]
     stored = benchmark["extra_info"]["ddpperf"]
     values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-    sizes = sorted(
-        int(name.removeprefix("step_seconds_at_")) for name in values if name.startswith("step_seconds_at_")
-    )
+    prefix = "step_seconds_at_"
+    sizes = sorted(int(name.removeprefix(prefix)) for name in values if name.startswith(prefix))
     rows = ["| images per batch | step | images/s | peak memory |", "|---|---|---|---|"]
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
         rows.append(f"| {size:,} | {units.seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
-    return "\n".join(
-        [*rows, "", *(f"{warning}\n" for warning in dict.fromkeys(map(of_any_gpu, warnings_of(stored))))]
-    )
+    warnings = dict.fromkeys(map(of_any_gpu, warnings_of(stored)))
+    return "\n".join([*rows, "", *(f"{warning}\n" for warning in warnings)])
 
 
 def trials_table(folder: str) -> str:
@@ -296,22 +257,14 @@ def trials_table(folder: str) -> str:
     for path in sorted((ROOT / folder).glob("*.txt")):
         text = path.read_text()
         answers = re.findall(r"^  \+([\d.]+)% (\w+) ([\d.]+) ", text, re.MULTILINE)
-        equal = [
-            ratio
-            for line in re.findall(r"^trial \d+: equal (.+)$", text, re.MULTILINE)
-            for ratio in line.split(", ")
-        ]
+        equal = ", ".join(re.findall(r"^trial \d+: equal (.+)$", text, re.MULTILINE)).split(", ")
         for slower in dict.fromkeys(delay for delay, _, _ in answers):
             found = [(finding, float(ratio)) for delay, finding, ratio in answers if delay == slower]
             ratios = [ratio for _, ratio in found]
             worse = sum(finding == Finding.WORSE for finding, _ in found)
             suspected = sum(ratio.endswith("*") for ratio in equal)
-            cases = (
-                f"{worse} of {len(found)}",
-                f"{min(ratios):.3f} to {max(ratios):.3f}",
-                f"{suspected} of {len(equal)}",
-            )
-            rows.append(f"| {path.stem} | {slower}% | {' | '.join(cases)} |")
+            reach, alike = f"{min(ratios):.3f} to {max(ratios):.3f}", f"{suspected} of {len(equal)}"
+            rows.append(f"| {path.stem} | {slower}% | {worse} of {len(found)} | {reach} | {alike} |")
     return "\n".join([*rows, ""])
 
 

@@ -30,9 +30,8 @@ from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 
 ROUNDS = 10
-SUITE = (
-    60  # the assumed number of tests, with four metrics each, among which the significance level is divided
-)
+# The assumed number of tests, with four metrics each, among which the significance level is divided
+SUITE = 60
 GPU_STEPS = [
     TrainingSpec(
         world_size=1,

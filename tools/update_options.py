@@ -34,9 +34,8 @@ def tables_of_options() -> Iterator[str]:
 def table(first_column: str, options: Iterable[Option]) -> str:
     lines = [f"| {first_column} | values | default | what it does |", "|---|---|---|---|"]
     for option in options:
-        name = (
-            f"{option.name} {option.parser.metavar}".strip() if option.name.startswith("--") else option.name
-        )
+        metavar = option.parser.metavar if option.name.startswith("--") else ""
+        name = f"{option.name} {metavar}".strip()
         repeat = " Repeat the option to set several." if option.repeated else ""
         lines.append(f"| `{name}` | {option.parser.takes} | {option.default_text} | {option.help}{repeat} |")
     return "\n".join(lines) + "\n"
