@@ -13,7 +13,8 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr, spread_over
 from ddpperf.report.ab_table import ab_lines, every_metric, two_sides
 from ddpperf.report.text import aligned, format_metric, grouped, short
 from ddpperf.report.warnings import warnings_of
-from ddpperf.results import metrics, units
+from ddpperf.results import units
+from ddpperf.results.metrics import find
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import Measured
@@ -192,7 +193,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
     if not inexact:
         return line
     nearest = min(inexact, key=_distance)
-    metric = metrics.find(nearest["metric"])
+    metric = find(nearest["metric"])
     value, bound = metric.text(nearest["value"]), f"{nearest['kind']} {metric.format(nearest['bound'])}"
     return f"{line}; nearest: {short(nearest['test'])} {value}, {bound}"
 
