@@ -147,6 +147,10 @@ MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
         ([EXACT], "1 hold"),
         ([EXACT, FLOOR], "2 hold; nearest: test_efficiency efficiency 95.3%, floor 90.0%"),
         ([FLOOR, LIMIT], "2 hold; nearest: test_cpu_seconds CPU 4.000 ms, limit 4.100 ms"),
+        (
+            [FLOOR, check("cpu_seconds", 0.002, 0.0041, "limit")],
+            "2 hold; nearest: test_efficiency efficiency 95.3%, floor 90.0%",
+        ),
         ([LIMIT, MISSED, FLOOR], "2 hold, 1 missed; nearest: test_speedup speedup 1.50x, floor 2.00x"),
         ([check("speedup", None, 2.0, "floor", held=False)], "0 hold, 1 missed"),
     ],
