@@ -27,9 +27,8 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     inductor: names of torch's compiler options to switch on, joined by "+".
     part_bytes: if not 0, the function is compiled in parts with this many bytes of parameters each,
     counted from the last parameter. The backward pass of a part returns the gradients of that part
-    as soon as it ends.
-    A call of the wrapped function raises CannotTrain if it would have to compile again after
-    `forbid_compiling`.
+    as soon as it ends. A call of the wrapped function raises CannotTrain if it would have to
+    compile again after `forbid_compiling`.
     """
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
     forget_compiled()  # torch stops compiling a function after eight compilations

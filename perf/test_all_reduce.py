@@ -248,8 +248,8 @@ def model_metrics(
     """Store the parameters of a fitted cost model, and predicted over measured all-reduce times.
 
     The formulas of two course reports are compared with the measured times, too. measured: the
-    seconds of each spec and process set. fitted: the model of each process
-    set, and its error on left-out sizes.
+    seconds of each spec and process set. fitted: the model of each process set, and its error on
+    left-out sizes.
     """
     estimate_metric(measure, "latency_seconds", {name: model.latency for name, (model, _) in fitted.items()})
     links = {name: model.byte_seconds.inverse() for name, (model, _) in fitted.items()}

@@ -179,9 +179,9 @@ def over_runs(pattern: str) -> str:
 def versus(run: str, folder: str) -> str:
     """Return a Markdown table that compares a run's all-reduce times with NVIDIA's nccl-tests.
 
-    The file N.txt in the folder has the output of nccl-tests on N GPUs, from
-    `all_reduce_perf -b 1K -e 1G -f 4 -t N -g 1 -a 3`. N-graph.txt has the output with `-G 20`,
-    which measures calls in a CUDA graph. All all-reduces are in place.
+    The file N.txt in the folder has the output of nccl-tests on N GPUs, from `all_reduce_perf -b 1K
+    -e 1G -f 4 -t N -g 1 -a 3`. N-graph.txt has the output with `-G 20`, which measures calls in a
+    CUDA graph. All all-reduces are in place.
     """
     rows = ["| size | GPUs | execution | here | nccl-tests | ratio | difference |", f"{'|---' * 7}|"]
     for spec, ours in all_reduces(run).items():

@@ -126,12 +126,13 @@ def project(
     hideable: float,
     error: float,
 ) -> Estimate:
-    """Project the extra step time compared with one device to another number of devices N, in seconds.
+    """Project the extra step time compared with one device to another number of devices N, in
+    seconds.
 
-    The 95% interval covers the errors of the measured times and of the all-reduce model.
-    `hideable` is the seconds of the backward pass, behind which sending may hide. `error` is the
-    relative standard error of sending(N) within nodes. Raises Undetermined where sending is fitted
-    to take no time.
+    The 95% interval covers the errors of the measured times and of the all-reduce model. `hideable`
+    is the seconds of the backward pass, behind which sending may hide. `error` is the relative
+    standard error of sending(N) within nodes. Raises Undetermined where sending is fitted to take
+    no time.
     """
     sent = {devices: sending(devices) for devices in (*excess, N)}
     if not all(time.seconds > 0 for time in sent.values()):

@@ -125,9 +125,9 @@ class CountedSteps(TrainingMeasurement):
     def finish(self) -> dict[str, float]:
         """Return how many messages and bytes of each kind the start and the last step sent.
 
-        The messages of the last step are also counted for each collective. The counters
-        "bucket 0: bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients.
-        The counters in `sizes` are added.
+        The messages of the last step are also counted for each collective. The counters "bucket 0:
+        bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients. The
+        counters in `sizes` are added.
         """
         messages = self.ledger.messages
         counted = {f"start {kind}": total for kind, total in totals(self.start).items()}

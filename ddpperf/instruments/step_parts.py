@@ -55,9 +55,8 @@ class PartedSteps(TrainingMeasurement):
     A step's first part begins where the previous step ended, so that the parts add up to the step.
     A step that is replayed from a CUDA graph needs twice the activation memory. The events in a
     graph hold the times of the graph's last replay. Therefore two graphs take turns, and the events
-    of one graph are read while the other graph runs.
-    The part gradient_sync lasts from the computation of the last gradient until all gradients are
-    averaged.
+    of one graph are read while the other graph runs. The part gradient_sync lasts from the
+    computation of the last gradient until all gradients are averaged.
     marks: the marks that the training makes at the begin of each part.
     """
 
@@ -174,9 +173,9 @@ class PartedSteps(TrainingMeasurement):
         """Return the median seconds of each step part over all rounds, and the FLOPs of one step.
 
         gradient_sync_seconds exists only if there are other ranks. flops are those of a forward and
-        backward pass, as torch counts them for matrix products and convolutions.
-        Rounds with fewer steps than the longest round are left out, because they only calibrated
-        the number of steps. If all rounds have one step, the first of several rounds is left out.
+        backward pass, as torch counts them for matrix products and convolutions. Rounds with fewer
+        steps than the longest round are left out, because they only calibrated the number of steps.
+        If all rounds have one step, the first of several rounds is left out.
         """
         most = max(steps for steps, _ in self.rounds)
         counted = [parts for steps, parts in self.rounds if steps == most]

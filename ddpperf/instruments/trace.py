@@ -171,9 +171,8 @@ def _printed(failures: list[Exception]) -> Iterator[None]:
 def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
     """Return the communication, computation, copy and idle seconds of a rank's profiler trace.
 
-    Returns None for a trace without work.
-    On a GPU the time runs from the first to the last kernel. On a CPU it is the marked range, and
-    torch's operators count as computation.
+    Returns None for a trace without work. On a GPU the time runs from the first to the last kernel.
+    On a CPU it is the marked range, and torch's operators count as computation.
     met: whether the first communication on the GPU is a barrier, which is left out.
     """
     meetings = map(_interval, _communication_kernels(events)) if met else ()

@@ -33,8 +33,8 @@ def run_child(
     variables: added to this process's environment. on_line: called with each line of the child's
     output while it runs. The child gets its own temporary folder. At the end, the folder is removed
     and all processes that the child started are killed. At most the last MiB of each output is
-    returned. Raises OSError if the command cannot be
-    started and subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`.
+    returned. Raises OSError if the command cannot be started and subprocess.TimeoutExpired after
+    `seconds`, counted from the last line for `on_line`.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open

@@ -1,7 +1,7 @@
 """Control measurements, which check that a comparison of step times can be trusted.
 
-The negative control is a copy of memory, whose time no code change affects. The positive control
-is a training step with an artificial delay, which the comparison must find.
+The negative control is a copy of memory, whose time no code change affects. The positive control is
+a training step with an artificial delay, which the comparison must find.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Devices:
         return self.pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
-        """Return what disturbed the GPUs in a timed round, and let this process leave the ranks' cores.
+        """Return what disturbed the GPUs in a timed round, and let this process leave the ranks'
+        cores.
 
         processes: ids of the run's own processes.
         done: number of rounds that were measured before this round.

@@ -1,8 +1,8 @@
 """The end of a test run, which decides, saves and prints the verdict.
 
 ddpperf saves the run in place of pytest-benchmark. pytest-benchmark saves a slower run before it
-compares, writes files where another Python version does not find them, and loses a test whose
-rank died.
+compares, writes files where another Python version does not find them, and loses a test whose rank
+died.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ from ddpperf.workers.process_set import SetOptions
 class Session:
     """The state of one pytest run of the performance tests.
 
-    baseline: the stored run to compare with; None without --benchmark-compare, or if none was found.
+    baseline: the stored run to compare with; None without --benchmark-compare, or if none was
+    found.
     run: a plain run or an A/B run; compares the measurements of the tests.
     confirmation: the A/B run that measures suspected regressions again; None without a base.
     passes: the first measurement of all tests, and the second one of suspected regressions.

@@ -174,7 +174,8 @@ def _left_out(by_file: Mapping[str, int]) -> list[str]:
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    """Return a line with the number of bounds that hold, and the metric that came nearest to its bound.
+    """Return a line with the number of bounds that hold, and the metric that came nearest to its
+    bound.
 
     Exact metrics, such as bytes, equal their bounds and come near to nothing.
     """

@@ -17,8 +17,8 @@ PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # the par
 class TraceSpec(TrainingSpec):
     """Measurement spec for training steps that run under torch's profiler.
 
-    A round includes writing the trace.
-    Raises ValueError for a training whose communication cannot be recognized in a trace.
+    A round includes writing the trace. Raises ValueError for a training whose communication cannot
+    be recognized in a trace.
     """
 
     measurement: ClassVar[str] = "training_trace"
@@ -51,9 +51,8 @@ class PartsSpec(TrainingSpec):
 class MessagesSpec(TrainingSpec):
     """Measurement spec for training steps whose collectives and their bytes are counted.
 
-    Each step ends with an all_reduce that averages the loss over all ranks.
-    Raises ValueError for a training without a process group or with an execution mode other than
-    eager.
+    Each step ends with an all_reduce that averages the loss over all ranks. Raises ValueError for a
+    training without a process group or with an execution mode other than eager.
     """
 
     measurement: ClassVar[str] = "training_messages"

@@ -51,15 +51,15 @@ class StrategyFields(Work):
     """Base class of training specs, with the strategy, precision, execution mode and DDP options.
 
     strategy: "single" has no process group. The ranks take turns and each does the same step alone,
-    except for long measurements, such as that of an epoch, which only rank 0 makes.
-    "data_parallel" is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients.
-    "own_ddp" is ddpperf's minimal DDP. "zero1" also shards the optimizer's state. "fsdp" also
-    shards the parameters.
+    except for long measurements, such as that of an epoch, which only rank 0 makes. "data_parallel"
+    is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients. "own_ddp" is
+    ddpperf's minimal DDP. "zero1" also shards the optimizer's state. "fsdp" also shards the
+    parameters.
     precision: "fp32" is without TF32, and "tf32" is with TF32 (GPUs only). "bf16" and "fp16" are
     autocast over fp32 parameters, and "fp16" also has a gradient scaler.
     execution: eager, torch.compile, a CUDA graph, or both.
-    inductor: names of torch's compiler options, joined by "+".
-    comm_hook, bucket_cap_mb (MiB, 0 for torch's default), gradient_as_bucket_view, static_graph,
+    inductor: names of torch's compiler options, joined by "+". comm_hook, bucket_cap_mb (MiB, 0 for
+    torch's default), gradient_as_bucket_view, static_graph,
     buffer_sync: options of DistributedDataParallel. own_ddp has the first two options.
     sync_batch_norm: whether BatchNorm computes its statistics over all ranks.
     accumulation_steps: the number of parts of a batch. The gradients of the parts are added up

@@ -1,7 +1,7 @@
 """Communication hooks of DistributedDataParallel, which average gradient buckets over the ranks.
 
-DDP checks the annotations of hooks, which must be types. Postponed annotations are strings, so
-this module has none.
+DDP checks the annotations of hooks, which must be types. Postponed annotations are strings, so this
+module has none.
 """
 
 import torch
@@ -95,8 +95,8 @@ class SymmetricMemoryAverage:
     """DDP communication hook that averages gradients in memory shared by all GPUs of a node.
 
     The hook works on its own CUDA stream. Buckets larger than SYMMETRIC_BYTES, and buckets with a
-    data type that is not in KERNEL_TYPES, are averaged by NCCL.
-    All ranks allocate the shared memory of a bucket together, in the bucket's first step.
+    data type that is not in KERNEL_TYPES, are averaged by NCCL. All ranks allocate the shared
+    memory of a bucket together, in the bucket's first step.
     """
 
     def __init__(self, device: torch.device) -> None:

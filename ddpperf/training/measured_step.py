@@ -129,12 +129,10 @@ class MeasuredStep(Measurement):
         compile_seconds, capture_seconds: seconds spent on compiling and on capturing before the
         first measured step. Earlier measurements may have filled torch's compiler cache.
         cpu_seconds: the CPU time of one step in this process. On a GPU this leaves out preparing an
-        epoch.
-        device_seconds (GPU): the seconds of one step on the device if it never waits for the CPU.
-        This counter is absent for a DataLoader and PowerSGD, which make the device wait for more
-        than launches.
-        peak_memory_bytes (GPU): the peak memory of tensors in the last round. This counter is
-        absent for symmetric memory, which torch does not count.
+        epoch. device_seconds (GPU): the seconds of one step on the device if it never waits for the
+        CPU. This counter is absent for a DataLoader and PowerSGD, which make the device wait for
+        more than launches. peak_memory_bytes (GPU): the peak memory of tensors in the last round.
+        This counter is absent for symmetric memory, which torch does not count.
         """
         training, spec = self.training, self.training.spec
         counters: dict[str, float] = {}

@@ -140,9 +140,9 @@ def build(model: str) -> nn.Module:
 def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
     """Import and call a custom model's function, and return its module, batch maker and loss.
 
-    name: `package.module:function`.
-    Raises CannotTrain if the name was not given when this process started, if the function cannot
-    be imported, or if the function does not return (module, batch maker, loss).
+    name: `package.module:function`. Raises CannotTrain if the name was not given when this process
+    started, if the function cannot be imported, or if the function does not return (module, batch
+    maker, loss).
     """
     if os.environ.get(MODEL_VARIABLE) != name:
         raise CannotTrain(f"model {name} was not named on the command line; pass --model {name}")

@@ -75,11 +75,10 @@ def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.o
 class Lars(torch.optim.Optimizer):
     """LARS optimizer, which is SGD with each layer's step proportional to its weights' norm.
 
-    You, Gitman and Ginsburg 2017, algorithm 1:
-    v = momentum v + lr TRUST |w| / (|g| + weight_decay |w|) (g + weight_decay w), w = w - v.
-    defaults: lr, momentum and weight_decay.
-    Vectors (biases and normalizations) have a plain step without weight decay. Implementations do
-    so, but algorithm 1 does not.
+    You, Gitman and Ginsburg 2017, algorithm 1: v = momentum v + lr TRUST |w| / (|g| + weight_decay
+    |w|) (g + weight_decay w), w = w - v.
+    defaults: lr, momentum and weight_decay. Vectors (biases and normalizations) have a plain step
+    without weight decay. Implementations do so, but algorithm 1 does not.
     """
 
     @torch.no_grad()
@@ -104,11 +103,11 @@ class Lars(torch.optim.Optimizer):
 class Lamb(torch.optim.Optimizer):
     """LAMB optimizer, which is Adam with each layer's step proportional to its weights' norm.
 
-    You et al. 2020, algorithm 2: r = m / (sqrt(v) + EPSILON) + weight_decay w,
-    w = w - lr |w| / |r| r, with m and v corrected for their start at 0.
-    defaults: lr, momentum (beta of m) and weight_decay. The beta of v is SECOND_BETA.
-    Vectors (biases and normalizations) have Adam's step without weight decay. With steps in
-    proportion to their norm they would hardly move away from 0.
+    You et al. 2020, algorithm 2: r = m / (sqrt(v) + EPSILON) + weight_decay w, w = w - lr |w| / |r|
+    r, with m and v corrected for their start at 0.
+    defaults: lr, momentum (beta of m) and weight_decay. The beta of v is SECOND_BETA. Vectors
+    (biases and normalizations) have Adam's step without weight decay. With steps in proportion to
+    their norm they would hardly move away from 0.
     """
 
     @torch.no_grad()
@@ -139,14 +138,13 @@ class Lamb(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Muon optimizer, which makes the momentum update of each weight matrix orthogonal.
 
-    Jordan et al. 2024, with Nesterov's momentum: m = lerp(m, g, 1 - momentum),
-    w = (1 - lr weight_decay) w - lr sqrt(max(1, rows / columns)) orthogonal(lerp(g, m, momentum)).
-    The same as torch's Muon, which takes matrices only. Here a convolution's weight is a matrix
-    with a row for each output.
-    defaults: lr, momentum and weight_decay.
-    Each group has a key `orthogonal`. If it is False, the group has SGD's step with Nesterov's
-    momentum, and its matrices have decoupled weight decay. Vectors must be in such a group, and a
-    classifier's last layer should be.
+    Jordan et al. 2024, with Nesterov's momentum: m = lerp(m, g, 1 - momentum), w = (1 - lr
+    weight_decay) w - lr sqrt(max(1, rows / columns)) orthogonal(lerp(g, m, momentum)). The same as
+    torch's Muon, which takes matrices only. Here a convolution's weight is a matrix with a row for
+    each output.
+    defaults: lr, momentum and weight_decay. Each group has a key `orthogonal`. If it is False, the
+    group has SGD's step with Nesterov's momentum, and its matrices have decoupled weight decay.
+    Vectors must be in such a group, and a classifier's last layer should be.
     """
 
     @torch.no_grad()

@@ -24,11 +24,10 @@ class OwnDDP(nn.Module):
     """Wrapper of a model that sums the model's gradients over all ranks in each backward pass.
 
     Each rank must weigh its loss by its fraction of the global batch. All ranks begin with rank 0's
-    parameters and buffers. Afterwards the buffers differ between ranks.
-    The first backward pass ends by making the buckets, in the order of rank 0's gradients. While
-    `synchronizes` is False gradients add up on each rank.
-    Raises CannotTrain if a parameter gets no gradient. If that happens on some ranks only, the
-    other ranks wait for them.
+    parameters and buffers. Afterwards the buffers differ between ranks. The first backward pass
+    ends by making the buckets, in the order of rank 0's gradients. While `synchronizes` is False
+    gradients add up on each rank. Raises CannotTrain if a parameter gets no gradient. If that
+    happens on some ranks only, the other ranks wait for them.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:

@@ -227,8 +227,8 @@ class TrainingRun(Measurement):
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.
 
-        resumed_epochs: the number of epochs that come from a checkpoint.
-        Raises RuntimeError if the ranks' parameters differ.
+        resumed_epochs: the number of epochs that come from a checkpoint. Raises RuntimeError if the
+        ranks' parameters differ.
         """
         if self.spec.grouped:
             require_equal_parameters(self.training.model)

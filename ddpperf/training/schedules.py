@@ -48,12 +48,10 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
     """Return the learning rate of each training step for a schedule such as "step" or "cosine".
 
     During the first `warm_up` steps the learning rate rises linearly to the schedule's first rate
-    (Goyal et al. 2017). After the warm-up the schedules are:
-    "step" falls to a tenth after each third.
-    "multistep" falls to a tenth after a half and after three quarters (He et al. 2016).
-    "cosine" follows half a cosine to 0 (Loshchilov and Hutter 2017).
-    "linear" falls to a thousandth.
-    "cyclic" makes two triangles between a tenth of the peak and the peak (Smith 2017).
+    (Goyal et al. 2017). After the warm-up the schedules are: "step" falls to a tenth after each
+    third. "multistep" falls to a tenth after a half and after three quarters (He et al. 2016).
+    "cosine" follows half a cosine to 0 (Loshchilov and Hutter 2017). "linear" falls to a
+    thousandth. "cyclic" makes two triangles between a tenth of the peak and the peak (Smith 2017).
     """
     rest = steps - warm_up
     drops = [-(-rest // 2), -(-rest * 3 // 4)]

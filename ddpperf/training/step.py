@@ -29,8 +29,8 @@ class TrainingStep:
     Every rank starts from the same parameters and has its own batches. Equal parameters after some
     steps therefore show that the gradients were synchronized.
     loss: computes the loss from outputs and targets. The default is the loss of the spec's model.
-    enter: called with the name of each part of a step when that part begins.
-    Raises ValueError if the device cannot do what the spec asks for.
+    enter: called with the name of each part of a step when that part begins. Raises ValueError if
+    the device cannot do what the spec asks for.
     """
 
     def __init__(

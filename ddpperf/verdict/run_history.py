@@ -73,7 +73,8 @@ def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> 
 
 
 def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) -> tuple[float, float]:
-    """Return two limits for the growth of log step time from one run to another, margin + t tau sqrt(2).
+    """Return two limits for the growth of log step time from one run to another, margin + t tau
+    sqrt(2).
 
     Above the first limit a test is suspect: it may be slower and needs a second measurement. Above
     the second limit it counts as slower. If nothing changed by more than the margin, a test exceeds

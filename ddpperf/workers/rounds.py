@@ -49,11 +49,11 @@ def sample_rounds(
 ) -> dict[str, list[Seconds]]:
     """Measure up to `rounds` rounds on each process set and return their durations in seconds.
 
-    Measuring stops early when the rounds have taken `enough_seconds` in total. A round that
-    `check` calls spoiled is measured again, by all process sets in the same order. This
-    happens at most `rounds` times, and only until spoiled rounds have taken `enough_seconds`. Later
-    spoiled rounds count. check: `check_round` of the pool. progress: called with the number of rounds that
-    count so far, and the fraction of the next round that is done.
+    Measuring stops early when the rounds have taken `enough_seconds` in total. A round that `check`
+    calls spoiled is measured again, by all process sets in the same order. This happens at most
+    `rounds` times, and only until spoiled rounds have taken `enough_seconds`. Later spoiled rounds
+    count. check: `check_round` of the pool. progress: called with the number of rounds that count
+    so far, and the fraction of the next round that is done.
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []

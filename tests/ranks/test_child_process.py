@@ -1,5 +1,5 @@
-"""Child processes end with their parent and keep to their limits; the kernel frees a dead
-process's lock.
+"""Child processes end with their parent and keep to their limits; the kernel frees a dead process's
+lock.
 """
 
 from __future__ import annotations

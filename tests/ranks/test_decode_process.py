@@ -1,5 +1,5 @@
-"""Images are decoded in a child process: real ones once, and nothing runs on after the
-controller's end.
+"""Images are decoded in a child process: real ones once, and nothing runs on after the controller's
+end.
 """
 
 from __future__ import annotations
