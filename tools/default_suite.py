@@ -1,4 +1,4 @@
-"""The tests that a run of perf/ collects by default, on hardware that this machine may not have."""
+"""List the tests that perf/ collects by default on some hardware, without needing that hardware."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def fit_links(times: Times, *, reduction: bool) -> LinkModel:
 
 
 def choose_links(times: Times) -> tuple[LinkModel, float]:
-    """Fit a cost model to all-reduces; cross-validation decides whether addition has a cost.
+    """Fit a cost model to all-reduces; cross-validation decides whether it has a term for adding buffers.
 
     Each of four or more sizes but the smallest and the largest is left out once. The second result
     is the median of |predicted / measured - 1| over sizes that neither the fit nor the choice used.

@@ -27,7 +27,7 @@ class Checked:
             raise ValueError(problem)
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each reason why the fields cannot be measured together.
+        """Yield a sentence for each combination of field values that cannot be measured.
 
         Each value must have the type of its field. An int is at least 0, or the number that its
         type is annotated with. A float is from 0 to the number that its type is annotated with.

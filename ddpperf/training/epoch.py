@@ -31,7 +31,7 @@ class TrainingEpoch(TrainingMeasurement):
         self.report = report
 
     def warm_up(self, steps: int) -> None:
-        """Train an epoch as warm-up, or only a few steps if all steps of an epoch are equal."""
+        """Warm up with a whole epoch, or with a few steps if all steps have batches of equal shape."""
         spec = self.spec
         is_same = spec.input == "fixed" or (spec.captured and spec.input == "device")
         if is_same or spec.captured:

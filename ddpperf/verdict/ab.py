@@ -200,7 +200,7 @@ class Decision:
 def _noise_by_class(
     group: Sequence[MetricEstimates], logs: LogEstimates
 ) -> dict[Hashable, tuple[float, float]]:
-    """Return the variance and degrees of freedom for each class of metrics that vary alike.
+    """Return the noise variance and its degrees of freedom for each class of similar metrics.
 
     A measurement that several tests share counts once. A control measurement counts only in a class
     without tests.

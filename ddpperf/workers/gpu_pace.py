@@ -21,7 +21,7 @@ SLOW_PACE = 1.08  # times the fast pace; the slow pace is 1.2 times the fast pac
 
 
 class GpuPace:
-    """The pace of this process, from a small CUDA graph that is timed on request.
+    """Measures how fast this process replays CUDA graphs, by timing a small graph on request.
 
     Construct it before the first convolution or matrix product, so that the first timing shows the
     fast pace. Other processes that start at the same time can make the first timing longer.
@@ -51,7 +51,7 @@ class GpuPace:
         return min(seconds)
 
     def slowdown(self) -> float:
-        """Return the present time of a graph's kernel over the time at the fast pace."""
+        """Return the small graph's present time, divided by its time when the process was fast."""
         seconds = self._seconds()
         self._fast = min(self._fast, seconds)
         return seconds / self._fast

@@ -168,7 +168,10 @@ class Pool:
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up a measurement on each process set, and return each one's most steps a round."""
+    """Build and warm up a measurement on each process set.
+
+    Returns, for each process set, the maximum number of steps per round.
+    """
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)

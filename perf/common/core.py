@@ -17,7 +17,7 @@ SELDOM_CHANGED = ("fp16", "powersgd")  # DDP's hooks that few trainings use
 
 
 def never(options: Options, spec: object) -> bool:
-    """Return False, because all cases of the test are expensive."""
+    """Select no case for the core suite, because all cases of the test are expensive."""
     del options, spec
     return False
 
