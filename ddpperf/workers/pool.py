@@ -17,6 +17,7 @@ from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOption
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
+SHARED_WHOLE_SECONDS = 2.0  # the same for each of several process sets, which take turns
 
 
 class Pool:
@@ -127,8 +128,10 @@ class Pool:
 
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
-        iterations = max(calibrated(*job, limit, parts) for job in jobs) if spec.repeats else 1
-        enough = math.inf if spec.repeats else WHOLE_SECONDS * len(jobs)
+        of_sides = {job[0].side.name: job for job in jobs}.values()
+        iterations = max(calibrated(*job, limit, parts) for job in of_sides) if spec.repeats else 1
+        whole_seconds = WHOLE_SECONDS if len(jobs) == 1 else SHARED_WHOLE_SECONDS
+        enough = math.inf if spec.repeats else whole_seconds * len(jobs)
         seconds = sample_rounds(
             jobs, iterations, rounds=rounds, enough_seconds=enough, check=self._check_round, progress=progress
         )

@@ -136,11 +136,13 @@ class Rank:
             self.pace.restore()
         return {"max_iterations": measurement.max_iterations}
 
-    def sample(self, iterations: int) -> Message:
+    def sample(self, iterations: int, untimed: bool = True) -> Message:
         """Measure one round of `iterations` timed steps, and check their result.
 
         A barrier and an untimed step come first. A step that is a whole epoch or a whole training
         run has no untimed step before it.
+
+        untimed: False leaves the untimed step out, because this rank did the last round, too.
         """
         assert self.opened is not None
         spec, measurement, step = self.opened.spec, self.opened.measurement, self.opened.step
@@ -149,11 +151,11 @@ class Rank:
         synchronize(self.device)
         if spec.grouped:
             dist.barrier()
-        if spec.repeats:
+        if untimed and spec.repeats:
             step()
         seconds = seconds_of(step, iterations, self.device) / spec.calls
         require_none_new(self.compiled_graphs)
-        measurement.end_round(spec.repeats + iterations)
+        measurement.end_round((untimed and spec.repeats) + iterations)
         record = {"spec": spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
         print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}

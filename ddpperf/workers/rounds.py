@@ -57,6 +57,8 @@ def sample_rounds(
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []
+    # On a CPU the caches of a process set that is measured alone stay warm from round to round.
+    alone = len(jobs) == 1 and jobs[0][0].options.device == "cpu"
     again = 0
     kept_seconds = again_seconds = 0.0
     check(processes, 0)
@@ -66,7 +68,8 @@ def sample_rounds(
         # The order is A B, B A, ..., so that drift affects base and candidate alike.
         order = jobs if index % 2 == 0 else jobs[::-1]
         report = partial(progress, index)
-        taken = {live.name: sample(live, spec, iterations, report) for live, spec in order}
+        warm = alone and index > 0
+        taken = {live.name: sample(live, spec, iterations, report, warm=warm) for live, spec in order}
         lasted = sum(map(max, taken.values()))
         spoiled = check(processes, index + 1)
         if spoiled and again < rounds and again_seconds < enough_seconds:
@@ -79,9 +82,17 @@ def sample_rounds(
     return {process_set.name: [taken[process_set.name] for taken in kept] for process_set, _ in jobs}
 
 
-def sample(process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress = None) -> Seconds:
-    """Measure one round on a process set and return each rank's duration in seconds."""
+def sample(
+    process_set: ProcessSet, spec: Spec, iterations: int, progress: Progress = None, *, warm: bool = False
+) -> Seconds:
+    """Measure one round on a process set and return each rank's duration in seconds.
+
+    warm: leave out the untimed step before the timed steps, unless ranks take turns.
+    """
     answers: Answers = {}
-    for ranks in spec.turns(process_set.options.size):
-        answers |= process_set.request("sample", ranks=ranks, progress=progress, iterations=iterations)
+    turns = spec.turns(process_set.options.size)
+    # Another version's ranks may not know the argument "untimed".
+    arguments = {"iterations": iterations} | ({"untimed": False} if warm and len(turns) == 1 else {})
+    for ranks in turns:
+        answers |= process_set.request("sample", ranks=ranks, progress=progress, **arguments)
     return tuple(answers[rank]["seconds"] for rank in sorted(answers))

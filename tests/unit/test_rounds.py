@@ -133,7 +133,7 @@ def test_long_steps_are_repeated_for_their_time(
     pool: Pool, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks.answer = lambda processes, done: "hot"
-    monkeypatch.setattr(pool_module, "WHOLE_SECONDS", 1e-9)
+    monkeypatch.setattr(pool_module, "SHARED_WHOLE_SECONDS", 1e-9)
     measured = pool.measure(EPOCH)
     assert checks.done == [0, 1, 1]
     assert [len(sample.seconds) for sample in measured.samples] == [1, 1]
