@@ -2,15 +2,17 @@
 # make test-all    the same with the slow tests, and with those that need the machine for themselves
 # make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
+# make baseline    make the newest run the baseline of this machine; NAME names it
 # make clean       delete what the others made
 # Each sets up a virtual environment in .venv first. PYTHON must be 3.11 or newer with its venv module.
 
 PYTHON ?= python3
 ARGS ?=
+NAME ?= baseline
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: lint test test-all perf perf-smoke clean
+.PHONY: lint test test-all perf perf-smoke baseline clean
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -31,6 +33,9 @@ perf: .venv/ready
 perf-smoke: .venv/ready
 	$(BIN)/python -m pytest perf/ --full --device cpu --world-sizes 2 --model resnet10_cifar --rounds 1 \
 		--batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --buffer-sizes 4KiB,64KiB,256KiB,1MiB
+
+baseline: .venv/ready
+	$(BIN)/python -m ddpperf.results.promote --name $(NAME)
 
 .venv/ready: pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "ddpperf needs Python 3.11 or newer, '$(PYTHON)' was not found;" \

@@ -5,9 +5,9 @@
 Each trial starts new process sets and compares a few training steps of two equal versions, with
 margin 0. The fraction of steps that look slower must be the significance level of the screening.
 For each SLOWER, such as 0.03, one step after another is slowed down by that fraction in the
-candidate. The slow-down counts as found if the screening suspects the step and a second measurement
-on new processes calls it worse. The second measurement uses the margin that users get, and the
-significance level of a suite of SUITE tests.
+candidate. A suspected or undecided step is measured again on new processes, as often as in an A/B
+run. The slow-down counts as found if a later measurement calls the step worse, with the margin that
+users get and the significance level of a suite of SUITE tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddpperf.specs import TrainingSpec
 from ddpperf.verdict.ab import Decision, Row
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.settings import DecisionSettings, read_decision
-from ddpperf.verdict.two_stage_test import Finding
+from ddpperf.verdict.two_stage_test import LOOKS, Finding
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -90,10 +90,12 @@ def trial(
     }
     for decision in decisions.values():
         decision.gated = SUITE * 4
-    if suspects := [key for key, decision in decisions.items() if steps[key[1]].id in decision.suspects()]:
-        with fresh(device, settings.default.confirm_sets) as pool:
-            for key in suspects:
-                decisions[key].confirm([times(pool, steps[key[1]], slowed[key])])
+    for _ in range(LOOKS):
+        still = [key for key, decision in decisions.items() if steps[key[1]].id in decision.open_tests()]
+        if still:
+            with fresh(device, settings.default.confirm_sets) as pool:
+                for key in still:
+                    decisions[key].look([times(pool, steps[key[1]], slowed[key])])
     found = {slow: [decisions[slow, place].rows[0] for place in range(len(steps))] for slow in slower}
     return Decision(equal, without_margin(settings)).rows, found
 

@@ -1,19 +1,27 @@
-"""Read the commit of a source tree with git."""
+"""Read the commit of a source tree with git, and check out other commits of it."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 NO_COMMIT = "nogit"
+CHECKOUT_SECONDS = 60
+# What stored runs are kept in or made into: changes here do not change what is measured.
+NOT_CODE = [
+    f":(exclude){path}"
+    for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")
+]
 
 
 def commit(root: Path) -> str:
     """Return the short git commit of the source tree at `root`, or NO_COMMIT without git.
 
-    "+" is added if the tree has changes or untracked files.
+    "+" is added if the tree has changes or untracked files, except those in `NOT_CODE`.
     """
-    name, changes = git(root, "rev-parse", "--short=9", "HEAD"), git(root, "status", "--porcelain")
+    name = git(root, "rev-parse", "--short=9", "HEAD")
+    changes = git(root, "status", "--porcelain", "--", ".", *NOT_CODE)
     if name is None or changes is None:
         return NO_COMMIT
     return f"{name}+" if changes else name
@@ -27,3 +35,27 @@ def git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return ended.stdout.strip()
+
+
+def check_out(root: Path, commit: str, folder: Path) -> Path:
+    """Check a commit out in a new git worktree, and return the folder in it that `root` is here.
+
+    Raises OSError with git's reason if that fails. `remove_worktree` removes the folder again.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = ["git", "-C", str(root), "worktree", "add", "--force", "--detach", str(folder), commit]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=CHECKOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"git took longer than {CHECKOUT_SECONDS} s") from error
+    if ended.returncode:
+        remove_worktree(root, folder)
+        raise OSError((ended.stderr.strip().splitlines() or ["git failed"])[-1])
+    return folder / (git(root, "rev-parse", "--show-prefix") or "")
+
+
+def remove_worktree(root: Path, folder: Path) -> None:
+    """Remove a git worktree and its files, as far as they exist."""
+    git(root, "worktree", "remove", "--force", str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    git(root, "worktree", "prune")

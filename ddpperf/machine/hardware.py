@@ -6,12 +6,15 @@ CUDA is never initialised here.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import math
 import os
 import platform
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +27,11 @@ from ddpperf.specs import Spec
 # CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
 # third on Arm
 BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
+# Prefixes of environment variables that change how fast torch and its libraries run.
+TUNING_VARIABLES = (
+    *("CUBLAS", "CUDA_", "CUDNN", "GLIBC_TUNABLES", "GLOO", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
+)
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
 
@@ -279,4 +287,33 @@ def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in gpus] if device == "cuda" else [],
         "system": f"{platform.system()} {platform.release()}",
         "hostname": platform.node(),
+        "executable": sys.executable,
+        "customized": _customized(),
+        "variables": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(TUNING_VARIABLES)
+        },
     }
+
+
+def _customized() -> dict[str, str]:
+    """Return a digest of the files that Python runs at each start, by their path."""
+    found = {}
+    for name in ("sitecustomize", "usercustomize"):
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin is not None:
+                found[spec.origin] = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
+    return found
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between the environments of two stored runs, except for the commit."""
+    found = []
+    for name in sorted(then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname"}):
+        if isinstance(then[name], dict) and isinstance(now[name], dict):
+            keys = sorted(then[name].keys() | now[name].keys())
+            pairs = [(key, then[name].get(key, "not set"), now[name].get(key, "not set")) for key in keys]
+        else:
+            pairs = [(name, then[name], now[name])]
+        found += [f"{key} was {before}, is {after}" for key, before, after in pairs if before != after]
+    return found

@@ -20,88 +20,87 @@ from ddpperf.verdict.stored_run_comparison import Comparison
 
 
 class ABRun:
-    """Compares base and candidate, and measures each suspected regression a second time.
+    """Compares base and candidate, and measures suspected regressions and undecided tests again.
 
-    The first measurement uses a few process sets per side. The second one uses more process sets,
-    whose processes are new. A run that compares with a stored run makes an ABRun, too, if it can
-    run the stored run's code. That ABRun only measures suspected regressions.
+    The first measurement uses a few process sets per side. Later measurements use new process sets.
+    A run that compares with a stored run makes an ABRun, too, if it can run the stored run's code.
 
     comparison: always None, because an A/B run is not compared with a stored run.
     sides: the interpreters, code and options of base and candidate.
     replicates: number of process sets per side in the first measurement of each test.
-    confirmation_replicates: number of process sets per side in the second measurement.
+    same_work: for each test, the test that is measured in its place because its work is equal. Each
+    test is measured by itself by default.
+    look_replicates: number of process sets per side in each later measurement.
+    decision: the findings; None before the first measurement was compared.
+    problems: what this A/B run could not do.
     """
 
     comparison: Comparison | None = None
 
     def __init__(
-        self, sides: Sides, settings: DecisionSettings, device: str, replicates: int | None = None
+        self,
+        sides: Sides,
+        settings: DecisionSettings,
+        device: str,
+        replicates: int | None = None,
+        same_work: Mapping[str, str] | None = None,
     ) -> None:
         settings = settings.with_sets(replicates) if replicates is not None else settings
         self.sides = sides
         self.replicates = settings.default.screen_sets
-        self.confirmation_replicates = settings.default.confirm_sets
+        self.look_replicates = settings.default.confirm_sets
+        self.decision: Decision | None = None
+        self.problems: list[str] = []
+        self._same_work = same_work or {}
         self._device = device
         self._settings = settings
-        self._decision: Decision | None = None
-        self._confirmed: dict[str, Any] = {}  # by test id, the stored second measurement
-        self._sets_option = "--replicates"
+        self._looks: dict[str, list[Any]] = {}  # by test id, the stored later measurements
         self._torch: dict[str, str] = {}  # the version of torch, by side
-        self._problems: list[str] = []
 
-    @property
-    def decided(self) -> bool:
-        return self._decision is not None
+    def different(self, tests: Sequence[str]) -> list[str]:
+        """Return the tests to measure, so that all the given tests can be compared."""
+        return list(dict.fromkeys(self._same_work.get(test, test) for test in tests))
 
-    def judge(self, measuring: Measuring) -> list[str]:
-        """Compare base and candidate of every test, and return the ids of tests that look slower.
+    def judge(self, measuring: Measuring, *, controls: bool = True) -> list[str]:
+        """Compare base and candidate of every test, and return the ids of tests to measure again.
 
-        The control measurements are made before.
+        controls: whether to make the control measurements before.
         """
         estimates = self._estimates(measuring)
-        estimates += self._controls(measuring, estimates)
+        estimates += self._controls(measuring, estimates) if controls else []
         specs = measuring.measured().values()
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
-            self._problems.append(f"--against-spec {fields} changes no test of this run")
-        self._decision = Decision(estimates, self._settings)
-        return self._decision.suspects()
+            self.problems.append(f"--against-spec {fields} changes no test of this run")
+        self.decision = Decision(estimates, self._settings)
+        return self.decision.open_tests()
 
-    def confirm(self, measuring: Measuring, suspects: Sequence[str]) -> None:
-        """Decide which suspected regressions are real, from their measurement in new processes.
+    def look(self, measuring: Measuring) -> list[str]:
+        """Decide tests by their measurement in new processes, and return those that are still open."""
+        assert self.decision is not None
+        for test, measure in measuring.measures.items():
+            if measure.stored:
+                self._looks.setdefault(test, []).append(measure.stored)
+        self.decision.look(self._estimates(measuring))
+        return self.decision.open_tests()
 
-        Without a first measurement of base and candidate, a comparison with a stored run found the
-        suspects.
-        """
-        estimates = self._estimates(measuring)
-        self._confirmed = {
-            test: measure.stored for test, measure in measuring.measures.items() if measure.stored
-        }
-        if self._decision is not None:
-            self._decision.confirm(estimates)
-            return
-        estimates += self._controls(measuring, estimates)
-        self._decision = Decision(estimates, self._settings, suspects_only=True)
-        self._sets_option = "in perf/thresholds.toml confirm_sets ="
-        judged = {row.test for row in self._decision.rows if row.primary and row.gated}
-        no_metric = "looks slower, but has no metric to compare between base and candidate"
-        for test in suspects:
-            if test not in judged:
-                self._decision.missing.setdefault(test, no_metric)
+    def end(self) -> None:
+        """Stop measuring: suspected regressions that no look could measure become missing."""
+        if self.decision is not None:
+            self.decision.end()
 
     def answer(self, cannot: Sequence[str] = ()) -> Answer:
         """Return the result of comparing base and candidate.
 
         cannot: ids of the tests that the base can measure and the candidate cannot.
         """
-        if self._decision is None:
+        if self.decision is None:
             return ab_answer((), {}, problems=["base and candidate were not compared: no test measured both"])
         return ab_answer(
-            self._decision.rows,
-            self._decision.missing,
-            problems=self._problems,
+            self.decision.rows,
+            self.decision.missing,
+            problems=self.problems,
             unmeasured=cannot,
-            sets_option=self._sets_option,
         )
 
     def _estimates(self, measuring: Measuring) -> list[MetricEstimates]:
@@ -109,6 +108,9 @@ class ABRun:
         for test, measured in measuring.measured().items():
             self._torch |= {sample.side: sample.torch for sample in measured.samples}
             estimates += estimates_of(test, measured, measuring.measures[test].metrics, self._device)
+            for other, in_its_place in self._same_work.items():
+                if in_its_place == test != other:
+                    estimates += estimates_of(other, measured, {}, self._device)
         return estimates
 
     # --- controls
@@ -120,7 +122,7 @@ class ABRun:
             try:
                 found += control(measuring, estimates)
             except CANNOT_MEASURE as error:
-                self._problems.append(f"a control could not be measured: {first_line(error)}")
+                self.problems.append(f"a control could not be measured: {first_line(error)}")
         return found
 
     def _copy(self, measuring: Measuring, _: object) -> list[MetricEstimates]:
@@ -129,24 +131,36 @@ class ABRun:
         return [_control("negative", _of_side(seconds, BASE), _of_side(seconds, CANDIDATE), "copy")]
 
     def _slow_down(self, measuring: Measuring, estimates: list[MetricEstimates]) -> list[MetricEstimates]:
-        """Time the shortest training step with a delay, which the comparison has to find."""
+        """Time the candidate's shortest training step with a delay, which the comparison has to find.
+
+        The base is measured without a delay in the same rounds, so that a change of the machine's
+        speed since the step's own measurement cancels out.
+        """
+        tests = measuring.measured()
         timed = {
             metric.test: metric
             for metric in estimates
-            if metric.primary and metric.gated and metric.metric == "time"
+            if metric.test in tests and metric.primary and metric.gated and metric.metric == "time"
         }
-        tests = measuring.measured()
         test = shortest({test: mean(metric.base) for test, metric in timed.items()}, tests)
         if test is None:
             return []
         measured = tests[test]
-        # Both times are the candidate's, so that only the delay differs.
-        before = _of_side(measured.median_step_seconds(), CANDIDATE)
-        delay = SLOW_DOWN[self._device] * mean(before.values())
+        before = measured.median_step_seconds()
+        delay = SLOW_DOWN[self._device] * mean(_of_side(before, CANDIDATE).values())
         delayed = measuring.pool.measure(measured.spec, slowed(measured.spec_of(CANDIDATE), delay))
-        after = _of_side(delayed.median_step_seconds(), CANDIDATE)
-        same_sets = {name: seconds for name, seconds in after.items() if name in before}
-        return [_control("positive", before, same_sets, timed[test].noise_class)]
+        after = delayed.median_step_seconds()
+        if before.keys() != after.keys():  # a process set was replaced in between
+            return []
+        scale = mean(_of_side(before, BASE).values())  # makes the ratios seconds again, for the table
+        usual, slower = (
+            {
+                candidate: seconds[candidate] / seconds[base] * scale
+                for base, candidate in zip(_of_side(seconds, BASE), _of_side(seconds, CANDIDATE), strict=True)
+            }
+            for seconds in (before, after)
+        )
+        return [_control("positive", usual, slower, timed[test].noise_class)]
 
     # --- storing
 
@@ -169,8 +183,8 @@ class ABRun:
             "base": base,
             "candidate": candidate | {"spec": dict(self.sides.spec_fields)},
             "settings": asdict(self._settings),
-            "rows": [asdict(row) for row in self._decision.rows] if self._decision is not None else [],
-            "confirmation": self._confirmed,
+            "rows": [asdict(row) for row in self.decision.rows] if self.decision is not None else [],
+            "confirmation": self._looks,
         }
 
 

@@ -59,23 +59,20 @@ def copied(pool: Pool, device: str) -> Measured | None:
     return None
 
 
-def positive_control(
-    comparison: Comparison, measured: Mapping[str, Measured], pool: Pool, device: str
-) -> Controls:
-    """Time the shortest training step with a delay that the comparison with a stored run must find.
+def positive_control(comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> Controls:
+    """Time the shortest training step again, without and with a delay of the test's tolerance.
 
-    The delay makes the step longer than the limit of its test.
+    The delay must be seen in the time of the delayed step, beside the step without a delay.
     """
     changes = comparison.changes
     timed = {test: change.now_seconds for test, change in changes.items() if change.quantity == "step"}
     if (test := shortest(timed, measured)) is None:
         why = "the positive control was not measured: no step was compared by its time"
         return Controls(missing=[why] if changes else [])
-    usual, limit = timed[test], changes[test].limit
-    excess = limit * (1 + SLOW_DOWN[device]) - 1
+    spec, tolerance = measured[test].spec, min(changes[test].tolerance, SLOW_DOWN["cpu"])
     try:
-        delayed = pool.measure(slowed(measured[test].spec, excess * usual))
+        usual = median(pool.measure(spec).all_step_seconds())
+        delayed = median(pool.measure(slowed(spec, tolerance * usual)).all_step_seconds())
     except CANNOT_MEASURE as error:
         return Controls(missing=[f"the positive control could not be measured: {first_line(error)}"])
-    seconds = median(delayed.all_step_seconds())
-    return Controls(positive=Change(then_seconds=usual, now_seconds=seconds, limit=limit))
+    return Controls(positive=Change(then_seconds=usual, now_seconds=delayed, limit=1 + tolerance / 2))

@@ -93,6 +93,9 @@ class Ending:
         if outcomes.measured or outcomes.uncollected:
             save_run = partial(storage.save_run, document, self._session.host["commit"])
             self._write("the run", storage.runs, save_run)
+            compared = self.answer is not None and "against" not in document["ddpperf"]
+            if compared and self.verdict is not None and self.verdict.status is Status.PASS and not name:
+                self._lines.append("to make it the baseline: python -m ddpperf.results.promote")
             if copy_to := self._copy_to:
                 self._write("the JSON", copy_to, partial(write_atomically, copy_to, document))
             if name and is_baseline(document):

@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ddpperf.machine.hardware import differences
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.control_measurements import copied, positive_control
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, Storage
-from ddpperf.verdict.ab import ab_answer, confirmed_answer
+from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run_comparison import Comparison, Controls, Reference, compare, negative_control
@@ -23,62 +24,62 @@ class PlainRun:
     """Compares the step times of a run with a stored run, and makes control measurements.
 
     baseline: the stored run; None without --benchmark-compare, or if no stored run was found.
-    confirmation: measures suspected regressions again beside the stored run's code; None without
-    --baseline-root and --baseline-python.
+    confirmation: the A/B run beside the stored run's code; None before it began.
+    unconfirmed: why not every test was measured beside the stored run's code; empty if all were.
     comparison: None before the comparison, or without a stored run.
     """
 
     sides = None
 
     def __init__(
-        self,
-        options: Options,
-        settings: DecisionSettings,
-        storage: Storage,
-        baseline: Baseline | None,
-        confirmation: ABRun | None,
+        self, options: Options, settings: DecisionSettings, storage: Storage, baseline: Baseline | None
     ) -> None:
         self.replicates = options.replicates or 1
         self.comparison: Comparison | None = None
+        self.confirmation: ABRun | None = None
+        self.unconfirmed = ""
         self._options = options
         self._settings = settings
         self._storage = storage
         self._baseline = baseline
-        self._confirmation = confirmation
         self._copied: Measured | None = None
 
-    def judge(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
-        """Compare step times with a stored run, and return the ids of tests that look slower.
+    def screen(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
+        """Compare step times with a stored run, and return the ids of the tests to confirm.
 
-        The control measurements are made, too.
+        The control measurements are made, too. The most suspicious test comes first.
         expected: ids of the tests that have to be compared.
         """
         self._copied = copied(measuring.pool, self._options.device)
         self._compare(measuring.measured(), expected, measuring.pool)
-        return self._suspects()
+        return self.comparison.to_confirm() if self.comparison is not None else []
 
-    def answer(self, measured: Mapping[str, Measured], expected: Collection[str]) -> Answer | None:
-        """Return the result of comparing with the stored run; None if there is no stored run."""
+    def answer(
+        self, measured: Mapping[str, Measured], expected: Collection[str], environment: Mapping[str, Any]
+    ) -> Answer | None:
+        """Return the result of comparing with the stored run; None if there is no stored run.
+
+        environment: the environment of this run, as it is stored.
+        """
         if self.comparison is None:  # the run was interrupted, or measured nothing
             self._compare(measured, expected)
-        if self.comparison is None:
+        if self.comparison is None or self._baseline is None:
             return None
-        answer, suspects, confirmation = self.comparison.answer(), self._suspects(), self._confirmation
-        if confirmation is None or not suspects:
-            return answer
-        missing = dict.fromkeys(suspects, "was to be measured beside the stored run's code, and was not")
-        judged = confirmation.answer() if confirmation.decided else ab_answer((), missing)
-        return confirmed_answer(answer, judged, baseline=self.comparison.baseline, suspects=suspects)
+        confirmation = self.confirmation
+        return answer_of(
+            self.comparison,
+            confirmation.decision if confirmation is not None else None,
+            problems=confirmation.problems if confirmation is not None else (),
+            unconfirmed=self.unconfirmed,
+            differences=differences(self._baseline.environment, environment),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the control measurement and the second measurements, as stored as JSON."""
         fields = {"copied": self._copied and self._copied.to_json()}
-        if self._confirmation is not None and self._confirmation.decided:
-            fields["confirmed"] = self._confirmation.sides_json()
+        if self.confirmation is not None and self.confirmation.decision is not None:
+            fields["confirmed"] = self.confirmation.sides_json()
         return fields
-
-    def _suspects(self) -> list[str]:
-        return [*self.comparison.slower, *self.comparison.suspects] if self.comparison is not None else []
 
     def _compare(
         self, measured: Mapping[str, Measured], expected: Collection[str], pool: Pool | None = None
@@ -89,6 +90,7 @@ class PlainRun:
         reference = Reference(
             baseline=self._baseline,
             settings=self._settings,
+            device=self._options.device,
             limit=self._options.slower_ratio,
             history=self._storage.history(self._baseline),
         )
@@ -96,7 +98,7 @@ class PlainRun:
         negative = negative_control(self._copied, reference, compared=len(compared.changes))
         positive = Controls()
         if pool is not None:
-            positive = positive_control(compared, measured, pool, self._options.device)
+            positive = positive_control(compared, measured, pool)
         controls = replace(
             positive, negative=negative.negative, missing=[*negative.missing, *positive.missing]
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +15,7 @@ from typing import Any, Literal
 import pytest
 from _pytest.runner import runtestprotocol
 
+from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.core_suite import is_below
@@ -21,16 +24,18 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare
+from ddpperf.plugin.options.read import AB_ROUNDS
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.stored_code import require_stored_code
+from ddpperf.plugin.stored_code import StoredCode, require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
-from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE
+from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
+from ddpperf.verdict.two_stage_test import LOOKS
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -42,8 +47,7 @@ class Session:
     baseline: the stored run to compare with; None without --benchmark-compare, or if none was
     found.
     run: a plain run or an A/B run; compares the measurements of the tests.
-    confirmation: the A/B run that measures suspected regressions again; None without a base.
-    passes: the first measurement of all tests, and the second one of suspected regressions.
+    passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
     compare_with: the name of the stored run to compare with, or True for the newest one.
     """
@@ -72,16 +76,16 @@ class Session:
             try:
                 self.baseline = self.storage.load(self.storage.find(compare_with))
             except NoBaseline as problem:
+                if compare_with is not True:
+                    raise Refused(str(problem)) from problem
                 self.problems.append(str(problem))
-        self.confirmation: ABRun | None = None
-        if options.sides is not None:
-            replicates = None if compare_with else options.replicates
-            self.confirmation = ABRun(options.sides, decision, options.device, replicates)
+        self._decision_settings = decision
+        self._stored_code: StoredCode | None = None
         self.run: PlainRun | ABRun
-        if self.confirmation is not None and not compare_with:
-            self.run = self.confirmation
+        if options.sides is not None and not compare_with:
+            self.run = ABRun(options.sides, decision, options.device, options.replicates)
         else:
-            self.run = PlainRun(options, decision, self.storage, self.baseline, self.confirmation)
+            self.run = PlainRun(options, decision, self.storage, self.baseline)
 
     @cached_property
     def machine(self) -> hardware.Machine:
@@ -151,7 +155,7 @@ class Session:
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,
-            rounds=options.rounds,
+            rounds=options.rounds if sides is None or "--rounds" in options.given else AB_ROUNDS,
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),
@@ -168,30 +172,107 @@ class Session:
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
-        measure = self.passes[-1].measures.get(test) if self.passes else None
-        if measure is None or measure.measured is None:
-            return []
+        measure = self.measures.get(test)
+        if len(self.passes) > 1 or measure is None or measure.measured is None:
+            return []  # only the first measurement has the rounds that thresholds were made for
         spec = measure.measured.spec_of(measure.judged_side)
         return self.thresholds.violations(test, function, spec, measure.values())
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Compare the measurements, and measure suspected regressions again in new processes."""
+        """Compare the measurements, and measure tests again that need more process sets.
+
+        A comparison with a stored run measures suspected regressions beside the stored run's code,
+        and every test whose limit would not show a slow-down as large as its tolerance.
+        """
         (first,) = self.passes
         if not first.measured():
             return
         if isinstance(self.run, ABRun):
-            suspects = self.run.judge(first)
-        else:
-            suspects = self.run.judge(first, self._expected())
-        if not suspects or self.confirmation is None:
+            self._look_again(self.run, items, self.run.judge(first))
             return
-        self._begin_pass(self.confirmation.sides, self.confirmation.confirmation_replicates)
-        for item in items:
-            if item.nodeid in suspects:
-                for report in runtestprotocol(item, log=False):
-                    if report.failed:  # the first pass reported everything else
-                        item.ihook.pytest_runtest_logreport(report=report)
-        self.confirmation.confirm(self.passes[-1], suspects)
+        tests = self.run.screen(first, self._expected())
+        if not tests or (sides := self._sides_of_stored_code()) is None:
+            return
+        settings = self._decision_settings.beside_stored_code(self.options.device)
+        beside = ABRun(sides, settings, self.options.device, same_work=self._same_work())
+        until = time.monotonic() + self.options.confirm_seconds
+        self.run.confirmation = beside
+        self.run.unconfirmed = (
+            "the run was interrupted before they were measured beside the stored run's code"
+        )
+        try:
+            left = self._measure_again(items, beside.different(tests), beside.sides, beside.replicates, until)
+            undecided = beside.judge(self.passes[-1])
+        except KeyboardInterrupt:
+            beside.judge(self.passes[-1], controls=False)
+            beside.end()
+            raise
+        self.run.unconfirmed = ""
+        if left:
+            self.run.unconfirmed = (
+                f"--confirm-seconds {self.options.confirm_seconds:.0f} ended before {left} of the tests to "
+                "confirm were measured beside the stored run's code; pass more seconds"
+            )
+        self._look_again(beside, items, undecided)
+
+    def _sides_of_stored_code(self) -> Sides | None:
+        """Return how to run the stored run's code, or None if that is not possible."""
+        assert self.baseline is not None
+        assert isinstance(self.run, PlainRun)
+        if self.options.sides is not None:
+            return self.options.sides
+        self._stored_code = StoredCode(self.baseline, self.storage.root)
+        try:
+            return self._stored_code.sides(self.options)
+        except Refused as refused:
+            self.run.unconfirmed = f"they cannot be measured beside the stored run's code, since {refused}"
+            return None
+
+    def _look_again(self, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> None:
+        """Measure open tests of an A/B run again, until all are decided or the time is over.
+
+        Suspected regressions are measured again at least once.
+        """
+        until = self.outcomes.begun + self.options.max_seconds
+        try:
+            for look in range(LOOKS):
+                if not tests or (look and time.monotonic() > until):
+                    break
+                must = math.inf if look == 0 and run is self.run else until
+                measured_before = len(self.passes)
+                try:
+                    self._measure_again(items, run.different(tests), run.sides, run.look_replicates, must)
+                finally:  # an interrupted look decides what it measured
+                    for measuring in self.passes[measured_before:]:
+                        tests = run.look(measuring)
+        finally:
+            run.end()
+
+    def _same_work(self) -> dict[str, str]:
+        """Return for each measured test the test with equal work and the fewest references."""
+        specs = {test: measured.spec for test, measured in self.passes[0].measured().items()}
+        references = {test: len(self.measures[test].stored.get("references", ())) for test in specs}
+        cheapest: dict[Spec, str] = {}
+        for test in sorted(specs, key=references.__getitem__):
+            cheapest.setdefault(specs[test], test)
+        return {test: cheapest[spec] for test, spec in specs.items()}
+
+    def _measure_again(
+        self, items: Sequence[pytest.Item], tests: Sequence[str], sides: Sides, replicates: int, until: float
+    ) -> int:
+        """Measure tests in new processes, and return how many tests had no time left.
+
+        until: the time.monotonic() value after which no test is begun.
+        """
+        self._begin_pass(sides, replicates)
+        by_test = {item.nodeid: item for item in items}
+        for begun, test in enumerate(tests):
+            if time.monotonic() > until:
+                return len(tests) - begun
+            for report in runtestprotocol(by_test[test], log=False):
+                if report.failed:  # the first pass reported everything else
+                    by_test[test].ihook.pytest_runtest_logreport(report=report)
+        return 0
 
     def _expected(self) -> set[str]:
         """Return the ids of collected tests, and of stored tests that the command line names."""
@@ -208,6 +289,8 @@ class Session:
                 measuring.pool.close()
         finally:
             self._devices.release()
+            if self._stored_code is not None:
+                self._stored_code.remove()
 
     # --- the answer
 
@@ -220,7 +303,7 @@ class Session:
             cannot = OutcomeKind.CANDIDATE_CANNOT
             answer = self.run.answer([test for test, outcome in outcomes.items() if outcome.kind is cannot])
         else:
-            answer = self.run.answer(measured, self._expected())
+            answer = self.run.answer(measured, self._expected(), self.environment())
         problems = list(self.problems)
         if self.outcomes.deselected and not self.outcomes.measured:
             count = len(self.outcomes.deselected)
@@ -249,7 +332,7 @@ class Session:
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host)
-        for measuring in self.passes:
+        for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
                 environment |= ranks | self._devices.pinning.environment()
         return environment

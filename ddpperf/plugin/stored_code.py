@@ -1,19 +1,20 @@
-"""Checks that the base of an A/B run has the code that a stored run measured."""
+"""The code of a stored run, as the base of an A/B run: checked out, or checked if the user names it."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from ddpperf.errors import Refused
-from ddpperf.machine.git import git
+from ddpperf.machine.git import NO_COMMIT, NOT_CODE, check_out, git, remove_worktree
+from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.sides import Sides
+from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.results.stored_runs import Baseline
-
-# What stored runs are kept in or made into: changes here do not change what is measured.
-NOT_CODE = [
-    f":(exclude){path}"
-    for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")
-]
+from ddpperf.workers.interpreter import Side, check_side
 
 
 def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
@@ -54,3 +55,58 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
         f"{name} was measured at commit {baseline.commit}, but --baseline-root {root} holds {held}; "
         f"check {commit} out there"
     )
+
+
+class StoredCode:
+    """The stored run's commit in a git worktree, with the stored run's interpreter.
+
+    here: the root of this source tree, which runs the candidate.
+    """
+
+    def __init__(self, baseline: Baseline, here: Path) -> None:
+        self._baseline = baseline
+        self._here = here
+        self._folder: Path | None = None
+
+    def sides(self, options: Options) -> Sides:
+        """Check the stored run's code out, and return how to run it as the base of an A/B run.
+
+        Raises Refused with the reason if the code cannot be run.
+        """
+        name, commit, here = self._baseline.path.name, self._baseline.commit, self._here
+        if commit in ("", NO_COMMIT):
+            raise Refused(f"{name} does not say which commit it measured")
+        if commit.endswith("+"):
+            raise Refused(f"{name} measured {commit.rstrip('+')} with changes that were not committed")
+        if git(here, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") is None:
+            raise Refused(f"commit {commit} of {name} is not in this repository")
+        self._folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
+        try:
+            root = check_out(here, commit, self._folder)
+        except OSError as error:
+            raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
+        base = Side(name=BASE, python=self._interpreter(), root=root)
+        found = check_side(base, f"the code of {name}", options.device, options.model)
+        torch = self._torch()
+        if found.torch != torch:
+            raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
+        sides = Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, base_torch=found.torch)
+        return dataclasses.replace(sides, torchvision=found.torchvision)
+
+    def remove(self) -> None:
+        """Remove the git worktree, if there is one."""
+        if self._folder is not None:
+            remove_worktree(self._here, self._folder)
+
+    def _torch(self) -> str:
+        return next(sample.torch for run in self._baseline.measured.values() for sample in run.samples)
+
+    def _interpreter(self) -> str:
+        """Return this interpreter if it has the stored run's torch, else the stored run's."""
+        stored = str(self._baseline.environment.get("executable", ""))
+        if self._torch().partition("+")[0] == version("torch").partition("+")[0]:
+            return sys.executable
+        if not os.access(stored, os.X_OK):
+            where = f"its interpreter {stored} is gone" if stored else "it does not name its interpreter"
+            raise Refused(f"{self._baseline.path.name} measured torch {self._torch()}, and {where}")
+        return stored

@@ -123,12 +123,21 @@ def _spread_over_sets(measured: Measured | None) -> str:
 
 
 def _ratio(change: Change) -> tuple[str, str]:
+    if not change.judged:
+        return f"{change.ratio:.3f} info", "-"
     mark = " cpu" if change.quantity == "CPU seconds" else " suspect" if change.suspect else ""
     return f"{change.ratio:.3f}{mark}", f"{change.limit:.4g}"
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    lines = [f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower"]
+    lines = [
+        f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower, unless "
+        "the stored run's code takes as long today"
+    ]
+    if any(not change.judged for change in comparison.changes.values()):
+        lines.append("ratio with info: too noisy on this machine to fail a run")
+    if comparison.new:
+        lines.append(f"new, so compared with nothing: {', '.join(map(short, comparison.new))}")
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
     if (shift := comparison.median_shift()) is not None:
@@ -140,10 +149,9 @@ def _compared(comparison: Comparison) -> list[str]:
             f"{name} {change.ratio:.3f} (limit {change.limit:.4g})" for name, change in controls.items()
         )
         lines.append(f"controls: {', '.join(ratios)}")
-    if suspects := comparison.suspects:
+    if suspects := {**comparison.slower, **comparison.suspects}:
         named = _largest({test: change.ratio - 1 for test, change in suspects.items()})
-        advice = "measure them against the baseline's code, with --baseline-root or --baseline-python"
-        lines.append(f"{units.counted(len(suspects), 'suspect')}, such as {named}: {advice}")
+        lines.append(f"{units.counted(len(suspects), 'test')} slower or suspected, such as {named}")
     if drifts := comparison.drifts:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
         found = f"{units.counted(len(slower), 'test')} slower, such as {_largest(slower)}"

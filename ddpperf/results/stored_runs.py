@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ddpperf.specs import Spec
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 FIRST_RUNS = 5  # a history holds this many of the oldest baselines
+MOST_BYTES = 200_000_000  # of a stored run's file; a whole run takes about 1 MB
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
 
@@ -33,7 +34,8 @@ class Baseline:
     """A stored run to compare with: its measurements by test id.
 
     `copied` is the run's memory copy, if the run measured one. `when` is the run's start in ISO
-    8601, and `commit` is the project's commit. Both are empty if unknown.
+    8601, and `commit` is the project's commit. Both are empty if unknown. `environment` describes
+    the machine and its software.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Baseline:
     when: str
     copied: Measured | None = None
     commit: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ class Storage:
 
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
-        return self._baseline(_document(path), path)
+        return self._baseline(read_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
         """Return the stored runs of this hardware and the run to compare with, oldest first.
@@ -120,7 +123,7 @@ class Storage:
         found: list[Baseline] = []
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
-                document = _document(path)
+                document = read_document(path)
                 if path in promoted or _passed(document, compared=True):
                     found.append(self._baseline(document, path))
         unique: list[Baseline] = []
@@ -159,7 +162,7 @@ class Storage:
             if not isinstance(document["machine_info"], dict):  # pytest-benchmark reads it
                 raise TypeError("machine_info is no table")
             copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
-            commit = str(header.get("environment", {}).get("commit", ""))
+            environment = dict(header.get("environment", {}))
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no text")
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -168,12 +171,24 @@ class Storage:
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
         when = str(document.get("datetime", ""))
-        return Baseline(path=path, measured=measured, when=when, copied=copied, commit=commit)
+        return Baseline(
+            path=path,
+            measured=measured,
+            when=when,
+            copied=copied,
+            commit=str(environment.get("commit", "")),
+            environment=environment,
+        )
 
 
-def _document(path: Path) -> Any:
-    """Read the JSON of a stored run; raise NoBaseline if the file is damaged or has a NaN."""
+def read_document(path: Path) -> Any:
+    """Return the JSON of a stored run.
+
+    Raises NoBaseline if the file is damaged, has a NaN, or is larger than `MOST_BYTES`.
+    """
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size / 1e6:,.0f} MB, more than any stored run")
         return json.loads(path.read_text(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         advice = "name another, or save one anew"
@@ -237,7 +252,7 @@ def _passed(document: Any, *, compared: bool = False) -> bool:
 def _newest_passed(folder: Path) -> Path | None:
     for path in reversed(_numbered(folder)):
         with contextlib.suppress(NoBaseline):
-            if _passed(_document(path)):
+            if _passed(read_document(path)):
                 return path
     return None
 

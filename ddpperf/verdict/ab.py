@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 
 import numpy as np
 
-from ddpperf.results import units
 from ddpperf.verdict.estimates import Control, MetricEstimates
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
@@ -23,14 +22,15 @@ from ddpperf.verdict.two_stage_test import (
     LogEstimates,
     Noise,
     class_noise,
-    confirm,
     detection,
+    look,
     moderated_noise,
     negative_control_findings,
     screen,
 )
 
 LEAST_SPREAD = 0.0005  # log ratio between process sets; the standard error of ten quiet rounds' median
+MOST_ADVISED = 12  # process sets per side; nobody would wait for more
 MOST_UNDECIDED = 0.05  # the largest fraction of undecided tests in a PASS
 CONTROLS: tuple[tuple[Control, tuple[Finding, ...], str], ...] = (
     ("negative", (Finding.UNCHANGED, Finding.UNDECIDED), "a copy of memory"),
@@ -81,57 +81,76 @@ class Row:
 
 
 class Decision:
-    """The findings of an A/B run for all metrics of all tests, decided in two stages.
+    """The findings of an A/B run for all metrics of all tests.
 
-    The constructor screens the first measurement. `confirm` decides the suspected regressions by a
-    second measurement on new process sets.
+    The constructor screens the first measurement. `look` decides suspected regressions and
+    undecided tests by later measurements on new process sets.
 
-    `missing` says for each test why one of its gated metrics cannot be judged. `suspects_only` is
-    for tests that a comparison with a stored run selected. These had no screening on process sets,
-    so the second measurement alone must limit the false alarms of the whole suite.
+    `missing` says for each test why one of its gated metrics cannot be judged.
     """
 
-    def __init__(
-        self, estimates: Iterable[MetricEstimates], settings: DecisionSettings, *, suspects_only: bool = False
-    ) -> None:
+    def __init__(self, estimates: Iterable[MetricEstimates], settings: DecisionSettings) -> None:
         estimates = list(estimates)
         self.settings = settings
-        self.screened = not suspects_only
         self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
         complete = [entry for entry in estimates if not entry.missing]
-        self._tests = max(1, sum(entry.gated and not entry.definition.exact for entry in complete))
-        # Without screening, H / screen_alpha for H sets the level of confirm() to suite_alpha / H.
-        self.gated = self._tests if self.screened else math.ceil(self._tests / settings.default.screen_alpha)
+        # A measurement that several tests share is tested once.
+        tested = {
+            (entry.metric, entry.base, entry.candidate)
+            for entry in complete
+            if entry.gated and not entry.definition.exact
+        }
+        self.gated = max(1, len(tested))
+        self._screened = {(entry.test, entry.metric): entry for entry in complete}
+        self._again: dict[tuple[str, str], MetricEstimates] = {}  # of all looks
         self._class_noise: dict[tuple[str, str], tuple[float, float]] = {}  # by test and metric
         self._slower: dict[str, bool] = {}  # by test: whether its time is longer, by any amount
         self.rows: list[Row] = []
         for metric in dict.fromkeys(entry.metric for entry in complete):
-            group = [entry for entry in complete if entry.metric == metric]
-            self.rows += self._judge(group, confirmed=suspects_only)
+            self.rows += self._judge([entry for entry in complete if entry.metric == metric])
+        self._suspects = {(row.test, row.metric) for row in self.rows if row.suspect}
         self._excuse_speedups()
 
-    def suspects(self) -> list[str]:
-        """Return the tests that look slower and must be measured again on new process sets."""
-        return list(dict.fromkeys(row.test for row in self.rows if row.suspect))
+    def open_tests(self) -> list[str]:
+        """Return the tests to measure again: suspected regressions first, then undecided tests.
 
-    def confirm(self, again: Iterable[MetricEstimates]) -> None:
-        """Decide each suspected regression by its second measurement, on new process sets.
-
-        A suspected regression without a second measurement becomes missing.
+        A test is undecided if its primary metric is, as in the verdict.
         """
-        fresh = {(entry.test, entry.metric): entry for entry in again if not entry.missing}
-        for place, row in enumerate(self.rows):
-            if row.suspect and (estimates := fresh.get((row.test, row.metric))):
+        suspects = [row.test for row in self.rows if row.suspect]
+        primaries = [row for row in self.rows if row.primary and row.gated and not row.control]
+        undecided = [row.test for row in primaries if row.undecided]
+        return list(dict.fromkeys([*suspects, *undecided]))
+
+    def look(self, again: Iterable[MetricEstimates]) -> None:
+        """Decide open tests by a measurement on new process sets.
+
+        Later looks add their process sets to those of earlier looks.
+        """
+        for entry in again:
+            key = entry.test, entry.metric
+            if not entry.missing and key in self._screened:
                 # The metric stays gated, even if the new process sets put it into another noise class.
-                estimates = replace(estimates, gated=True, primary=row.primary)
-                (self.rows[place],) = self._judge([estimates], confirmed=True)
-            elif row.suspect:
-                found = f"{row.metric} {row.ratio:.3f} times the base's"
-                self.missing[row.test] = f"could not be measured again, with {found}"
-        for (_, metric), estimates in fresh.items():
+                known = self._again.get(key, replace(self._screened[key], base=(), candidate=()))
+                self._again[key] = _together(known, entry)
+        for place, row in enumerate(self.rows):
+            key = row.test, row.metric
+            if (fresh := self._again.get(key)) is None or not (row.suspect or row.undecided):
+                continue
+            suspect = key in self._suspects
+            (self.rows[place],) = self._judge(
+                [fresh if suspect else _together(self._screened[key], fresh)], suspect=suspect
+            )
+        for (_, metric), fresh in self._again.items():
             if metric == "time":
-                self._judge([estimates], confirmed=True)  # updates self._slower
+                self._judge([fresh], suspect=True)  # updates self._slower
         self._excuse_speedups()
+
+    def end(self) -> None:
+        """Add the suspected regressions that no look could measure to the missing tests."""
+        for row in self.rows:
+            if row.suspect:
+                found = f"{row.metric} {row.ratio:.3f} times the base's"
+                self.missing.setdefault(row.test, f"could not be measured again, with {found}")
 
     def _excuse_speedups(self) -> None:
         """Change the finding of a worse speedup to undecided unless the step itself got slower.
@@ -143,8 +162,11 @@ class Decision:
             if row.metric == "speedup" and row.finding is Finding.WORSE and not self._slower.get(row.test):
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
-    def _judge(self, group: Sequence[MetricEstimates], *, confirmed: bool) -> list[Row]:
-        """Return the findings for one metric of several tests with equally many process sets."""
+    def _judge(self, group: Sequence[MetricEstimates], *, suspect: bool | None = None) -> list[Row]:
+        """Return the findings for one metric of several tests with equally many process sets.
+
+        `suspect` is None for the screening; later it says whether the screening found it worse.
+        """
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
@@ -153,14 +175,17 @@ class Decision:
         logs = LogEstimates(sign[:, None] * np.log(base), sign[:, None] * np.log(candidate))
         noise, effect = self._noise(group, logs), logs.effect
         error = noise.standard_error(logs.sets)
-        findings = (confirm if confirmed else screen)(logs, noise, settings, self.gated)
+        if suspect is None:
+            findings = screen(logs, noise, settings, self.gated)
+        else:
+            findings = look(logs, noise, settings, self.gated, suspect=suspect)
         control_findings = negative_control_findings(logs, noise, settings)
         if group[0].metric == "time":
-            slower = effect > noise.quantile(settings.suite_alpha / self._tests) * error
+            slower = effect > noise.quantile(settings.suite_alpha / self.gated) * error
             self._slower |= {entry.test: bool(slower[place]) for place, entry in enumerate(group)}
         half_width = noise.quantile(UNCHANGED_P) * error
         ratio, low, high = (np.exp(sign * effect + side * half_width) for side in (0, -1, 1))
-        worsening, needed = detection(noise, settings, self.gated, screened=self.screened)
+        worsening, needed = detection(noise, settings, self.gated, logs.sets if suspect is False else None)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
         return [
@@ -179,7 +204,7 @@ class Decision:
                 gated=entry.gated,
                 primary=entry.primary,
                 control=entry.control,
-                confirmed=confirmed,
+                confirmed=suspect is not None,
             )
             for place, entry in enumerate(group)
         ]
@@ -187,7 +212,7 @@ class Decision:
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
         """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
 
-        The second measurement reuses the noise of similar tests from the screening.
+        Later measurements reuse the noise of similar tests from the screening.
         """
         keys = [(entry.test, entry.metric) for entry in group]
         if not all(key in self._class_noise for key in keys):
@@ -195,6 +220,12 @@ class Decision:
             self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}
         variances, freedoms = np.array([self._class_noise[key] for key in keys]).T
         return moderated_noise(logs, Noise(variances, freedoms), LEAST_SPREAD**2)
+
+
+def _together(first: MetricEstimates, second: MetricEstimates) -> MetricEstimates:
+    """Return the estimates of one metric from the process sets of two measurements."""
+    base, candidate = first.base + second.base, first.candidate + second.candidate
+    return replace(first, base=base, candidate=candidate)
 
 
 def _noise_by_class(
@@ -242,37 +273,40 @@ def _exact_row(estimates: MetricEstimates) -> Row:
 # --- the result of all rows
 
 
-def ab_answer(
-    rows: Sequence[Row],
-    missing: Mapping[str, str],
-    *,
-    problems: Sequence[str] = (),
-    unmeasured: Sequence[str] = (),
-    sets_option: str = "--replicates",
-) -> Answer:
-    """Return the result of an A/B run from the findings for all metrics of its tests.
-
-    `missing` says for each test why it cannot be judged. `problems` says why the whole run cannot
-    be judged. `unmeasured` lists the tests that the candidate cannot measure. `sets_option` names
-    the option that sets the number of process sets.
-    """
+def worse_tests(rows: Sequence[Row]) -> dict[str, str]:
+    """Return how each test that got worse compares with the base."""
     worse: dict[str, list[str]] = {}
     for row in rows:
         if row.gated and row.finding is Finding.WORSE:
             where = ", on fresh process sets" if row.confirmed else ""
             found = f"its {row.metric} is {row.ratio:.3f} times the base's"
             worse.setdefault(row.test, []).append(f"{found} ({row.low:.3f} to {row.high:.3f}{where})")
+    return {test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()}
+
+
+def ab_answer(
+    rows: Sequence[Row],
+    missing: Mapping[str, str],
+    *,
+    problems: Sequence[str] = (),
+    unmeasured: Sequence[str] = (),
+) -> Answer:
+    """Return the result of an A/B run from the findings for all metrics of its tests.
+
+    `missing` says for each test why it cannot be judged. `problems` says why the whole run cannot
+    be judged. `unmeasured` lists the tests that the candidate cannot measure.
+    """
     primaries = [row for row in rows if row.primary and row.gated]
     reach = [row.detectable for row in primaries] or [math.nan]
-    failed, missing_controls = _controls(rows)
+    failed, missing_controls = control_problems(rows)
     answer = Answer(
-        worse={test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()},
+        worse=worse_tests(rows),
         untrusted=failed,
         undecided=[
             *problems,
             *(f"{test} {why}" for test, why in missing.items()),
             *missing_controls,
-            *_undecided(primaries, unmeasured, sets_option),
+            *_undecided(primaries, unmeasured),
         ],
         summary=f"nothing worse than the base: half of the tests would show {median(reach):.1%}, "
         f"all of them {max(reach):.1%}",
@@ -280,22 +314,7 @@ def ab_answer(
     return replace(answer, unfit=[*answer.regressions, *answer.untrusted, *answer.undecided])
 
 
-def confirmed_answer(compared: Answer, judged: Answer, *, baseline: str, suspects: Collection[str]) -> Answer:
-    """Return the result of a stored-run comparison after an A/B run has checked its suspects.
-
-    The A/B run alone decides about the suspected regressions.
-    """
-    count = units.counted(len(suspects), "suspected test")
-    return Answer(
-        worse=judged.worse,
-        untrusted=[*compared.untrusted, *judged.untrusted],
-        undecided=[*compared.undecided, *judged.undecided],
-        unfit=[*compared.untrusted, *judged.unfit],
-        summary=f"compared with {baseline}: {count} measured again beside its code, none is worse",
-    )
-
-
-def _controls(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+def control_problems(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """Return the failed control measurements, and the missing or noisy ones, in one sentence each."""
     by_control = {row.control: row for row in rows}
     failed, missing = [], []
@@ -312,7 +331,7 @@ def _controls(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return failed, missing
 
 
-def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option: str) -> list[str]:
+def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str]) -> list[str]:
     """Return why too many tests are undecided; empty if at most 5% of the tests are undecided."""
     undecided = [row for row in primaries if row.undecided]
     total = len(primaries) + len(unmeasured)
@@ -321,8 +340,9 @@ def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str], sets_option:
     sentences = [] if primaries else ["no test has a metric that can be judged"]
     if undecided:
         needed = [row.sets or 0 for row in undecided]
-        enough = f"{sets_option} {max(needed)} would do"
-        advice = enough if all(needed) else f"{MOST_SETS} process sets would not be enough"
+        advice = f"--replicates {max(needed)} would do"
+        if not all(needed) or max(needed) > MOST_ADVISED:
+            advice = "this machine is too noisy for them; repeat the run when it is quieter, or deselect them"
         example = f"such as {undecided[0].test}"
         sentences.append(f"{len(undecided)} of {total} tests are undecided, {example}; {advice}")
     if unmeasured:

@@ -12,10 +12,7 @@ import numpy as np
 from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better, Gate, Metric
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
-from ddpperf.verdict.stored_run_comparison import is_launch_bound
-
-SMALL_BYTES = 2**24  # on a GPU, launches bound an eager all_reduce of fewer bytes
+from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 
 Control = Literal["negative", "positive"]
 
@@ -75,11 +72,7 @@ def estimates_of(
     sides = [measured.of(side) for side in (BASE, CANDIDATE)]
     captured = [side.spec.captured for side in sides]
     launch_bound = all(map(is_launch_bound, sides)) and not any(captured)
-    call = measured.spec
-    launches_bind = isinstance(call, AllReduceSpec) and (
-        not call.captured and (call.nbytes < SMALL_BYTES or call.algorithm in OWN_ALGORITHMS)
-    )
-    small = device == "cuda" and launches_bind
+    informational = is_informational(measured.spec, device)
     gates = {Gate.ALWAYS, Gate.LAUNCH_BOUND if launch_bound else Gate.UNLESS_LAUNCH_BOUND}
     values: dict[str, Mapping[str, float]] = {
         "time": measured.median_step_seconds(),
@@ -96,8 +89,8 @@ def estimates_of(
             metric=name,
             base=tuple(by_set[process_set] for process_set in base if process_set in by_set),
             candidate=tuple(by_set[process_set] for process_set in candidate if process_set in by_set),
-            noise_class=(measured.spec.measurement, *captured, launch_bound, small),
-            gated=registry.find(name).exact or (registry.find(name).gate in gates and not small),
+            noise_class=(measured.spec.measurement, *captured, launch_bound, informational),
+            gated=registry.find(name).exact or (registry.find(name).gate in gates and not informational),
             primary=name == ("cpu_seconds" if launch_bound else "time"),
         )
         for name, by_set in values.items()

@@ -8,6 +8,7 @@ contradict each other raise ValueError.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,14 +29,17 @@ _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 # These and 10 earlier runs from git on 6 more machines:
 #   quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two days (1311 pairs, at
 #   most 6.0%)
+# These runs replayed CUDA graphs at two paces. At one pace, 5 captured cases differ by 0.2% between 4
+#   runs of one day on two H200 machines.
 # 8 runs in perf/baselines on 2 cores of an EPYC, by the spread of the rounds:
 #   below 5%: 3.1% (86 pairs, at most 12%); 5 to 10%: 5.9% (37 pairs, at most 15%); above 10%: 12%
 #   (at most 167% in 22 runs of one day)
+# Of collective calls on 2 cores, two runs differ by 30%, so one run by 20%.
 # A default that is too high costs little, because a test's own runs correct it. A default that is
 # too low costs false alarms on another day.
 _SPREADS = {
-    "gpu": {"quiet_iqr": 0.01, "run_spread": 0.01, "noisy_run_spread": 0.2},
-    "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2},
+    "gpu": {"quiet_iqr": 0.01, "run_spread": 0.005, "noisy_run_spread": 0.2, "call_spread": 0.02},
+    "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2, "call_spread": 0.2},
 }
 _METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's defaults
     "gpu": {
@@ -47,6 +51,15 @@ _METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's 
         "tail_seconds": {"margin": 0.10, "tolerance": 0.50},
         "peak_memory_bytes": {"margin": 0.005, "tolerance": 0.02},
     },
+}
+# A comparison with a stored run has to show slow-downs of this fraction, if the step is captured in
+# a CUDA graph or runs on the CPU. It has less time than an A/B run, so it takes fewer process sets.
+# Simulated on a CPU with 40 tests whose process sets differ by 4.5%: with 3 process sets in each later
+# measurement, 97% of unchanged suites pass, and 51% with 2 process sets. The 3 cost less time, on
+# average 96 instead of 132 process sets times tests, because fewer tests are measured again.
+_BETWEEN_RUNS = {
+    "gpu": {"tolerance": 0.03, "screen_sets": 3, "confirm_sets": 3},
+    "cpu": {"tolerance": 0.25, "screen_sets": 2, "confirm_sets": 3},
 }
 _SET_KEYS = ("screen_sets", "confirm_sets")
 _SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
@@ -61,7 +74,8 @@ class DecisionSettings:
     `metrics` holds the metrics with numbers of their own. `run_spread` is the usual standard
     deviation of the log of a step time between runs of the same code, for tests whose rounds have
     an interquartile range below `quiet_iqr` of their median. `noisy_run_spread` is the same for all
-    other tests.
+    other steps, and `call_spread` for collective calls. A comparison with a stored run has to show
+    a slow-down by the fraction `tolerance_between_runs`.
     """
 
     default: Settings
@@ -69,6 +83,8 @@ class DecisionSettings:
     quiet_iqr: float
     run_spread: float
     noisy_run_spread: float
+    call_spread: float
+    tolerance_between_runs: float
 
     def __post_init__(self) -> None:
         own, most = self.run_spread, self.noisy_run_spread
@@ -78,6 +94,19 @@ class DecisionSettings:
     def of(self, metric: str) -> Settings:
         """Return the settings for a metric: its own settings if there are any, else the defaults."""
         return self.metrics.get(metric, self.default)
+
+    def beside_stored_code(self, device: str) -> DecisionSettings:
+        """Return the settings of an A/B run that confirms a comparison with a stored run."""
+        fewer = _BETWEEN_RUNS["gpu" if device == "cuda" else "cpu"]
+        sets = {key: int(fewer[key]) for key in _SET_KEYS}
+        # Settings with a wide margin keep their own tolerance, which lies above the margin.
+        between = math.log1p(self.tolerance_between_runs)
+        tolerance = between if between > self.default.margin else self.default.tolerance
+        return dataclasses.replace(
+            self,
+            default=dataclasses.replace(self.default, tolerance=tolerance, **sets),
+            metrics={name: dataclasses.replace(own, **sets) for name, own in self.metrics.items()},
+        )
 
     def with_sets(self, screen_sets: int) -> DecisionSettings:
         """Return a copy of the settings with another number of process sets for the screening.
@@ -118,7 +147,11 @@ def _class_settings(classes: Mapping[str, Any], hardware: str) -> DecisionSettin
         metric_header = f"{header}.metrics.{metric}"
         given = _table(by_metric, metric_header, "key", _METRIC_KEYS)
         own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, metric_header)
-    return _changed(DecisionSettings(default=default, metrics=own, **_SPREADS[hardware]), values, header)
+    between_runs = _BETWEEN_RUNS[hardware]["tolerance"]
+    settings = DecisionSettings(
+        default=default, metrics=own, tolerance_between_runs=between_runs, **_SPREADS[hardware]
+    )
+    return _changed(settings, values, header)
 
 
 def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str]) -> Mapping[str, Any]:

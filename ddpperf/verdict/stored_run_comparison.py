@@ -9,19 +9,16 @@ from statistics import median
 from typing import Literal
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.specs import AllReduceSpec, CollectiveSpec
+from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
 
-# A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
-# the CPU. The step's time then varies from run to run, so CPU seconds are compared instead. A step
-# that is captured in a CUDA graph needs no launches, so its time is compared.
-LAUNCH_BOUND = 1.05
 CPU_LIMIT = 1.25  # a ratio of a step's CPU seconds above this is slower
 LARGEST_LOG = 700.0  # exp() of a greater number overflows
+LEAST_LOG = 1e-6  # of a limit by which a ratio is divided; --benchmark-compare-fail=median:0% has limit 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +27,9 @@ class Change:
 
     A ratio above `limit` is slower. `quantity` says whether the step's median time or its CPU
     seconds are compared. A ratio between `suspect_limit` and `limit` is too large for chance in one
-    test, but not in a suite of many tests. `suspect_limit` is None if `limit` alone decides.
+    test, but not in a suite of many tests. `suspect_limit` is None if `limit` alone decides. A
+    slow-down by the fraction `tolerance` is to be noticed. `judged` is False if the time varies too
+    much to fail a run.
     """
 
     then_seconds: float
@@ -38,6 +37,8 @@ class Change:
     limit: float
     suspect_limit: float | None = None
     quantity: Literal["step", "CPU seconds"] = "step"
+    tolerance: float = 0.25
+    judged: bool = True
 
     @property
     def ratio(self) -> float:
@@ -46,12 +47,13 @@ class Change:
 
     @property
     def slower(self) -> bool:
-        return self.ratio > self.limit
+        return self.judged and self.ratio > self.limit
 
     @property
     def suspect(self) -> bool:
         """Whether the test looks slower, but not by enough to be sure in a suite of many tests."""
-        return self.suspect_limit is not None and self.suspect_limit < self.ratio <= self.limit
+        limit = self.suspect_limit
+        return self.judged and limit is not None and limit < self.ratio <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,8 @@ class Controls:
 class Comparison:
     """The result of comparing a run with a stored run, by test id.
 
-    `baseline` is the stored run's name. `missing` says why a test could not be compared. `drifts`
+    `baseline` is the stored run's name. `missing` says why a test could not be compared. `new`
+    lists the tests that the stored run does not have. `drifts`
     holds the log ratio of a test's last five runs to its first five baselines, or 0 if chance
     explains the difference. Tests with too few runs have no drift.
     """
@@ -99,6 +102,7 @@ class Comparison:
     baseline: str
     changes: Mapping[str, Change] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    new: Sequence[str] = ()
     drifts: Mapping[str, float] = field(default_factory=dict)
     controls: Controls = Controls()
 
@@ -120,44 +124,35 @@ class Comparison:
         shifts = [log(change.ratio) for change in self.changes.values() if change.quantity == "step"]
         return median(shifts) if shifts else None
 
-    def answer(self) -> Answer:
-        """Return what the comparison with a stored run means for the verdict.
+    def to_confirm(self) -> list[str]:
+        """Return the tests that an A/B run has to decide, the most suspicious first.
 
-        A run that is slower, or whose control measurements failed, is unfit as a baseline. A run
-        with new tests is fit.
+        These are the tests that look slower, and the tests whose limit would not show a slow-down
+        as large as their tolerance, the widest limit first.
         """
-        answer = Answer(
-            worse={
-                test: f"is slower: {change.ratio:.2f} times its {change.quantity} in {self.baseline}, "
-                f"limit {change.limit:.4g}"
-                for test, change in self.slower.items()
-            },
-            untrusted=self.controls.failed(),
-            undecided=[*self.controls.missing, *(f"{test} {why}" for test, why in self.missing.items())],
-            summary=self._summary(),
-        )
-        return replace(answer, unfit=[*answer.regressions, *answer.untrusted])
-
-    def _summary(self) -> str:
-        summary = f"none slower than in {self.baseline} by more than its limit"
-        if limits := [change.limit for change in self.changes.values()]:
-            most, half = f"{max(limits):.4g}", f"{median(limits):.4g} for half of the tests"
-            summary += f" ({most})" if min(limits) == max(limits) else f" ({half}, at most {most})"
-        if suspects := len(self.suspects):
-            summary += f", but {units.counted(suspects, 'test')} may be slower"
-        return summary
+        judged = {test: change for test, change in self.changes.items() if change.judged}
+        looks_slower = {**self.slower, **self.suspects}
+        suspicion = {
+            test: log(change.ratio) / max(log(change.limit), LEAST_LOG)
+            for test, change in looks_slower.items()
+        }
+        blind = {test: change.limit for test, change in judged.items() if change.limit > 1 + change.tolerance}
+        by_suspicion = sorted(suspicion, key=suspicion.__getitem__, reverse=True)
+        by_limit = sorted(blind, key=blind.__getitem__, reverse=True)
+        return list(dict.fromkeys([*by_suspicion, *by_limit]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """A stored run to compare with, and what limits the ratios of step times.
 
-    `limit` is the ratio above which any test is slower. If it is None, each test has its own limit,
-    from how much its runs in `history` (oldest first) differ.
+    `device` is "cpu" or "cuda". `limit` is the ratio above which any test is slower. If it is None,
+    each test has its own limit, from how much its runs in `history` (oldest first) differ.
     """
 
     baseline: Baseline
     settings: DecisionSettings
+    device: str
     limit: float | None = None
     history: Sequence[PastRun] = ()
 
@@ -181,13 +176,14 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
     gain of 10% that is lost again, the mean suspects no test and the stored run all of them.
     """
     then, settings = reference.baseline.measured, reference.settings
-    present = sorted(test for test in expected if test in now or test in then)
+    present = sorted(test for test in expected if test in then)
     reasons = {test: _missing_reason(now.get(test), then.get(test), reference.name) for test in present}
     missing = {test: reason for test, reason in reasons.items() if reason}
     compared = [test for test in present if test not in missing]
     timed = [test for test in compared if not _compares_cpu_seconds(then[test], now[test])]
+    judged = {now[test].spec for test in timed if not is_informational(now[test].spec, reference.device)}
     changes = {
-        test: _time_change(test, now[test], then[test], reference, len(timed))
+        test: _time_change(test, now[test], then[test], reference, max(1, len(judged)))
         if test in timed
         else _cpu_change(now[test], then[test])
         for test in compared
@@ -199,7 +195,8 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
         for test in timed
         if (ends := first_and_last(reference.history, test, now[test]))
     }
-    return Comparison(baseline=reference.name, changes=changes, missing=missing, drifts=drifts)
+    new = sorted(test for test in now if test not in then)
+    return Comparison(baseline=reference.name, changes=changes, missing=missing, new=new, drifts=drifts)
 
 
 def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Controls:
@@ -233,39 +230,39 @@ def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) 
 
 
 def _time_change(test: str, now: Measured, then: Measured, reference: Reference, compared: int) -> Change:
-    settings = reference.settings
+    settings, spec = reference.settings, now.spec
     between_runs = spread(series(reference.history, test, now), _usual_spread(then, now, settings))
     margin, alpha = settings.of("time").margin, settings.default.suite_alpha
     logs = bounds(between_runs, margin=margin, suite_alpha=alpha, compared=compared)
     suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in logs)
+    tolerance = settings.tolerance_between_runs if spec.captured or reference.device == "cpu" else 0.25
     return Change(
         then_seconds=median(then.all_step_seconds()),
         now_seconds=median(now.all_step_seconds()),
         limit=reference.limit or slower,
         suspect_limit=None if reference.limit else suspect,
+        tolerance=max(tolerance, reference.limit - 1) if reference.limit else tolerance,
+        judged=not is_informational(spec, reference.device),
     )
 
 
 def _cpu_change(now: Measured, then: Measured) -> Change:
-    seconds = {"then_seconds": _cpu_seconds(then), "now_seconds": _cpu_seconds(now)}
-    return Change(**seconds, limit=CPU_LIMIT, quantity="CPU seconds")
+    return Change(
+        then_seconds=_cpu_seconds(then),
+        now_seconds=_cpu_seconds(now),
+        limit=CPU_LIMIT,
+        quantity="CPU seconds",
+    )
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
+    if isinstance(now.spec, AllReduceSpec | CollectiveSpec):
+        return settings.call_spread
     quiet = all(
         len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < settings.quiet_iqr
         for seconds in (then.all_step_seconds(), now.all_step_seconds())
     )
     return settings.run_spread if quiet else settings.noisy_run_spread
-
-
-def is_launch_bound(measured: Measured) -> bool:
-    """Return whether the GPU waited for kernel launches in the median process set.
-
-    Returns False without device times.
-    """
-    by_set = measured.launch_bound()
-    return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
 
 
 def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:

@@ -1,13 +1,18 @@
-"""The statistical tests of an A/B run: screening on few process sets, then a second measurement.
+"""The statistical tests of an A/B run: screening on few process sets, then later measurements.
 
 One process set is one observation. All values are natural logs of the estimate from one process
 set: log seconds, or minus log bandwidth, so that greater is worse. A difference of 0.01 is 1%.
 
 Screening tests each metric at level `screen_alpha`. A suspected regression is measured again on new
-process sets. Only this second measurement decides, at level `suite_alpha` / (H `screen_alpha`) for
-H gated metrics. A metric whose true change is below the margin is called worse only if both tests
-say so by chance. By the union bound over H metrics this happens in at most `suite_alpha` of all
-suites, whatever else truly changed.
+process sets, up to `LOOKS` times, and only the new process sets decide. A test that is undecided
+after the screening is measured on, and all its process sets decide.
+
+The error probability of the suite, `suite_alpha`, is spent over these tests as group sequential
+designs do (Lan and DeMets 1983), here by the union bound. For H gated metrics, one half is for
+suspected regressions: level `suite_alpha` / 2 / (H `screen_alpha` `LOOKS`) in each look. The other
+half is for undecided metrics: level `suite_alpha` / 2 / (H `LOOKS`) in each look. So a metric whose
+true change is below the margin is called worse in at most `suite_alpha` of all suites, whatever
+else truly changed.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ Mask = npt.NDArray[np.bool_]
 PRIOR_DEGREES_OF_FREEDOM = 8  # the weight of a noise class's variance, against a metric's own
 POWER = 0.95  # the probability with which a detectable change is found
 OUTLIER_P = 0.01  # the level of the test for metrics far noisier than their class
-UNCHANGED_P = 0.025  # the level of each of the two one-sided tests for "unchanged"
+LOOKS = 2  # how often a test is measured again, at most
+UNCHANGED_P = 0.025  # the level of each of the two one-sided tests for "unchanged", in one look
 MOST_SETS = 64  # the most process sets of each of base and candidate in one run
 
 
@@ -62,9 +68,13 @@ class Settings:
         if not 0 < (least := self.suite_alpha) < self.screen_alpha < 0.5:
             raise ValueError(f"screen_alpha must lie between {least} and 0.5, got {self.screen_alpha}")
 
-    def confirm_alpha(self, gated: int) -> float:
-        """Return the level of the second measurement's test, for each of `gated` metrics of a suite."""
-        return min(self.screen_alpha, self.suite_alpha / (gated * self.screen_alpha))
+    def look_alpha(self, gated: int, *, suspect: bool) -> float:
+        """Return the level of the test in each look, for each of `gated` metrics of a suite.
+
+        `suspect` says whether the screening found the metric worse.
+        """
+        level = self.suite_alpha / 2 / (gated * LOOKS)
+        return min(self.screen_alpha, level / self.screen_alpha) if suspect else level
 
 
 GPU = Settings(margin=0.005, tolerance=0.02, screen_alpha=0.02, screen_sets=3, confirm_sets=6)
@@ -168,12 +178,17 @@ def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int
     return _findings(estimates, noise, settings, {Finding.SUSPECT: worse, Finding.BETTER: better})
 
 
-def confirm(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
-    """Return the finding for each suspected regression from its second measurement.
+def look(
+    estimates: LogEstimates, noise: Noise, settings: Settings, gated: int, *, suspect: bool
+) -> list[Finding]:
+    """Return the finding for each metric that was measured again.
 
-    `gated` is the number of metrics of the suite whose worsening fails the run.
+    `estimates` are those of the new process sets for suspected regressions, and of all process sets
+    for undecided metrics. `gated` is the number of metrics of the suite whose worsening fails the
+    run.
     """
-    return _findings(estimates, noise, settings, {Finding.WORSE: settings.confirm_alpha(gated)})
+    levels = {Finding.WORSE: settings.look_alpha(gated, suspect=suspect)}
+    return _findings(estimates, noise, settings, levels)
 
 
 def negative_control_findings(estimates: LogEstimates, noise: Noise, settings: Settings) -> list[Finding]:
@@ -200,20 +215,24 @@ def _findings(
     return list(map(Finding, found))
 
 
-def detection(noise: Noise, settings: Settings, gated: int, *, screened: bool) -> tuple[Array, Array]:
+def detection(noise: Noise, settings: Settings, gated: int, sets: int | None = None) -> tuple[Array, Array]:
     """Return the smallest detected worsening of each metric, and the process sets that are needed.
 
     The worsening is the log ratio that is detected with probability `POWER`, which is approximate
-    and counts both stages. The number of process sets is that of each of base and candidate, at
-    least 2, with which a change as large as the tolerance is detected. `screened` is False if there
-    was no screening, so that the second measurement alone decides.
+    and counts screening and the last look. The number of process sets is that of each of base and
+    candidate, at least 2, with which a change as large as the tolerance is detected. `sets` is the
+    number of process sets of metrics that the screening did not suspect, so that one test at a
+    strict level decides.
     """
     from scipy.stats import norm
 
-    stages = [(settings.confirm_alpha(gated), settings.confirm_sets)]
-    stages += [(settings.screen_alpha, settings.screen_sets)] if screened else []
+    if sets is None:
+        stages = [(settings.look_alpha(gated, suspect=True), LOOKS * settings.confirm_sets)]
+        stages += [(settings.screen_alpha, settings.screen_sets)]
+    else:
+        stages = [(settings.look_alpha(gated, suspect=False), sets)]
     distances = [noise.quantile(alpha) + norm.ppf(POWER) for alpha, _ in stages]  # in standard errors
-    errors = [noise.standard_error(sets) for _, sets in stages]
+    errors = [noise.standard_error(of_stage) for _, of_stage in stages]
     effect = settings.margin + np.max(np.multiply(distances, errors), axis=0)
     needed = np.max(distances, axis=0) / (settings.tolerance - settings.margin)
     return effect, np.maximum(np.ceil(2 * noise.variance * needed**2), 2)

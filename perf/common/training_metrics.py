@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec
-from ddpperf.verdict.stored_run_comparison import is_launch_bound
+from ddpperf.verdict.judged_work import is_launch_bound
 
 FEWEST_STEPS = 8  # in a shorter epoch, most rounds wait for the shuffling of the next epoch
 COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_seconds", "capture_seconds")

@@ -170,6 +170,18 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "Process sets that measure each test, per side in an A/B run.",
             "1; 3 or more in an A/B run",
         ),
+        Option(
+            "--confirm-seconds",
+            DEADLINE,
+            "Most seconds for measuring tests beside the stored run's code.",
+            ("200", "120"),
+        ),
+        Option(
+            "--max-seconds",
+            DEADLINE,
+            "Seconds after which no undecided test is measured on.",
+            ("480", "300"),
+        ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
     "A/B runs": AB_OPTIONS,

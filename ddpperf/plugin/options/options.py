@@ -33,6 +33,8 @@ class Options:
     requested_epoch_images: the number of --epoch-images; None for the default.
     delay_seconds: an artificial delay of every step.
     replicates: number of process sets per side; None for the default.
+    confirm_seconds: the longest time for measuring tests beside a stored run's code.
+    max_seconds: the time after which no test is measured a third time.
     slower_ratio: the limit of --benchmark-compare-fail.
     """
 
@@ -52,6 +54,8 @@ class Options:
     rounds: int
     replicates: int | None
     sides: Sides | None
+    confirm_seconds: float
+    max_seconds: float
     deadline_seconds: float
     worker_logs: Path | None
     traces: Path | None

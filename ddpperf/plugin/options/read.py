@@ -64,6 +64,8 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         rounds=given.get("--rounds", ROUNDS if sides is None else AB_ROUNDS),
         replicates=given.get("--replicates"),
         sides=sides,
+        confirm_seconds=values["--confirm-seconds"],
+        max_seconds=values["--max-seconds"],
         deadline_seconds=values["--deadline"],
         worker_logs=_path(given, "--worker-logs"),
         traces=_path(given, "--traces"),

@@ -1,0 +1,147 @@
+"""The answer of a comparison with a stored run, whose suspected regressions an A/B run decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from ddpperf.results import units
+from ddpperf.verdict.ab import MOST_UNDECIDED, Decision, Row, control_problems, worse_tests
+from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
+
+
+def answer_of(
+    comparison: Comparison,
+    decision: Decision | None,
+    *,
+    problems: Sequence[str] = (),
+    unconfirmed: str = "",
+    differences: Sequence[str] = (),
+) -> Answer:
+    """Return what a comparison with a stored run means for the verdict.
+
+    A test is worse if the A/B run found it worse. A test that is slower than in the stored run, but
+    not slower than the stored run's code beside it, shows that the machine or its environment
+    changed. Without an A/B run, a test is worse if it is slower than in the stored run.
+
+    `decision` is the result of the A/B run, if there was one. `problems` says what the A/B run
+    could not do. `unconfirmed` says why not every test could be measured beside the stored run's
+    code. `differences` lists how this environment differs from the stored run's.
+    """
+    name, rows = comparison.baseline, _rows(decision)
+    missing = dict(comparison.missing)
+    worse: Mapping[str, str]
+    if decision is None:
+        worse = {test: _slower(change, name) for test, change in comparison.slower.items()}
+        untrusted, control_notes = comparison.controls.failed(), list(comparison.controls.missing)
+    else:
+        worse = worse_tests(decision.rows)
+        missing |= decision.missing
+        untrusted, control_notes = control_problems(decision.rows)
+    still_slower = {
+        test: f"{test} {_slower(change, name)}"
+        for test, change in comparison.slower.items()
+        if test in rows and test not in worse and test not in missing
+    }
+    undecided = {test for test in still_slower if rows[test].suspect or rows[test].undecided}
+    moved = []
+    if decision is not None:
+        moved = replace(comparison.controls, positive=None).failed()
+        control_notes += replace(comparison.controls, negative=None).failed()
+    moved += [sentence for test, sentence in still_slower.items() if test not in undecided]
+    unmeasured = unconfirmed or "its A/B measurement is missing"
+    unreached = [
+        f"{test} {_slower(change, name)}, and was not measured beside its code: {unmeasured}"
+        for test, change in comparison.slower.items()
+        if decision is not None and test not in rows and test not in worse and test not in missing
+    ]
+    shown = _shown(comparison, rows)
+    answer = Answer(
+        worse=worse,
+        untrusted=untrusted,
+        undecided=[
+            *problems,
+            *_changed_machine(moved, differences),
+            *unreached,
+            *(f"{still_slower[test]}, and beside its code it is undecided" for test in sorted(undecided)),
+            *control_notes,
+            *(f"{test} {why}" for test, why in missing.items()),
+            *_blind(comparison, shown, unconfirmed),
+        ],
+        summary=_summary(comparison, shown, decision),
+    )
+    return replace(answer, unfit=[*answer.regressions, *answer.untrusted])
+
+
+def _rows(decision: Decision | None) -> dict[str, Row]:
+    """Return the finding of the A/B run that represents each test."""
+    rows = decision.rows if decision is not None else ()
+    return {row.test: row for row in rows if row.primary and row.gated and row.control is None}
+
+
+def _slower(change: Change, name: str) -> str:
+    return f"is slower: {change.ratio:.2f} times its {change.quantity} in {name}, limit {change.limit:.4g}"
+
+
+def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[str]:
+    if not moved:
+        return []
+    environments = "; ".join(differences) or "none was found in what is stored of the two environments"
+    more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+    return [
+        f"this machine or its environment changed: {moved[0]}{more}, but the stored run's code takes as long "
+        f"today; differences: {environments}"
+    ]
+
+
+def _shown(comparison: Comparison, rows: Mapping[str, Row]) -> dict[str, float]:
+    """Return the smallest slow-down that each judged test would have shown, as a fraction.
+
+    An undecided test may hide all of its 95% interval.
+    """
+    shown = {}
+    for test, change in comparison.changes.items():
+        if change.judged:
+            row = rows.get(test)
+            shown[test] = change.limit - 1
+            if row is not None:
+                hidden = max(row.detectable, row.high - 1) if row.undecided else row.detectable
+                shown[test] = min(hidden, change.limit - 1) if not row.suspect else math.inf
+    return shown
+
+
+def _blind(comparison: Comparison, shown: Mapping[str, float], unconfirmed: str) -> list[str]:
+    """Return why too few tests would have shown their tolerance; empty if 95% would have."""
+    if not shown:
+        return [f"no test of {comparison.baseline} was measured whose time can be judged on this machine"]
+    blind = {test: least for test, least in shown.items() if least > comparison.changes[test].tolerance}
+    if len(blind) <= MOST_UNDECIDED * len(shown):
+        return []
+    test = max(blind, key=blind.__getitem__)
+    tolerance = comparison.changes[test].tolerance
+    why = unconfirmed or "this machine is too noisy for them; repeat the run when it is quieter"
+    return [
+        f"{len(blind)} of {len(shown)} tests would not have shown a slow-down of {tolerance:.0%}, such as "
+        f"{test}: {why}"
+    ]
+
+
+def _summary(comparison: Comparison, shown: Mapping[str, float], decision: Decision | None) -> str:
+    if not shown:
+        return f"compared with {comparison.baseline}: no test is judged"
+    ordered = sorted(shown.values())
+    most = ordered[math.ceil((1 - MOST_UNDECIDED) * len(ordered)) - 1]
+    how = "compared with" if decision is None else "compared with the code of"
+    text = (
+        f"{how} {comparison.baseline}: half of the {len(shown)} judged tests would have shown a slow-down "
+        f"of {median(ordered):.1%}, 95% of them {most:.1%}"
+    )
+    informational = sum(not change.judged for change in comparison.changes.values())
+    if informational:
+        text += f"; {units.counted(informational, 'test')} for information only"
+    if comparison.new:
+        text += f"; {units.counted(len(comparison.new), 'test')} new, such as {comparison.new[0]}"
+    return text
