@@ -49,9 +49,9 @@ def compare_with(
 @pytest.mark.figures
 def test_slowed_step_takes_the_expected_time(project: Project) -> None:
     run = compare_with(project, limit=2)
-    run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slowed step ", " (limit 2)")
+    run.assert_one_sentence(125, "controls: a copy of memory ", ", a slowed step ", " (limit 1.125)")
     (line,) = (line for line in run.lines if line.startswith("controls: "))
-    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(2.5, rel=0.15)
+    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(1.25, rel=0.15)
 
 
 @pytest.mark.slow
@@ -62,4 +62,4 @@ def test_missing_slow_down_is_no_verdict(project: Project, monkeypatch: pytest.M
         "import ddpperf.instruments.timing\nddpperf.instruments.timing.delayed = lambda step, *_: step\n"
     )
     monkeypatch.setitem(project.environment, "PYTHONPATH", f"{without}:{project.environment['PYTHONPATH']}")
-    compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 10")
+    compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 1.125")

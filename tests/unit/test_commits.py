@@ -14,9 +14,10 @@ from ddpperf.errors import Refused
 from ddpperf.machine.git import commit
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.stored_code import require_stored_code
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
+from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.interpreter import Side
-from tests.unit.test_stored_run import measured
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -71,10 +72,8 @@ def made(root: Path) -> None:
 
 
 def stored(commit: str, torch: str = "2.11.0") -> Baseline:
-    one = measured(0.1)
-    one = dataclasses.replace(
-        one, samples=tuple(dataclasses.replace(each, torch=torch) for each in one.samples)
-    )
+    sample = Sample(set="A1", side="A", torch=torch, seconds=((0.1,),))
+    one = Measured(spec=AllReduceSpec(world_size=2, nbytes=1024), iterations=1, samples=(sample,))
     return Baseline(path=Path("runs/0007_main.json"), measured={"t": one}, when="", commit=commit)
 
 

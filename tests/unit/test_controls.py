@@ -47,7 +47,7 @@ def negative(
 ) -> Controls:
     runs = [PastRun(measured={COPY: each}, promoted=False) for each in history]
     baseline = Baseline(path=Path("x.json"), measured={}, when="", copied=then)
-    reference = Reference(baseline=baseline, settings=CPU, limit=limit, history=runs)
+    reference = Reference(baseline=baseline, settings=CPU, device="cpu", limit=limit, history=runs)
     return negative_control(now, reference, compared=9)
 
 
@@ -111,7 +111,7 @@ def test_comparison_without_a_step_lacks_a_control() -> None:
         ({}, []),
     ):
         comparison = Comparison(baseline="x.json", changes=changes)
-        assert positive_control(comparison, {"t": run}, pool, "cpu").missing == missing
+        assert positive_control(comparison, {"t": run}, pool).missing == missing
 
 
 def test_slowed_step_within_the_limit_fails() -> None:
@@ -135,7 +135,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedSuite]:
 
 
 def compare_with(
-    project: CannedSuite, change: dict[str, Any] | None = None, *arguments: str, limit: int = 10
+    project: CannedSuite, change: dict[str, Any] | None = None, *arguments: str, limit: float = 10
 ) -> Finished:
     """Compare a run with the stored one, whose own JSON is changed first."""
     document = json.loads((project.root / "base.json").read_text())
@@ -167,7 +167,7 @@ def test_stored_run_without_copy_is_no_verdict(project: CannedSuite) -> None:
 
 def test_damaged_copy_is_a_damaged_baseline(project: CannedSuite) -> None:
     compare_with(project, {"copied": {"spec": 1}}).assert_one_sentence(
-        125, "NO VERDICT: the baseline ", " is damaged"
+        4, "ERROR: the baseline ", " is damaged"
     )
 
 
@@ -176,11 +176,11 @@ def test_missing_slow_down_is_no_verdict(project: CannedSuite, monkeypatch: pyte
         return step_seconds(spec, name) - spec.delay_seconds  # which canned sets add
 
     monkeypatch.setattr(project.canned, "seconds", without_delay)
-    compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 10")
+    compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 1.125")
 
 
 def test_controls_are_printed(project: CannedSuite) -> None:
-    run = compare_with(project, limit=2)
-    run.assert_one_sentence(0, "controls: a copy of memory ", "(limit 2), a slowed step ", " (limit 2)")
+    run = compare_with(project, limit=1.2)
+    run.assert_one_sentence(0, "controls: a copy of memory ", ", a slowed step ", " (limit 1.125)")
     (line,) = (line for line in run.lines if line.startswith("controls: "))
-    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(2.5, rel=0.01)
+    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(1.25, rel=0.01)

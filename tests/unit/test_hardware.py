@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -314,3 +315,31 @@ def test_silent_driver_counts_as_mapped(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nvlink_rates_are_without_coding() -> None:
     assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
     assert data_rate(14062) == 14.062e9, "as the driver says"
+
+
+# --- two environments
+
+
+def test_environment_names_what_changes_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hardware.environment("cpu", [], tmp_path)
+    assert before["executable"] == sys.executable
+    (tmp_path / "usercustomize.py").write_text("import time\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("SECRET_TOKEN", "hidden")
+    after = hardware.environment("cpu", [], tmp_path)
+    found = hardware.differences(before, after)
+    assert "OMP_NUM_THREADS was not set, is 7" in found
+    assert [line for line in found if line.startswith(f"{tmp_path}/usercustomize.py was not set, is ")]
+    assert "hidden" not in str(after)
+
+
+def test_differences_leave_out_what_changes_no_time() -> None:
+    then = {"commit": "one", "hostname": "a", "torch": "2.11.0", "variables": {"OMP_A": "1", "OMP_B": "2"}}
+    now = {"commit": "two", "hostname": "b", "torch": "2.12.0", "variables": {"OMP_A": "1", "OMP_C": "3"}}
+    assert hardware.differences(then, now | {"new": 1}) == [
+        "torch was 2.11.0, is 2.12.0",
+        "OMP_B was 2, is not set",
+        "OMP_C was not set, is 3",
+    ]
+    assert hardware.differences(then, then) == []

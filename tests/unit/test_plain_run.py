@@ -1,4 +1,4 @@
-"""A plain run whose suspects can be measured beside the stored run's code: only that decides about them."""
+"""A plain run and its stored run: what its answer says without, and with, a later measurement."""
 
 from __future__ import annotations
 
@@ -9,38 +9,57 @@ from typing import Any
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.plain_run import PlainRun
-from ddpperf.results.stored_runs import Storage
+from ddpperf.results.stored_runs import Baseline, Storage
+from ddpperf.verdict.ab import Decision
+from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.interpreter import Side
 
 CPU = read_decision({})["cpu"]
+STORED = {"torch": "2.11.0", "cores": 2}
+SLOWER = "is slower: 1.20 times its step in 0001_x.json, limit 1.1"
 
 
 def plain_run(**ratios: float) -> PlainRun:
     """Return a run that found these ratios to the stored times, with limits of 1.05 and 1.1."""
-    sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={}, delay_seconds=0.0)
     options: Any = SimpleNamespace(replicates=None, device="cpu", slower_ratio=None)
-    storage = Storage(root=Path(), hardware_key="x")
-    run = PlainRun(options, CPU, storage, None, ABRun(sides, CPU, "cpu"))
+    baseline = Baseline(path=Path("0001_x.json"), measured={}, when="", environment=STORED)
+    run = PlainRun(options, CPU, Storage(root=Path(), hardware_key="x"), baseline)
     changes = {
         test: Change(then_seconds=1.0, now_seconds=ratio, limit=1.1, suspect_limit=1.05)
         for test, ratio in ratios.items()
     }
-    run.comparison = Comparison(baseline="0001_x.json", changes=changes)
+    run.comparison = Comparison(baseline=baseline.path.name, changes=changes)
     return run
 
 
-def test_suspect_without_confirmation_is_undecided() -> None:
-    """The confirmation was interrupted: the slow-down may be the machine's."""
-    answer = plain_run(t=1.2, u=1.07).answer({}, [])
-    assert answer is not None
-    assert answer.worse == {}
-    reason = "was to be measured beside the stored run's code, and was not"
-    assert list(answer.undecided[:2]) == [f"t {reason}", f"u {reason}"]
+def answer(run: PlainRun, environment: dict[str, Any]) -> Answer:
+    found = run.answer({}, [], environment)
+    assert found is not None
+    return found
 
 
-def test_comparison_without_suspects_is_the_answer() -> None:
-    run = plain_run(t=1.01)
-    assert run.comparison is not None
-    assert run.answer({}, []) == run.comparison.answer()
+def test_strict_limit_decides_without_stored_code() -> None:
+    run = plain_run(t=1.2, u=1.07)
+    run.unconfirmed = "git is gone"
+    assert answer(run, STORED).worse == {"t": SLOWER}
+
+
+def test_interrupted_confirmation_leaves_a_suspect_undecided() -> None:
+    """The slow-down may be the machine's."""
+    run = plain_run(t=1.2, u=1.07)
+    sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
+    run.confirmation = ABRun(sides, CPU, "cpu")
+    run.confirmation.decision = Decision([], CPU)
+    run.unconfirmed = "the run was interrupted"
+    found = answer(run, STORED)
+    assert found.worse == {}
+    reason = "and was not measured beside its code: the run was interrupted"
+    assert found.undecided[0] == f"t {SLOWER}, {reason}"
+
+
+def test_comparison_without_suspects_passes() -> None:
+    found = answer(plain_run(t=1.01), STORED)
+    assert (found.worse, found.untrusted, found.undecided) == ({}, [], [])
+    assert found.summary.startswith("compared with 0001_x.json: half of the 1 judged tests would have shown")

@@ -9,7 +9,7 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import hardware_key
 from tests.canned import CannedSuite
-from tests.project import ALL_REDUCE, NOISY
+from tests.project import ALL_REDUCE
 
 TWO = ALL_REDUCE + "\n\ndef test_second(measure):\n    measure(AllReduceSpec(world_size=2, nbytes=2048))\n"
 
@@ -77,12 +77,14 @@ def test_comparison_lists_missing_results(project: CannedSuite) -> None:
     )
     project.experiment.write_text(TWO.replace("test_all_reduce", "test_renamed").replace("2048", "4096"))
     changed = project.run("perf", "--benchmark-compare")
-    changed.assert_one_sentence(125, "test_renamed is not in 0001_first.json")
+    changed.assert_one_sentence(125, "new, so compared with nothing: test_renamed")
     changed.assert_one_sentence(125, "test_all_reduce is in 0001_first.json but was not measured")
     changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
 
 
 def test_slower_test_fails_and_is_no_baseline(project: CannedSuite) -> None:
+    large = ALL_REDUCE.replace("nbytes=1024", "nbytes=2**24")  # smaller ones are for information
+    project.experiment.write_text(large)
     project.run("perf", "--benchmark-save=first")
     (baseline,) = project.root.glob("perf/baselines/*/*.json")
     document = json.loads(baseline.read_text())
@@ -136,22 +138,22 @@ def test_unwritable_folder_keeps_other_results(project: CannedSuite) -> None:
     assert "PASS: 1 test measured" in run.output
 
 
-def test_baseline_of_other_hardware_is_no_verdict(project: CannedSuite) -> None:
+def test_baseline_of_other_hardware_is_refused(project: CannedSuite) -> None:
     (project.root / "base.json").write_text(
         '{"ddpperf": {"schema": 2, "hardware_key": "h200x4"}, "benchmarks": []}'
     )
     run = project.run("perf", "--benchmark-compare=base.json")
-    run.assert_one_sentence(125, "NO VERDICT: base.json was measured on h200x4, this is cpu")
-    assert len(project.saved_runs()) == 1
+    run.assert_one_sentence(4, "ERROR: base.json was measured on h200x4, this is cpu")
+    assert project.saved_runs() == []
 
 
 def test_one_device_can_be_compared(project: CannedSuite) -> None:
     project.experiment.write_text(ONE_DEVICE)
-    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
     assert saved.status == 0, saved
     assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"
-    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    limit = "--benchmark-compare-fail=median:20%"
+    compared = project.run("perf", "--world-sizes", "1", limit, "--benchmark-compare=one")
     assert compared.status == 0, compared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -19,7 +20,7 @@ from tests.generated import BOUNDED
 from tests.project import REPOSITORY
 
 KEYS = tuple(field.name for field in fields(Settings))
-SPREADS = ("quiet_iqr", "run_spread", "noisy_run_spread")
+SPREADS = ("quiet_iqr", "run_spread", "noisy_run_spread", "call_spread")
 BUILT_IN = read_decision({})
 
 classes = st.sampled_from(("gpu", "cpu"))
@@ -68,7 +69,7 @@ def written(decision: Mapping[str, DecisionSettings]) -> dict[str, Any]:
     tables: dict[str, Any] = {name: asdict(each.default) | asdict(each) for name, each in decision.items()}
     for name, each in decision.items():
         tables[name]["metrics"] = {metric: own(one) for metric, one in each.metrics.items()}
-        del tables[name]["default"]
+        del tables[name]["default"], tables[name]["tolerance_between_runs"]  # these are not in the file
     return tables
 
 
@@ -113,6 +114,27 @@ def test_repositorys_file_equals_the_built_in_values() -> None:
 
 def test_every_metric_with_a_threshold_can_be_decided() -> None:
     assert set(bounded_metrics(Better.HIGHER)) < set(METRICS_DECIDED)
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "tolerance", "sets"),
+    [("cuda", "gpu", 0.03, (3, 3)), ("cpu", "cpu", 0.25, (2, 3))],
+)
+def test_confirmation_has_its_own_tolerance_and_sets(
+    device: str, hardware: str, tolerance: float, sets: tuple[int, int]
+) -> None:
+    usual, beside = BUILT_IN[hardware], BUILT_IN[hardware].beside_stored_code(device)
+    assert beside.default.tolerance == pytest.approx(math.log1p(tolerance))
+    for metric in ("time", "speedup", "tail_seconds", "peak_memory_bytes"):
+        found = beside.of(metric)
+        assert (found.screen_sets, found.confirm_sets) == sets
+        assert (found.margin, found.suite_alpha) == (usual.of(metric).margin, usual.of(metric).suite_alpha)
+    assert beside.of("tail_seconds").tolerance == usual.of("tail_seconds").tolerance
+
+
+def test_wide_margin_keeps_its_tolerance_beside_stored_code() -> None:
+    wide = read("[decision.gpu]\nmargin = 0.05\ntolerance = 0.1\n[decision.gpu.metrics.cpu_seconds]\n")
+    assert wide["gpu"].beside_stored_code("cuda").default.tolerance == 0.1
 
 
 # --- what the file says goes before it

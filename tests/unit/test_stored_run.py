@@ -16,11 +16,12 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline, PastRun
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
+from ddpperf.verdict.judged_work import LAUNCH_BOUND
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import (
     CPU_LIMIT,
-    LAUNCH_BOUND,
     Change,
     Comparison,
     Reference,
@@ -28,7 +29,7 @@ from ddpperf.verdict.stored_run_comparison import (
 )
 from tests.generated import BOUNDED, measurements, specs
 
-SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+SPEC = AllReduceSpec(world_size=2, nbytes=2**24)
 GPU = read_decision({})["gpu"]
 Counters = dict[str, tuple[float, ...]]
 
@@ -50,13 +51,13 @@ def compared(
     tests = now.keys() | then.keys() if expected is None else expected
     runs = [PastRun(measured=run, promoted=True) for run in history]
     baseline = Baseline(path=Path("0001_x.json"), measured=then, when="")
-    reference = Reference(baseline=baseline, settings=GPU, limit=limit, history=runs)
+    reference = Reference(baseline=baseline, settings=GPU, device="cuda", limit=limit, history=runs)
     return compare(now, reference, tests)
 
 
 def test_ratio_is_of_medians() -> None:
     comparison = compared({"t": measured(0.2, 0.3, 9.0)}, {"t": measured(0.1, 0.1, 0.2, 0.1)})
-    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5, tolerance=0.5)}
     assert comparison.changes["t"].ratio == pytest.approx(3)
     assert comparison.missing == {}
 
@@ -79,8 +80,8 @@ def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        AllReduceSpec(world_size=2, nbytes=2048),
-        AllReduceSpec(world_size=3, nbytes=1024),
+        AllReduceSpec(world_size=2, nbytes=2**25),
+        AllReduceSpec(world_size=3, nbytes=2**24),
         TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
         SamplerSpec(world_size=2, epoch_images=1024),
     ],
@@ -127,13 +128,24 @@ def test_resumed_run_is_missing(now: float, then: float, where: str) -> None:
     }
 
 
-def test_test_of_one_run_only_is_missing() -> None:
-    comparison = compared({"new": measured(0.1)}, {"gone": measured(0.1)}, {"new", "gone", "neither"})
+def test_lost_test_is_missing() -> None:
+    comparison = compared({}, {"gone": measured(0.1)}, {"gone", "neither"})
     assert comparison.changes == {}
-    assert comparison.missing == {
-        "gone": "is in 0001_x.json but was not measured",
-        "new": "is not in 0001_x.json",
-    }
+    assert comparison.missing == {"gone": "is in 0001_x.json but was not measured"}
+
+
+def test_new_test_voids_nothing() -> None:
+    comparison = compared({"t": measured(0.1), "new": measured(0.1)}, {"t": measured(0.1)}, limit=1.2)
+    assert (set(comparison.changes), comparison.missing, comparison.new) == ({"t"}, {}, ["new"])
+    outcomes = dict.fromkeys(("t", "new"), Outcome(kind=OutcomeKind.PASSED))
+    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None))
+    assert verdict.status is Status.PASS
+    assert verdict.reasons[0].endswith("; 1 test new, such as new")
+
+
+def test_deselected_stored_test_voids_nothing() -> None:
+    comparison = compared({"t": measured(0.1)}, {"t": measured(0.1), "gone": measured(0.1)}, {"t"})
+    assert (set(comparison.changes), comparison.missing, comparison.new) == ({"t"}, {}, [])
 
 
 def test_what_was_not_expected_is_not_compared() -> None:
@@ -154,8 +166,9 @@ def test_each_expected_test_is_changed_or_missing(
     now: dict[str, Measured], then: dict[str, Measured], expected: set[str]
 ) -> None:
     comparison = compared(now, then, expected)
-    assert comparison.changes.keys() | comparison.missing.keys() == expected & (now.keys() | then.keys())
+    assert comparison.changes.keys() | comparison.missing.keys() == expected & then.keys()
     assert not comparison.changes.keys() & comparison.missing.keys()
+    assert set(comparison.new) == now.keys() - then.keys()
     assert all(now[test].spec == then[test].spec for test in comparison.changes)
 
 
@@ -163,7 +176,7 @@ def test_each_expected_test_is_changed_or_missing(
     ("then", "now", "slower"), [(2.0, 3.0, False), (2.0, 3.01, True), (2.0, 1.0, False), (1.0, 100.0, True)]
 )
 def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool) -> None:
-    change = Change(then_seconds=then, now_seconds=now, limit=1.5)
+    change = Change(then_seconds=then, now_seconds=now, limit=1.5, tolerance=0.5)
     comparison = Comparison(baseline="0001_x.json", changes={"t": change})
     assert comparison.slower == ({"t": change} if slower else {})
 
@@ -219,7 +232,7 @@ def test_launch_bound_baseline_compares_cpu_seconds(then: float | None, now: flo
 def test_other_steps_compare_times(then: float | None, now: float | None) -> None:
     """Nor what they bound no more: a device that takes longer than all launches would not be noticed."""
     comparison = compared({"t": counted(now, 0.006, step_seconds=0.12)}, {"t": counted(then, None)})
-    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.12, limit=1.5)}
+    assert comparison.changes == {"t": Change(then_seconds=0.1, now_seconds=0.12, limit=1.5, tolerance=0.5)}
 
 
 def test_captured_steps_compare_times() -> None:
@@ -229,7 +242,8 @@ def test_captured_steps_compare_times() -> None:
     comparison = compared(
         {"t": dataclasses.replace(counted(9.0, 0.005, step_seconds=0.3), spec=step)}, {"t": then}
     )
-    assert comparison.slower == {"t": Change(then_seconds=0.1, now_seconds=0.3, limit=1.5)}
+    slower = Change(then_seconds=0.1, now_seconds=0.3, limit=1.5, tolerance=0.5)
+    assert comparison.slower == {"t": slower}
 
 
 @pytest.mark.parametrize(("cpu_seconds", "slower"), [(0.005, False), (0.0051, True), (0.001, False)])
@@ -262,11 +276,11 @@ def test_launch_bound_without_cpu_seconds_is_missing(
 def test_verdict_names_cpu_seconds() -> None:
     outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
-    reasons = decide(outcomes, measured=outcomes, answer=more.answer()).reasons
+    reasons = decide(outcomes, measured=outcomes, answer=answer_of(more, None)).reasons
     assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
-    verdict = decide(outcomes, measured=outcomes, answer=none.answer())
+    verdict = decide(outcomes, measured=outcomes, answer=answer_of(none, None))
     assert verdict.status is Status.NO_VERDICT
-    assert verdict.reasons == ("t is launch bound, and this run has no CPU seconds of it to compare",)
+    assert verdict.reasons[0] == "t is launch bound, and this run has no CPU seconds of it to compare"
 
 
 def test_of_several_sets_the_median_counts() -> None:
@@ -282,3 +296,92 @@ def test_of_several_sets_the_median_counts() -> None:
     assert compared({"t": now}, {"t": now}).changes["t"].quantity == "step"
     change = compared({"t": then}, {"t": then}).changes["t"]
     assert (change.quantity, change.then_seconds, change.now_seconds) == ("CPU seconds", 0.006, 0.006)
+
+
+# --- which tests are judged, and which are confirmed first
+
+
+def change(ratio: float, limit: float, suspect_limit: float | None = None, **fields: Any) -> Change:
+    return Change(then_seconds=1.0, now_seconds=ratio, limit=limit, suspect_limit=suspect_limit, **fields)
+
+
+def order(**changes: Change) -> list[str]:
+    return Comparison(baseline="0001_x.json", changes=changes).to_confirm()
+
+
+def test_most_suspicious_tests_are_confirmed_first() -> None:
+    """The log of the ratio counts in logs of the limit, so that a noisy test comes later."""
+    found = order(
+        suspect=change(1.15, 1.2, 1.1),
+        slower=change(1.3, 1.2, 1.1),
+        noisy=change(2.0, 3.0, 1.5),
+        fine=change(1.05, 1.2, 1.1),
+    )
+    assert found == ["slower", "suspect", "noisy"]
+
+
+def test_widest_limits_are_confirmed_after_suspects() -> None:
+    found = order(
+        narrow=change(1.0, 1.25, 1.1),
+        wide=change(1.0, 1.3, 1.1),
+        widest=change(0.5, 4.0, 1.1),
+        suspect=change(1.15, 1.2, 1.1),
+        captured=change(1.0, 1.04, 1.02, tolerance=0.03),
+    )
+    assert found == ["suspect", "widest", "wide", "captured"]
+
+
+def test_informational_test_is_never_confirmed() -> None:
+    assert order(t=change(9.0, 1.2, 1.1, judged=False), wide=change(1.0, 9.0, judged=False)) == []
+
+
+def test_limit_of_one_orders_suspects() -> None:
+    """As --benchmark-compare-fail=median:0% sets it: the log of the limit is 0."""
+    assert order(little=change(1.01, 1.0), more=change(1.1, 1.0)) == ["more", "little"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "judged"),
+    [
+        (AllReduceSpec(world_size=2, nbytes=2**24 - 4), "cpu", False),
+        (AllReduceSpec(world_size=2, nbytes=2**24), "cpu", True),
+        (SamplerSpec(world_size=2, epoch_images=1024), "cpu", False),
+        (TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"), "cpu", True),
+        (AllReduceSpec(world_size=2, nbytes=2**24 - 4), "cuda", False),
+        (AllReduceSpec(world_size=2, nbytes=2**24 - 4, execution="graph"), "cuda", True),
+        (SamplerSpec(world_size=2, epoch_images=1024), "cuda", True),
+    ],
+)
+def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) -> None:
+    baseline = Baseline(path=Path("0001_x.json"), measured={"t": measured(0.1, spec=spec)}, when="")
+    reference = Reference(baseline=baseline, settings=GPU, device=device, limit=1.5)
+    comparison = compare({"t": measured(9.0, spec=spec)}, reference, {"t"})
+    assert comparison.changes["t"].judged == judged
+    assert set(comparison.slower) == set(comparison.to_confirm()) == ({"t"} if judged else set())
+    answer = answer_of(comparison, None)
+    assert set(answer.worse) == ({"t"} if judged else set())
+    if not judged:
+        assert "1 test for information only" in answer.summary or "no test is judged" in answer.summary
+
+
+def test_calls_have_their_own_spread_between_runs() -> None:
+    step = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+    quiet = (1.0, 1.001, 1.002, 1.003)
+    runs = {"step": measured(*quiet, spec=step), "call": measured(*quiet)}
+    for hardware, device in (("gpu", "cuda"), ("cpu", "cpu")):
+        baseline = Baseline(path=Path("0001_x.json"), measured=runs, when="")
+        reference = Reference(baseline=baseline, settings=read_decision({})[hardware], device=device)
+        changes = compare(runs, reference, set(runs)).changes
+        assert changes["call"].limit > changes["step"].limit, device
+
+
+def test_tests_of_one_spec_share_the_error_probability() -> None:
+    quiet = (1.0, 1.001, 1.002, 1.003)
+    shared = {f"t{number}": measured(*quiet) for number in range(5)}
+    alone = compared({"t0": shared["t0"]}, {"t0": shared["t0"]}, limit=None).changes["t0"].limit
+    assert compared(shared, shared, limit=None).changes["t0"].limit == alone
+    own = {
+        f"t{number}": measured(*quiet, spec=AllReduceSpec(world_size=2, nbytes=2 ** (24 + number)))
+        for number in range(5)
+    }
+    assert compared(own, own, limit=None).changes["t0"].limit > alone

@@ -15,6 +15,7 @@ from scipy.stats import t
 from ddpperf.verdict.two_stage_test import (
     CPU,
     GPU,
+    LOOKS,
     PRIOR_DEGREES_OF_FREEDOM,
     Array,
     Finding,
@@ -22,8 +23,8 @@ from ddpperf.verdict.two_stage_test import (
     Noise,
     Settings,
     class_noise,
-    confirm,
     detection,
+    look,
     moderated_noise,
     screen,
 )
@@ -36,13 +37,13 @@ logs = st.floats(-0.2, 0.2, allow_subnormal=False)
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> LogEstimates:
+def measured_looks(draw: st.DrawFn) -> LogEstimates:
     metrics, sets = draw(st.integers(1, 4)), draw(st.integers(2, 6))
     sides = st.lists(st.lists(logs, min_size=sets, max_size=sets), min_size=metrics, max_size=metrics)
     return LogEstimates(np.array(draw(sides)), np.array(draw(sides)))
 
 
-def look(base: Array | list[float], candidate: Array | list[float]) -> LogEstimates:
+def of(base: Array | list[float], candidate: Array | list[float]) -> LogEstimates:
     return LogEstimates(np.array([base]), np.array([candidate]))
 
 
@@ -50,7 +51,7 @@ def noise_of(variance: float, freedom: float = 12) -> Noise:
     return Noise(np.array([variance]), np.array([freedom]))
 
 
-@given(looks())
+@given(measured_looks())
 @BOUNDED
 def test_swapped_sides_negate_the_effect(one: LogEstimates) -> None:
     swapped = LogEstimates(one.candidate, one.base)
@@ -58,7 +59,7 @@ def test_swapped_sides_negate_the_effect(one: LogEstimates) -> None:
     assert swapped.variance == pytest.approx(one.variance)
 
 
-@given(looks(), st.floats(-3, 3), st.floats(-0.5, 0.5), st.randoms())
+@given(measured_looks(), st.floats(-3, 3), st.floats(-0.5, 0.5), st.randoms())
 @BOUNDED
 def test_units_and_order_do_not_matter(one: LogEstimates, unit: float, shift: float, chance: Any) -> None:
     """A factor is a constant added to a log."""
@@ -68,7 +69,7 @@ def test_units_and_order_do_not_matter(one: LogEstimates, unit: float, shift: fl
     assert moved.variance == pytest.approx(one.variance, abs=1e-12)
 
 
-@given(looks(), st.floats(0, 0.3), st.integers(1, 1000))
+@given(measured_looks(), st.floats(0, 0.3), st.integers(1, 1000))
 @BOUNDED
 def test_a_worse_candidate_never_gets_a_better_answer(one: LogEstimates, shift: float, gated: int) -> None:
     classes = ["one"] * len(one.base)
@@ -83,11 +84,11 @@ def test_a_worse_candidate_never_gets_a_better_answer(one: LogEstimates, shift: 
         )
 
 
-@given(looks(), st.integers(1, 500), st.integers(1, 500))
+@given(measured_looks(), st.integers(1, 500), st.integers(1, 500))
 @BOUNDED
 def test_a_larger_suite_never_finds_more(one: LogEstimates, gated: int, more: int) -> None:
     spread = moderated_noise(one, class_noise(one, ["one"] * len(one.base), FLOOR), 0.0)
-    few, many = (confirm(one, spread, GPU, count) for count in (gated, gated + more))
+    few, many = (look(one, spread, GPU, count, suspect=True) for count in (gated, gated + more))
     assert {i for i, found in enumerate(many) if found is Finding.WORSE} <= {
         i for i, found in enumerate(few) if found is Finding.WORSE
     }
@@ -109,9 +110,17 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any],
         Settings(**values | fields)
 
 
-def test_confirmation_level_follows_the_union_bound() -> None:
-    assert GPU.confirm_alpha(240) == pytest.approx(0.01 / (240 * 0.02))
-    assert GPU.confirm_alpha(1) == GPU.screen_alpha, "it is never laxer than the first"
+@pytest.mark.parametrize("settings", [GPU, CPU])
+@pytest.mark.parametrize("gated", [12, 240])
+def test_levels_add_up_to_suite_alpha(settings: Settings, gated: int) -> None:
+    """By the union bound over all metrics and looks, of suspects and of undecided tests."""
+    suspect, undecided = (settings.look_alpha(gated, suspect=kind) for kind in (True, False))
+    spent = gated * LOOKS * (settings.screen_alpha * suspect + undecided)
+    assert spent == pytest.approx(settings.suite_alpha)
+
+
+def test_look_is_never_laxer_than_screening() -> None:
+    assert GPU.look_alpha(1, suspect=True) == GPU.screen_alpha
 
 
 def test_each_finding_has_its_bound() -> None:
@@ -128,30 +137,25 @@ def test_each_finding_has_its_bound() -> None:
         (better - 1e-6, Finding.BETTER),
         (better + 1e-6, Finding.UNCHANGED),
     ):
-        assert screen(look([0.0] * sets, [effect] * sets), noise_of(0.003**2), wide, gated) == [found], effect
+        assert screen(of([0.0] * sets, [effect] * sets), noise_of(0.003**2), wide, gated) == [found], effect
     assert unchanged > suspected
     narrow = replace(GPU, tolerance=0.01)
-    assert screen(look([0.0] * sets, [0.009] * sets), noise_of(0.003**2), narrow, gated) == [
-        Finding.UNDECIDED
-    ]
+    assert screen(of([0.0] * sets, [0.009] * sets), noise_of(0.003**2), narrow, gated) == [Finding.UNDECIDED]
     error = 0.003 * math.sqrt(2 / 6)
-    worse = GPU.margin + t.isf(GPU.confirm_alpha(gated), freedom) * error
-    for settings in (wide, GPU):
+    for settings, suspect in ((wide, True), (GPU, True), (wide, False), (GPU, False)):
+        worse = GPU.margin + t.isf(GPU.look_alpha(gated, suspect=suspect), freedom) * error
         same = settings.tolerance - t.isf(0.025, freedom) * error
         otherwise = Finding.UNCHANGED if worse < same else Finding.UNDECIDED
-        assert confirm(look([0.0] * 6, [worse + 1e-6] * 6), noise_of(0.003**2), settings, gated) == [
-            Finding.WORSE
-        ]
-        assert confirm(look([0.0] * 6, [worse - 1e-6] * 6), noise_of(0.003**2), settings, gated) == [
-            otherwise
-        ]
+        for change, found in ((1e-6, Finding.WORSE), (-1e-6, otherwise)):
+            estimates = of([0.0] * 6, [worse + change] * 6)
+            assert look(estimates, noise_of(0.003**2), settings, gated, suspect=suspect) == [found]
 
 
 def test_worse_goes_before_unchanged() -> None:
     """A change of 1 %, seen sharply, is above the margin and within the tolerance."""
     sharp = noise_of(1e-12)
-    assert confirm(look([0.0] * 6, [0.01] * 6), sharp, GPU, 10) == [Finding.WORSE]
-    assert confirm(look([0.0] * 6, [0.004] * 6), sharp, GPU, 10) == [Finding.UNCHANGED]
+    assert look(of([0.0] * 6, [0.01] * 6), sharp, GPU, 10, suspect=True) == [Finding.WORSE]
+    assert look(of([0.0] * 6, [0.004] * 6), sharp, GPU, 10, suspect=True) == [Finding.UNCHANGED]
 
 
 def test_noise_is_shrunk_except_for_outliers() -> None:
@@ -176,9 +180,9 @@ def test_noise_is_shrunk_except_for_outliers() -> None:
 
 @pytest.mark.parametrize(("settings", "least", "most"), [(GPU, 0.012, 0.025), (CPU, 0.012, 0.05)])
 def test_detectable_effect_is_found_with_its_power(settings: Settings, least: float, most: float) -> None:
-    """Simulated with the variance known: about the power that was asked for, of both looks together."""
+    """Simulated with the variance known: about the stated power, of screening and last look together."""
     rng, trials, spread = np.random.default_rng(1), 4000, noise_of(0.003**2, 1e6)
-    effect = float(detection(spread, settings, 240, screened=True)[0][0])
+    effect = float(detection(spread, settings, 240)[0][0])
     assert least < effect < most
     many = Noise(np.full(trials, 0.003**2), np.full(trials, 1e6))
 
@@ -188,20 +192,29 @@ def test_detectable_effect_is_found_with_its_power(settings: Settings, least: fl
         )
 
     first = screen(drawn(settings.screen_sets), many, settings, 240)
-    second = confirm(drawn(settings.confirm_sets), many, settings, 240)
+    second = look(drawn(LOOKS * settings.confirm_sets), many, settings, 240, suspect=True)
     found = np.mean(
         [one is Finding.SUSPECT and two is Finding.WORSE for one, two in zip(first, second, strict=True)]
     )
     assert 0.9 <= found <= 0.99
 
 
-def test_unscreened_reach_depends_on_confirmation_sets_only() -> None:
+def test_undecided_reach_depends_on_all_sets() -> None:
     """More of them find less, and as many as are advised find a change of the tolerance."""
     spread = noise_of(0.0055**2, 30)
-    few, many = (replace(GPU, confirm_sets=sets) for sets in (6, 40))
-    detectable = [float(detection(spread, each, 4000, screened=False)[0][0]) for each in (few, many)]
-    assert detectable[1] == pytest.approx(few.margin + (detectable[0] - few.margin) * math.sqrt(6 / 40))
-    needed = int(detection(spread, few, 4000, screened=False)[1][0])
+
+    def detectable(sets: int) -> float:
+        return float(detection(spread, GPU, 4000, sets)[0][0])
+
+    assert detectable(40) == pytest.approx(GPU.margin + (detectable(6) - GPU.margin) * math.sqrt(6 / 40))
+    needed = int(detection(spread, GPU, 4000, 6)[1][0])
     assert needed > 6
-    enough = float(detection(spread, replace(GPU, confirm_sets=needed), 4000, screened=False)[0][0])
-    assert enough <= GPU.tolerance
+    assert detectable(needed) <= GPU.tolerance
+
+
+def test_stricter_level_makes_undecided_reach_wider() -> None:
+    """One test at a strict level decides undecided metrics, a screening and a laxer one suspects."""
+    spread = noise_of(0.003**2, 30)
+    sets = LOOKS * GPU.confirm_sets
+    enough = replace(GPU, screen_sets=sets)
+    assert float(detection(spread, GPU, 240, sets)[0][0]) > float(detection(spread, enough, 240)[0][0])

@@ -11,13 +11,14 @@ from scipy.stats import beta
 from ddpperf.verdict.two_stage_test import (
     CPU,
     GPU,
+    LOOKS,
     Array,
     Finding,
     LogEstimates,
     Noise,
     Settings,
     class_noise,
-    confirm,
+    look,
     moderated_noise,
     screen,
 )
@@ -40,10 +41,10 @@ def suite(
     candidate is worse.
 
     Two mistakes can be made: rounds, of which each set's several are taken for sets; reuse, of the
-    first look as the second.
+    screening's sets by the later looks.
     """
 
-    def look(sets: int) -> LogEstimates:
+    def measured(sets: int) -> LogEstimates:
         return LogEstimates(side(sets, 0 * shifts), side(sets, shifts))
 
     def side(sets: int, shift: Array) -> Array:
@@ -53,15 +54,25 @@ def suite(
         return drawn.reshape(gated, sets * rounds)
 
     gated = len(sigmas) * METRICS
-    first = look(settings.screen_sets)
+    first = measured(settings.screen_sets)
     usual = class_noise(first, ["one"] * gated, FLOOR)
     found = np.array(screen(first, moderated_noise(first, usual, 0.0), settings, gated))
-    suspects = found == Finding.SUSPECT
-    if suspects.any():
-        again = first if reuse else look(settings.confirm_sets)
-        second = LogEstimates(again.base[suspects], again.candidate[suspects])
-        prior = Noise(usual.variance[suspects], usual.degrees_of_freedom[suspects])
-        found[suspects] = confirm(second, moderated_noise(second, prior, 0.0), settings, gated)
+    kinds = {True: found == Finding.SUSPECT, False: found == Finding.UNDECIDED}
+    again: list[LogEstimates] = []
+    for _ in range(LOOKS):
+        again.append(first if reuse else measured(settings.confirm_sets))
+        for suspect, members in kinds.items():
+            still = members & np.isin(found, [Finding.SUSPECT, Finding.UNDECIDED])
+            if still.any():
+                every = again if suspect else [first, *again]
+                base, candidate = (
+                    np.concatenate([getattr(each, name) for each in every], axis=1)[still]
+                    for name in ("base", "candidate")
+                )
+                prior = Noise(usual.variance[still], usual.degrees_of_freedom[still])
+                together = LogEstimates(base, candidate)
+                noise = moderated_noise(together, prior, 0.0)
+                found[still] = look(together, noise, settings, gated, suspect=suspect)
     return list(found)
 
 
@@ -100,17 +111,19 @@ def test_identical_code_is_not_worse_on_cpu() -> None:
 def test_each_safeguard_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistakes such as rounds as sets, reused data or one alpha call identical code worse far more often."""
 
-    def rate(**mistakes: Any) -> float:
+    def rate(suites: int = 300, **mistakes: Any) -> float:
         rng, sigmas = np.random.default_rng(11), np.full(60, 0.1)  # beside which the margin is nothing
         return float(
-            np.mean([Finding.WORSE in suite(rng, sigmas, GPU, np.zeros(60), **mistakes) for _ in range(300)])
+            np.mean(
+                [Finding.WORSE in suite(rng, sigmas, GPU, np.zeros(60), **mistakes) for _ in range(suites)]
+            )
         )
 
-    assert rate() < 0.01
-    assert rate(rounds=7) > 0.5
-    monkeypatch.setattr(Settings, "confirm_alpha", lambda self, gated: self.screen_alpha)
+    assert rate(suites=1000) < 0.01
+    assert rate(suites=40, rounds=7) > 0.5
+    monkeypatch.setattr(Settings, "look_alpha", lambda self, gated, suspect: self.screen_alpha)
     assert rate() > 0.03
-    assert rate(reuse=True) > 0.5
+    assert rate(suites=40, reuse=True) > 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,385 @@
+"""A comparison with a stored run, which measures its tests beside the stored run's code.
+
+In the first pass of a run the only process set is A1. In later passes A2, A3 and so on run the
+stored code, and B4, B5 and so on the candidate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.workers.interpreter import Found
+from ddpperf.workers.pool import Pool
+from tests.canned import CannedSuite, step_seconds
+from tests.project import Finished
+
+STEPS = """
+import pytest
+from ddpperf.specs import AllReduceSpec
+
+def steps(options):
+    for batch in (8, 16):
+        yield options.step(world_size=2, per_rank_batch_size=batch)
+
+@pytest.mark.specs(cases=steps)
+def test_step(measure, spec):
+    measure(spec)
+
+def test_call(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+SMALL, LARGE = "perf/test_it.py::test_step[2rank-b8]", "perf/test_it.py::test_step[2rank-b16]"
+MORE = "\n@pytest.mark.specs(cases=steps)\ndef test_more(measure, spec):\n    measure(spec)\n"
+FIRST = "A1"  # the process set of the first pass
+CHANGED = "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step["
+TORCH = "2.11.0"
+Seconds = Callable[[Spec, str], float]
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(root), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedSuite]:
+    """Return a git repository with a baseline of its only commit, whose base needs no trial."""
+    found = Found(python="", torch=TORCH, torchvision=True)
+    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", lambda *_: found)
+    monkeypatch.setattr("ddpperf.plugin.stored_code.version", lambda _: TORCH)
+    canned_suite.experiment.write_text(STEPS)
+    (canned_suite.root / ".gitignore").write_text(".ddpperf/\nelsewhere/\n")
+    git(canned_suite.root, "init", "--quiet")
+    git(canned_suite.root, "add", ".")
+    git(canned_suite.root, "commit", "--quiet", "-m", "one")
+    canned_suite.canned.seconds = paced()
+    saved = canned_suite.run("perf", "--rounds", "4", "--benchmark-save=base")
+    assert saved.status == 0, saved
+    canned_suite.canned.sampled.clear()
+    yield canned_suite
+    assert len(git(canned_suite.root, "worktree", "list").splitlines()) == 1
+    assert list(canned_suite.root.glob(".ddpperf/base/*")) == []
+
+
+def paced(*, first: float = 1.0, base: float = 1.0, candidate: float = 1.0, images: int = 0) -> Seconds:
+    """Return seconds of training steps that are longer by a factor, in a pass or on a side.
+
+    images: the only batch size whose steps are longer; 0 for all.
+    """
+
+    def seconds(spec: Spec, name: str) -> float:
+        factor = first if name == FIRST else base if name.startswith("A") else candidate
+        if not isinstance(spec, TrainingSpec) or images not in (0, spec.per_rank_batch_size):
+            factor = 1.0
+        return step_seconds(spec, name) * factor * (1 + int(name[1:]) % 3 / 1000)
+
+    return seconds
+
+
+def compare(suite: CannedSuite, *arguments: str) -> Finished:
+    return suite.run("perf", "--rounds", "4", *arguments, "--benchmark-compare")
+
+
+def change_baseline(suite: CannedSuite, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON document of the baseline in its place."""
+    (path,) = suite.root.glob("perf/baselines/*/*.json")
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def environment_of(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["ddpperf"]["environment"]
+    return found
+
+
+# --- the answer
+
+
+def test_identical_code_passes_with_its_sensitivity(suite: CannedSuite) -> None:
+    finished = compare(suite)
+    finished.assert_one_sentence(
+        0,
+        "PASS: 3 tests measured, compared with the code of 0001_base.json: half of the 2 judged tests would",
+        "95% of them ",
+        "; 1 test for information only",
+    )
+
+
+def test_slower_candidate_fails_and_is_named(suite: CannedSuite) -> None:
+    suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
+    finished = compare(suite)
+    finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.", "on fresh process sets")
+    assert f"{LARGE} is worse" not in finished.output
+
+
+def test_slower_machine_alone_is_no_verdict(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.canned.seconds = paced(first=1.5, base=1.5, candidate=1.5)
+    monkeypatch.setitem(suite.environment, "OMP_NUM_THREADS", "7")
+    finished = compare(suite)
+    finished.assert_one_sentence(125, CHANGED, "differences: ", "OMP_NUM_THREADS was not set, is 7")
+
+
+def test_customized_python_is_named(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.canned.seconds = paced(first=1.5, base=1.5, candidate=1.5)
+    folder = suite.root / "elsewhere"
+    folder.mkdir()
+    (folder / "usercustomize.py").write_text("import time\n")
+    monkeypatch.syspath_prepend(str(folder))
+    finished = compare(suite)
+    finished.assert_one_sentence(125, CHANGED, "usercustomize.py was not set, is ")
+
+
+def test_unknown_difference_is_said(suite: CannedSuite) -> None:
+    suite.canned.seconds = paced(first=1.5, base=1.5, candidate=1.5)
+    compare(suite).assert_one_sentence(125, CHANGED, "differences: none was found")
+
+
+def test_undecided_test_is_no_changed_machine(suite: CannedSuite) -> None:
+    """Its process sets differ too much to say that the stored code takes as long."""
+
+    def noisy(spec: Spec, name: str) -> float:
+        places = {8: 1 + 0.4 * (int(name[1:]) % 4)} if name != FIRST else {}
+        return paced(first=1.5, images=8)(spec, name) * places.get(batch(spec), 1.0)
+
+    suite.canned.seconds = noisy
+    finished = compare(suite)
+    finished.assert_one_sentence(125, f"{SMALL} is slower: 1.50 ", "and beside its code it is undecided")
+    assert "machine or its environment changed" not in finished.output
+
+
+def test_tests_of_equal_work_fail_together(suite: CannedSuite) -> None:
+    suite.experiment.write_text(STEPS + MORE)
+    git(suite.root, "commit", "--quiet", "-a", "-m", "two")
+    saved = suite.run("perf", "--rounds", "4", "--benchmark-save=more")
+    assert saved.status == 0, saved
+    suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
+    finished = compare(suite)
+    for test in ("test_step", "test_more"):
+        finished.assert_one_sentence(1, f"perf/test_it.py::{test}[2rank-b8] is worse: its time is 1.")
+    assert "b16] is worse" not in finished.output
+
+
+# --- the time
+
+
+def test_confirmation_ends_with_its_seconds(suite: CannedSuite) -> None:
+    def slow(spec: Spec, name: str) -> float:
+        if name != FIRST and isinstance(spec, TrainingSpec):
+            time.sleep(0.02)
+        return paced()(spec, name)
+
+    suite.canned.seconds = slow
+    finished = compare(suite, "--confirm-seconds", "0.1")
+    finished.assert_one_sentence(
+        125, "NO VERDICT: 1 of 2 tests would not have shown a slow-down of 25%", "--confirm-seconds 0 ended"
+    )
+
+
+def test_late_suspect_is_not_called_worse(suite: CannedSuite) -> None:
+    """Without a later measurement of its own it may be the machine."""
+    suite.canned.seconds = paced(first=1.5, candidate=1.5)
+    finished = compare(suite, "--max-seconds", "0.001")
+    finished.assert_one_sentence(125, "NO VERDICT: ", f"{SMALL} could not be measured again, with time 1.")
+    assert CHANGED not in finished.output
+
+
+# --- without the stored run's code
+
+
+def is_blind(finished: Finished, why: str) -> None:
+    words = "NO VERDICT: 2 of 2 tests would not have shown a slow-down of 25%"
+    finished.assert_one_sentence(125, words, f"cannot be measured beside the stored run's code, since {why}")
+
+
+def test_changed_tree_cannot_be_confirmed(suite: CannedSuite) -> None:
+    change_baseline(suite, lambda document: environment_of(document).update(commit="123456789+"))
+    is_blind(compare(suite), "0001_base.json measured 123456789 with changes that were not committed")
+
+
+@pytest.mark.parametrize("commit", ["nogit", ""])
+def test_unknown_commit_cannot_be_confirmed(suite: CannedSuite, commit: str) -> None:
+    change_baseline(suite, lambda document: environment_of(document).update(commit=commit))
+    is_blind(compare(suite), "0001_base.json does not say which commit it measured")
+
+
+def test_lost_commit_cannot_be_confirmed(suite: CannedSuite) -> None:
+    change_baseline(suite, lambda document: environment_of(document).update(commit="123456789"))
+    is_blind(compare(suite), "commit 123456789 of 0001_base.json is not in this repository")
+
+
+def test_unwritable_folder_cannot_be_confirmed(suite: CannedSuite) -> None:
+    (suite.root / ".ddpperf" / "base").touch()
+    commit = git(suite.root, "rev-parse", "--short=9", "HEAD")
+    is_blind(compare(suite), f"commit {commit} of 0001_base.json cannot be checked out (")
+    (suite.root / ".ddpperf" / "base").unlink()
+
+
+def test_lost_interpreter_cannot_be_confirmed(suite: CannedSuite) -> None:
+    def change(document: dict[str, Any]) -> None:
+        environment_of(document)["executable"] = "/gone/bin/python"
+        for benchmark in document["benchmarks"]:
+            for sample in benchmark["extra_info"]["ddpperf"]["samples"]:
+                sample["torch"] = "2.12.0"
+
+    change_baseline(suite, change)
+    is_blind(
+        compare(suite), "0001_base.json measured torch 2.12.0, and its interpreter /gone/bin/python is gone"
+    )
+    change_baseline(suite, lambda document: environment_of(document).pop("executable"))
+    is_blind(compare(suite), "0001_base.json measured torch 2.12.0, and it does not name its interpreter")
+
+
+def test_interpreter_with_new_torch_cannot_confirm(suite: CannedSuite) -> None:
+    def change(document: dict[str, Any]) -> None:
+        environment_of(document)["executable"] = sys.executable
+        for benchmark in document["benchmarks"]:
+            for sample in benchmark["extra_info"]["ddpperf"]["samples"]:
+                sample["torch"] = "2.12.0"
+
+    change_baseline(suite, change)
+    finished = compare(suite)
+    is_blind(finished, f"0001_base.json measured torch 2.12.0, and {sys.executable} has {TORCH} today")
+
+
+def test_strict_limit_fails_without_stored_code(suite: CannedSuite) -> None:
+    change_baseline(suite, lambda document: environment_of(document).update(commit="nogit"))
+    suite.canned.seconds = paced(first=3.0, images=8)
+    finished = compare(suite)
+    finished.assert_one_sentence(1, f"FAIL: {SMALL} is slower: 3.00 times its step in 0001_base.json, limit")
+    assert f"{LARGE} is slower" not in finished.output
+
+
+# --- other tests than the stored run's
+
+
+def test_new_test_voids_nothing(suite: CannedSuite) -> None:
+    suite.experiment.write_text(STEPS + MORE)
+    finished = compare(suite)
+    finished.assert_one_sentence(0, "PASS: 5 tests measured", "; 2 tests new, such as perf/test_it.py::test_")
+
+
+def test_lost_test_voids_the_verdict(suite: CannedSuite) -> None:
+    suite.experiment.write_text(STEPS.replace("(8, 16)", "(8,)"))
+    finished = compare(suite)
+    finished.assert_one_sentence(125, f"NO VERDICT: {LARGE} is in 0001_base.json but was not measured")
+
+
+def test_deselected_test_voids_nothing(suite: CannedSuite) -> None:
+    compare(suite, "--deselect", LARGE).assert_one_sentence(0, "PASS: 2 tests measured", "1 judged test")
+
+
+# --- baselines that cannot be read
+
+
+def test_unknown_name_is_refused_at_the_start(suite: CannedSuite) -> None:
+    finished = suite.run("perf", "--benchmark-compare=9999")
+    finished.assert_one_sentence(
+        4, "ERROR: --benchmark-compare=9999 is neither a file nor the number or name"
+    )
+    assert suite.canned.sampled == []
+    assert len(suite.saved_runs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"benchmarks": [{"name": "test_it", "stats": {"mean": 1.0}}]}', "was not saved by ddpperf"),
+        (b'{"ddpperf": {"schema": 2}, "mean": NaN}', "cannot be read (NaN is no number)"),
+        (None, "cannot be read (it has 2,000 MB, more than any stored run)"),
+    ],
+    ids=["of another tool", "NaN", "2 GB"],
+)
+def test_unreadable_baseline_is_refused_at_once(suite: CannedSuite, content: bytes | None, why: str) -> None:
+    path = suite.root / "elsewhere" / "base.json"
+    path.parent.mkdir()
+    path.write_bytes(content or b"")
+    if content is None:
+        os.truncate(path, 2_000_000_000)  # a hole, which takes no space
+    finished = suite.run("perf", f"--benchmark-compare={path}")
+    finished.assert_one_sentence(4, "ERROR: ", f"{path} {why}")
+    assert suite.canned.sampled == []
+
+
+def test_comparison_without_any_baseline_goes_on(suite: CannedSuite) -> None:
+    """The bare option, as in the first night on a new machine."""
+    for path in suite.root.glob("*/*/*/*.json"):
+        path.unlink()
+    for path in suite.root.glob(".ddpperf/runs/*/*.json"):
+        path.unlink()
+    compare(suite).assert_one_sentence(125, "NO VERDICT: no baseline for cpu")
+    assert len(suite.saved_runs()) == 1
+
+
+def test_comparison_of_new_tests_alone_is_no_verdict(suite: CannedSuite) -> None:
+    (suite.root / "perf" / "test_new.py").write_text(STEPS)
+    finished = suite.run("perf/test_new.py", "--rounds", "4", "--benchmark-compare=base")
+    words = "NO VERDICT: no test of 0001_base.json was measured whose time can be judged on this machine"
+    finished.assert_one_sentence(125, words)
+
+
+# --- interrupts
+
+
+def interrupted(pace: Seconds, when: Callable[[Spec, str], bool]) -> Seconds:
+    def seconds(spec: Spec, name: str) -> float:
+        if when(spec, name):
+            raise KeyboardInterrupt("SIGINT")
+        return pace(spec, name)
+
+    return seconds
+
+
+def batch(spec: Spec) -> int:
+    return spec.per_rank_batch_size if isinstance(spec, TrainingSpec) else 0
+
+
+def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
+    suite.canned.seconds = interrupted(
+        paced(first=1.5, candidate=1.5), lambda spec, name: name != FIRST and batch(spec) == 16
+    )
+    finished = compare(suite)
+    finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
+    finished.assert_one_sentence(125, f"{SMALL} could not be measured again, with time 1.")
+    finished.assert_one_sentence(125, f"{LARGE} is slower: ", "and was not measured beside its code: the run")
+    assert "machine or its environment changed" not in finished.output
+    assert "FAIL" not in finished.output
+
+
+def test_interrupt_keeps_what_was_decided(suite: CannedSuite) -> None:
+    """The first pass has 1 set, the screening 4, so process sets above 5 are a later look's."""
+    suite.canned.seconds = interrupted(
+        paced(first=1.5, candidate=1.5), lambda spec, name: int(name[1:]) > 5 and batch(spec) == 16
+    )
+    finished = compare(suite)
+    finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.", "on fresh process sets")
+    assert f"{LARGE} is worse" not in finished.output
+
+
+def test_interrupt_between_passes_counts_no_set_twice(
+    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The screening's process sets would otherwise confirm what they suspect."""
+    close, interrupts = Pool.close, [KeyboardInterrupt("SIGINT")]
+
+    def interrupted_close(pool: Pool) -> None:
+        close(pool)
+        if pool.sets_made > 1 and interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(Pool, "close", interrupted_close)
+    suite.canned.seconds = paced(first=1.5, candidate=1.5)
+    finished = compare(suite)
+    finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
+    finished.assert_one_sentence(125, f"{SMALL} could not be measured again, with time 1.")

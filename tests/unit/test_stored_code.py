@@ -1,0 +1,215 @@
+"""The stored run's code: checked out in a git worktree of its own, and removed again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpperf.errors import Refused
+from ddpperf.machine.git import check_out, remove_worktree
+from ddpperf.plugin.stored_code import StoredCode
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import Baseline
+from ddpperf.specs import AllReduceSpec
+from ddpperf.workers.interpreter import Found, Side
+from tests.project import full_disk
+
+TORCH = "2.11.0"
+OPTIONS: Any = SimpleNamespace(device="cpu", model="resnet18")
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(root), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a repository whose first commit holds "old", and whose files hold "new"."""
+    root = tmp_path / "repository"
+    (root / "sub").mkdir(parents=True)
+    git(root, "init", "--quiet")
+    (root / ".gitignore").write_text(".ddpperf/\n")
+    for content in ("old", "new"):
+        for path in (root / "mine.py", root / "sub" / "mine.py"):
+            path.write_text(content)
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "-m", content)
+    return root
+
+
+def old(root: Path) -> str:
+    return git(root, "rev-parse", "--short=9", "HEAD~1")
+
+
+def worktrees(root: Path) -> int:
+    return len(git(root, "worktree", "list").splitlines())
+
+
+# --- git
+
+
+def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
+    (repository / "mine.py").write_text("not committed")
+    folder = repository / ".ddpperf" / "base" / "x"
+    assert check_out(repository, old(repository), folder) == folder
+    assert (folder / "mine.py").read_text() == "old"
+    assert (repository / "mine.py").read_text() == "not committed"
+    assert worktrees(repository) == 2
+    assert git(repository, "status", "--porcelain") == "M mine.py", "the worktree's folder is ignored"
+
+
+def test_folder_of_a_repository_stays_that_folder(repository: Path) -> None:
+    folder = repository / ".ddpperf" / "base" / "x"
+    root = check_out(repository / "sub", old(repository), folder)
+    assert root == folder / "sub"
+    assert (root / "mine.py").read_text() == "old"
+
+
+def test_worktree_is_removed_with_its_files(repository: Path) -> None:
+    folder = repository / ".ddpperf" / "base" / "x"
+    check_out(repository, old(repository), folder)
+    (folder / "mine.py").write_text("changed")
+    (folder / "built").write_text("by a rank")
+    remove_worktree(repository, folder)
+    assert not folder.exists()
+    assert worktrees(repository) == 1
+    remove_worktree(repository, folder)
+
+
+def test_worktree_of_a_killed_run_is_replaced(repository: Path) -> None:
+    folder = repository / ".ddpperf" / "base" / "x"
+    check_out(repository, old(repository), folder)
+    for path in sorted(folder.rglob("*"), reverse=True):  # as if somebody had deleted the files
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+    assert check_out(repository, old(repository), folder) == folder
+    assert (folder / "mine.py").read_text() == "old"
+
+
+def test_unknown_commit_is_no_worktree(repository: Path) -> None:
+    folder = repository / ".ddpperf" / "base" / "x"
+    with pytest.raises(OSError, match="invalid reference: 123456789"):
+        check_out(repository, "123456789", folder)
+    assert not folder.exists()
+    assert worktrees(repository) == 1
+
+
+def test_folder_without_git_is_no_worktree(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not a git repository"):
+        check_out(tmp_path, "123456789", tmp_path / "base" / "x")
+    assert not (tmp_path / "base" / "x").exists()
+
+
+def test_missing_git_is_no_worktree(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OSError, match="'git'"):
+        check_out(repository, commit, folder)
+
+
+def test_file_in_place_of_the_folder_is_kept(repository: Path) -> None:
+    (repository / ".ddpperf").mkdir()
+    (repository / ".ddpperf" / "base").touch()
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        check_out(repository, old(repository), repository / ".ddpperf" / "base" / "x")
+    assert (repository / ".ddpperf" / "base").is_file()
+    assert worktrees(repository) == 1
+
+
+def test_full_disk_leaves_no_worktree(repository: Path) -> None:
+    (repository / "large").write_bytes(os.urandom(100_000))
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "large")
+    folder = repository / ".ddpperf" / "base" / "x"
+    with full_disk(), pytest.raises(OSError, match=r"\w"):
+        check_out(repository, "HEAD", folder)
+    assert not folder.exists()
+    assert worktrees(repository) == 1
+
+
+def test_slow_checkout_is_given_up(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
+    monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 1e-6)
+    with pytest.raises(OSError, match="git took longer than 1e-06 s"):
+        check_out(repository, commit, folder)
+    assert not folder.exists()
+    assert worktrees(repository) == 1
+
+
+# --- the base of a stored run
+
+
+def stored(commit: str, torch: str = TORCH, **environment: str) -> Baseline:
+    sample = Sample(set="A1", side="A", torch=torch, seconds=((0.1,),))
+    one = Measured(spec=AllReduceSpec(world_size=2, nbytes=1024), iterations=1, samples=(sample,))
+    path = Path("runs/0007_main.json")
+    return Baseline(path=path, measured={"t": one}, when="", commit=commit, environment=environment)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Side]:
+    """Return the sides that were tried, which have the torch of `TORCH`, as this interpreter has."""
+    sides: list[Side] = []
+
+    def check(side: Side, *_: str) -> Found:
+        sides.append(side)
+        return Found(python="", torch=TORCH, torchvision=False)
+
+    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", check)
+    monkeypatch.setattr("ddpperf.plugin.stored_code.version", lambda _: f"{TORCH}+cpu")
+    return sides
+
+
+def test_base_runs_the_stored_commit(repository: Path, checked: list[Side]) -> None:
+    code = StoredCode(stored(old(repository), executable="/other/python"), repository)
+    sides = code.sides(OPTIONS)
+    assert checked == [sides.base]
+    assert sides.base.root is not None
+    assert (sides.base.root / "mine.py").read_text() == "old"
+    assert sides.base.python == sys.executable, "which has the stored torch"
+    assert (sides.candidate.root, sides.candidate.python) == (None, sys.executable)
+    assert (sides.base_torch, sides.torchvision) == (TORCH, False)
+    code.remove()
+    assert not sides.base.root.exists()
+    assert worktrees(repository) == 1
+
+
+def test_other_torch_needs_the_stored_interpreter(
+    repository: Path, checked: list[Side], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    code = StoredCode(stored(old(repository), torch="2.12.0", executable=str(python)), repository)
+    with pytest.raises(Refused, match=rf"^0007_main.json measured torch 2.12.0, and {python} has {TORCH}"):
+        code.sides(OPTIONS)
+    assert [side.python for side in checked] == [str(python)]
+    code.remove()
+    assert worktrees(repository) == 1
+
+
+def test_refused_base_leaves_no_worktree(
+    repository: Path, checked: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Found:
+        raise Refused("the code of 0007_main.json cannot import torch")
+
+    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", refuse)
+    code = StoredCode(stored(old(repository)), repository)
+    with pytest.raises(Refused, match="cannot import torch"):
+        code.sides(OPTIONS)
+    code.remove()
+    assert worktrees(repository) == 1
+    assert list(repository.glob(".ddpperf/base/*")) == []
+
+
+def test_code_that_was_never_checked_out_is_no_error(repository: Path) -> None:
+    StoredCode(stored("nogit"), repository).remove()
+    assert worktrees(repository) == 1
