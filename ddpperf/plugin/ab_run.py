@@ -10,6 +10,7 @@ from typing import Any
 from ddpperf.errors import first_line
 from ddpperf.plugin.control_measurements import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
 from ddpperf.plugin.measure_fixture import Measuring
+from ddpperf.plugin.options.read import AB_ROUNDS
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.verdict.ab import Decision, ab_answer
@@ -36,6 +37,7 @@ class ABRun:
     """
 
     comparison: Comparison | None = None
+    ab_rounds = AB_ROUNDS
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class PlainRun:
     """
 
     sides = None
+    ab_rounds = 5  # beside the stored run's code, where the time is short
 
     def __init__(
         self, options: Options, settings: DecisionSettings, storage: Storage, baseline: Baseline | None

@@ -24,7 +24,6 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare
-from ddpperf.plugin.options.read import AB_ROUNDS
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
@@ -155,7 +154,7 @@ class Session:
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,
-            rounds=options.rounds if sides is None or "--rounds" in options.given else AB_ROUNDS,
+            rounds=options.rounds if sides is None or "--rounds" in options.given else self.run.ab_rounds,
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),

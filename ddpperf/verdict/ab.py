@@ -74,10 +74,8 @@ class Row:
 
     @property
     def undecided(self) -> bool:
-        """Whether a change of this metric as large as its tolerance may have been missed."""
-        return self.finding is Finding.UNDECIDED or (
-            self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
-        )
+        """Whether its interval holds a change that is larger than its tolerance."""
+        return self.finding is Finding.UNDECIDED
 
 
 class Decision:

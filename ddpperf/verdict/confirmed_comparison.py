@@ -100,7 +100,7 @@ def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[s
 def _shown(comparison: Comparison, rows: Mapping[str, Row]) -> dict[str, float]:
     """Return the smallest slow-down that each judged test would have shown, as a fraction.
 
-    An undecided test may hide all of its 95% interval.
+    A test that was measured beside the stored run's code excludes slow-downs above its 95% interval.
     """
     shown = {}
     for test, change in comparison.changes.items():
@@ -108,8 +108,7 @@ def _shown(comparison: Comparison, rows: Mapping[str, Row]) -> dict[str, float]:
             row = rows.get(test)
             shown[test] = change.limit - 1
             if row is not None:
-                hidden = max(row.detectable, row.high - 1) if row.undecided else row.detectable
-                shown[test] = min(hidden, change.limit - 1) if not row.suspect else math.inf
+                shown[test] = math.inf if row.suspect else min(max(0.0, row.high - 1), change.limit - 1)
     return shown
 
 

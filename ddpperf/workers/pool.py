@@ -17,7 +17,7 @@ from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOption
 from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
-SHARED_WHOLE_SECONDS = 2.0  # the same for each of several process sets, which take turns
+SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
 
 
 class Pool:

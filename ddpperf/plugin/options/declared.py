@@ -157,7 +157,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
         Option("--data", DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2),
         Option(
-            "--epoch-images", WHOLE_NUMBER, "Images in a training epoch.", "1024 on CPUs; all images on GPUs"
+            "--epoch-images", WHOLE_NUMBER, "Images in a training epoch.", "512 on CPUs; all images on GPUs"
         ),
         Option("--buffer-sizes", BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"),
         Option("--slow-down", DELAY, "Delay every measured step; in an A/B run, only the candidate's steps."),

@@ -16,7 +16,7 @@ from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, Train
 from ddpperf.specs.strategy import SHARDED_STRATEGIES
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster
-CPU_EPOCH_IMAGES = 1024
+CPU_EPOCH_IMAGES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
