@@ -38,7 +38,7 @@ def test_defaults_on_the_cpu(read: Read) -> None:
     assert options.global_batch_sizes == (64,)
     assert (options.model, options.precision) == ("resnet18", "fp32")
     assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000, test_images=1024)
-    assert (options.epoch_images, options.delay_seconds, options.rounds) == (1024, 0.0, 10)
+    assert (options.epoch_images, options.delay_seconds, options.rounds) == (512, 0.0, 10)
     assert (options.deadline_seconds, options.worker_logs, options.slower_ratio) == (120.0, None, None)
     on_gpus = dataclasses.replace(read("--device", "cpu", gpus=4), given=frozenset())
     assert on_gpus == read(), "whatever GPUs there are"
