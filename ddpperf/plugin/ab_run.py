@@ -54,6 +54,7 @@ class ABRun:
         self.decision: Decision | None = None
         self.problems: list[str] = []
         self._same_work = same_work or {}
+        self._confirms = same_work is not None  # a comparison with a stored run
         self._device = device
         self._settings = settings
         self._looks: dict[str, list[Any]] = {}  # by test id, the stored later measurements
@@ -74,7 +75,7 @@ class ABRun:
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self.problems.append(f"--against-spec {fields} changes no test of this run")
-        self.decision = Decision(estimates, self._settings)
+        self.decision = Decision(estimates, self._settings, by_interval=self._confirms)
         return self.decision.open_tests()
 
     def look(self, measuring: Measuring) -> list[str]:

@@ -74,8 +74,10 @@ class Row:
 
     @property
     def undecided(self) -> bool:
-        """Whether its interval holds a change that is larger than its tolerance."""
-        return self.finding is Finding.UNDECIDED
+        """Whether a change of this metric as large as its tolerance may have been missed."""
+        return self.finding is Finding.UNDECIDED or (
+            self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
+        )
 
 
 class Decision:
@@ -84,12 +86,16 @@ class Decision:
     The constructor screens the first measurement. `look` decides suspected regressions and
     undecided tests by later measurements on new process sets.
 
-    `missing` says for each test why one of its gated metrics cannot be judged.
+    `missing` says for each test why one of its gated metrics cannot be judged. If `by_interval`, a
+    detectable worsening is one above the 95% interval, else one that is found 19 times in 20.
     """
 
-    def __init__(self, estimates: Iterable[MetricEstimates], settings: DecisionSettings) -> None:
+    def __init__(
+        self, estimates: Iterable[MetricEstimates], settings: DecisionSettings, *, by_interval: bool = False
+    ) -> None:
         estimates = list(estimates)
         self.settings = settings
+        self._by_interval = by_interval
         self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
         complete = [entry for entry in estimates if not entry.missing]
         # A measurement that several tests share is tested once.
@@ -184,6 +190,8 @@ class Decision:
         half_width = noise.quantile(UNCHANGED_P) * error
         ratio, low, high = (np.exp(sign * effect + side * half_width) for side in (0, -1, 1))
         worsening, needed = detection(noise, settings, self.gated, logs.sets if suspect is False else None)
+        if self._by_interval:
+            worsening = np.maximum(effect + half_width, 0.0)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
         return [

@@ -285,3 +285,36 @@ def test_real_decision_confirms_a_slow_down() -> None:
     changes = {test: change(1.3 if test == "t0" else 1.0) for test in tests}
     answer = answer_of(comparison(**changes), made)
     assert (set(answer.worse), status(answer)) == ({"t0"}, Status.FAIL)
+
+
+# --- what an unchanged test must have been able to show
+
+
+def noisy() -> list[MetricEstimates]:
+    """Equal sides of two process sets each, which differ by 12%."""
+    return [
+        MetricEstimates(
+            test=f"t{number}",
+            metric="time",
+            base=(number, 1.12 * number),
+            candidate=(1.12 * number, number),
+            noise_class="step",
+            gated=True,
+            primary=True,
+        )
+        for number in range(1, 7)
+    ]
+
+
+def test_ab_run_needs_a_detectable_tolerance() -> None:
+    wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25))
+    found = Decision(noisy(), wide).rows[0]
+    assert (found.finding, found.detectable > found.tolerance) == (Finding.UNCHANGED, True)
+    assert found.undecided
+
+
+def test_confirmation_needs_an_interval_within_tolerance() -> None:
+    wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25))
+    found = Decision(noisy(), wide, by_interval=True).rows[0]
+    assert (found.finding, found.undecided) == (Finding.UNCHANGED, False)
+    assert found.detectable == pytest.approx(found.high - 1)
