@@ -18,10 +18,11 @@ NOT_CODE = [
 def commit(root: Path) -> str:
     """Return the short git commit of the source tree at `root`, or NO_COMMIT without git.
 
-    "+" is added if the tree has changes or untracked files, except those in `NOT_CODE`.
+    "+" is added if a tracked file has changed, except those in `NOT_CODE`. Untracked files do not
+    count, as in `git describe --dirty`.
     """
     name = git(root, "rev-parse", "--short=9", "HEAD")
-    changes = git(root, "status", "--porcelain", "--", ".", *NOT_CODE)
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
     if name is None or changes is None:
         return NO_COMMIT
     return f"{name}+" if changes else name

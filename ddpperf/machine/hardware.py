@@ -32,6 +32,7 @@ TUNING_VARIABLES = (
     *("CUBLAS", "CUDA_", "CUDNN", "GLIBC_TUNABLES", "GLOO", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
 )
+DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
 
@@ -290,7 +291,9 @@ def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
         "executable": sys.executable,
         "customized": _customized(),
         "variables": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(TUNING_VARIABLES)
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(TUNING_VARIABLES) and not name.startswith(DEMANDS)
         },
     }
 

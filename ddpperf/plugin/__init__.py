@@ -20,6 +20,7 @@ from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.core_suite import outside_core
 from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once
+from ddpperf.plugin.measure_again import judge
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
@@ -191,7 +192,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     result = yield
     if measuring:
         with refusals_as_usage_errors():
-            ours.judge(session.items)
+            judge(ours, session.items)
     return result
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
-from _pytest.runner import runtestprotocol
 
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
@@ -28,13 +25,12 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.stored_code import StoredCode, require_stored_code
+from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
-from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE, Spec
+from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
-from ddpperf.verdict.two_stage_test import LOOKS
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -48,6 +44,8 @@ class Session:
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
+    settings: the decision settings for this class of hardware.
+    cleanup: what remains to be removed when all processes have ended.
     compare_with: the name of the stored run to compare with, or True for the newest one.
     """
 
@@ -78,8 +76,8 @@ class Session:
                 if compare_with is not True:
                     raise Refused(str(problem)) from problem
                 self.problems.append(str(problem))
-        self._decision_settings = decision
-        self._stored_code: StoredCode | None = None
+        self.settings = decision
+        self.cleanup = ExitStack()
         self.run: PlainRun | ABRun
         if options.sides is not None and not compare_with:
             self.run = ABRun(options.sides, decision, options.device, options.replicates)
@@ -131,9 +129,9 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
-            self._begin_pass(self.run.sides, self.run.replicates)
+            self.begin_pass(self.run.sides, self.run.replicates)
 
-    def _begin_pass(self, sides: Sides | None, replicates: int) -> None:
+    def begin_pass(self, sides: Sides | None, replicates: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side."""
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
@@ -177,103 +175,7 @@ class Session:
         spec = measure.measured.spec_of(measure.judged_side)
         return self.thresholds.violations(test, function, spec, measure.values())
 
-    def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Compare the measurements, and measure tests again that need more process sets.
-
-        A comparison with a stored run measures suspected regressions beside the stored run's code,
-        and every test whose limit would not show a slow-down as large as its tolerance.
-        """
-        (first,) = self.passes
-        if not first.measured():
-            return
-        if isinstance(self.run, ABRun):
-            self._look_again(self.run, items, self.run.judge(first))
-            return
-        tests = self.run.screen(first, self._expected())
-        if not tests or (sides := self._sides_of_stored_code()) is None:
-            return
-        settings = self._decision_settings.beside_stored_code(self.options.device)
-        beside = ABRun(sides, settings, self.options.device, same_work=self._same_work())
-        until = time.monotonic() + self.options.confirm_seconds
-        self.run.confirmation = beside
-        self.run.unconfirmed = (
-            "the run was interrupted before they were measured beside the stored run's code"
-        )
-        try:
-            left = self._measure_again(items, beside.different(tests), beside.sides, beside.replicates, until)
-            undecided = beside.judge(self.passes[-1])
-        except KeyboardInterrupt:
-            beside.judge(self.passes[-1], controls=False)
-            beside.end()
-            raise
-        self.run.unconfirmed = ""
-        if left:
-            self.run.unconfirmed = (
-                f"--confirm-seconds {self.options.confirm_seconds:.0f} ended before {left} of the tests to "
-                "confirm were measured beside the stored run's code; pass more seconds"
-            )
-        self._look_again(beside, items, undecided)
-
-    def _sides_of_stored_code(self) -> Sides | None:
-        """Return how to run the stored run's code, or None if that is not possible."""
-        assert self.baseline is not None
-        assert isinstance(self.run, PlainRun)
-        if self.options.sides is not None:
-            return self.options.sides
-        self._stored_code = StoredCode(self.baseline, self.storage.root)
-        try:
-            return self._stored_code.sides(self.options)
-        except Refused as refused:
-            self.run.unconfirmed = f"they cannot be measured beside the stored run's code, since {refused}"
-            return None
-
-    def _look_again(self, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> None:
-        """Measure open tests of an A/B run again, until all are decided or the time is over.
-
-        Suspected regressions are measured again at least once.
-        """
-        until = self.outcomes.begun + self.options.max_seconds
-        try:
-            for look in range(LOOKS):
-                if not tests or (look and time.monotonic() > until):
-                    break
-                must = math.inf if look == 0 and run is self.run else until
-                measured_before = len(self.passes)
-                try:
-                    self._measure_again(items, run.different(tests), run.sides, run.look_replicates, must)
-                finally:  # an interrupted look decides what it measured
-                    for measuring in self.passes[measured_before:]:
-                        tests = run.look(measuring)
-        finally:
-            run.end()
-
-    def _same_work(self) -> dict[str, str]:
-        """Return for each measured test the test with equal work and the fewest references."""
-        specs = {test: measured.spec for test, measured in self.passes[0].measured().items()}
-        references = {test: len(self.measures[test].stored.get("references", ())) for test in specs}
-        cheapest: dict[Spec, str] = {}
-        for test in sorted(specs, key=references.__getitem__):
-            cheapest.setdefault(specs[test], test)
-        return {test: cheapest[spec] for test, spec in specs.items()}
-
-    def _measure_again(
-        self, items: Sequence[pytest.Item], tests: Sequence[str], sides: Sides, replicates: int, until: float
-    ) -> int:
-        """Measure tests in new processes, and return how many tests had no time left.
-
-        until: the time.monotonic() value after which no test is begun.
-        """
-        self._begin_pass(sides, replicates)
-        by_test = {item.nodeid: item for item in items}
-        for begun, test in enumerate(tests):
-            if time.monotonic() > until:
-                return len(tests) - begun
-            for report in runtestprotocol(by_test[test], log=False):
-                if report.failed:  # the first pass reported everything else
-                    by_test[test].ihook.pytest_runtest_logreport(report=report)
-        return 0
-
-    def _expected(self) -> set[str]:
+    def expected(self) -> set[str]:
         """Return the ids of collected tests, and of stored tests that the command line names."""
         stored = self.baseline.measured if self.baseline is not None else {}
         asked = {test for test in stored if any(is_below(test, path) for path in self.outcomes.paths)}
@@ -283,13 +185,12 @@ class Session:
         """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
         self.progress.close()
-        try:
-            for measuring in self.passes:
-                measuring.pool.close()
-        finally:
-            self._devices.release()
-            if self._stored_code is not None:
-                self._stored_code.remove()
+        with self.cleanup:
+            try:
+                for measuring in self.passes:
+                    measuring.pool.close()
+            finally:
+                self._devices.release()
 
     # --- the answer
 
@@ -302,7 +203,7 @@ class Session:
             cannot = OutcomeKind.CANDIDATE_CANNOT
             answer = self.run.answer([test for test, outcome in outcomes.items() if outcome.kind is cannot])
         else:
-            answer = self.run.answer(measured, self._expected(), self.environment())
+            answer = self.run.answer(measured, self.expected(), self.environment())
         problems = list(self.problems)
         if self.outcomes.deselected and not self.outcomes.measured:
             count = len(self.outcomes.deselected)

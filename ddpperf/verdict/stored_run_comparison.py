@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
 from typing import Literal
 
@@ -258,11 +258,20 @@ def _cpu_change(now: Measured, then: Measured) -> Change:
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
     if isinstance(now.spec, AllReduceSpec | CollectiveSpec):
         return settings.call_spread
-    quiet = all(
-        len(seconds) >= FEWEST_ROUNDS and relative_iqr(seconds) < settings.quiet_iqr
-        for seconds in (then.all_step_seconds(), now.all_step_seconds())
-    )
+    quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread
+
+
+def _spread_of(seconds: Sequence[float]) -> float:
+    """Return the spread of rounds as a fraction of their median; infinite for a single round.
+
+    Too few rounds for an interquartile range have their whole range, which is never smaller.
+    """
+    if len(seconds) < 2:
+        return inf
+    if len(seconds) < FEWEST_ROUNDS:
+        return (max(seconds) - min(seconds)) / median(seconds)
+    return relative_iqr(seconds)
 
 
 def _compares_cpu_seconds(then: Measured, now: Measured) -> bool:

@@ -27,11 +27,12 @@ class Pool:
     candidate. They are started at the first measurement. Only one process set samples at a time. A
     process set that fails is killed, and replaced under a new name before the next measurement.
 
-    sets_made: how many process sets earlier pools made, so that no name is used twice. progress:
-    called with a spec and the fraction of its measurement that is done. check_round: called before
-    the first round and after each round, with the process ids of all ranks and the number of rounds
-    done. It returns why the last round is spoiled, or an empty string. A spoiled round is measured
-    again.
+    sides: the side of each process set.
+    sets_made: how many process sets earlier pools made, so that no name is used twice.
+    progress: called with a spec and the fraction of its measurement that is done.
+    check_round: called before the first round and after each round, with the process ids of all
+    ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
+    string. A spoiled round is measured again.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class Pool:
         self.options = options
         self.sets_made = sets_made
         self.counted_seconds = 0.0  # spent in rounds that count, so far
-        self._sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
-        self._sets: dict[int, ProcessSet] = {}  # by their place in `_sides`
+        self.sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
+        self._sets: dict[int, ProcessSet] = {}  # by their place in `sides`
         self._progress = progress
         self._check_round = check_round
         self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
@@ -65,7 +66,7 @@ class Pool:
 
         most: how many of the process sets to return, all by default. They start side by side.
         """
-        sides = self._sides[:most]
+        sides = self.sides[:most]
         started = []
         try:
             for place, side in enumerate(sides):
