@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun

@@ -11,7 +11,7 @@ from typing import Literal
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
-from ddpperf.specs import AllReduceSpec, CollectiveSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, RunSpec
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
@@ -235,7 +235,9 @@ def _time_change(test: str, now: Measured, then: Measured, reference: Reference,
     margin, alpha = settings.of("time").margin, settings.default.suite_alpha
     logs = bounds(between_runs, margin=margin, suite_alpha=alpha, compared=compared)
     suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in logs)
-    tolerance = settings.tolerance_between_runs if spec.captured or reference.device == "cpu" else 0.25
+    # A whole training has steps that no graph holds, such as its evaluations.
+    in_graph = spec.captured and not isinstance(spec, RunSpec)
+    tolerance = settings.tolerance_between_runs if in_graph or reference.device == "cpu" else 0.25
     return Change(
         then_seconds=median(then.all_step_seconds()),
         now_seconds=median(now.all_step_seconds()),
@@ -256,7 +258,7 @@ def _cpu_change(now: Measured, then: Measured) -> Change:
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    if isinstance(now.spec, AllReduceSpec | CollectiveSpec):
+    if isinstance(now.spec, AllReduceSpec | CollectiveSpec | RunSpec):
         return settings.call_spread
     quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread
