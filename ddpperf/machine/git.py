@@ -57,6 +57,6 @@ def check_out(root: Path, commit: str, folder: Path) -> Path:
 
 def remove_worktree(root: Path, folder: Path) -> None:
     """Remove a git worktree and its files, as far as they exist."""
-    git(root, "worktree", "remove", "--force", str(folder))
+    git(root, "worktree", "remove", "--force", "--force", str(folder))  # twice: git may have left a lock
     shutil.rmtree(folder, ignore_errors=True)
     git(root, "worktree", "prune")

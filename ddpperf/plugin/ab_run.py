@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import log1p
 from statistics import mean
+from types import MappingProxyType
 from typing import Any
 
 from ddpperf.errors import first_line
 from ddpperf.plugin.control_measurements import CANNOT_MEASURE, SLOW_DOWN, copy_spec, shortest, slowed
 from ddpperf.plugin.measure_fixture import Measuring
-from ddpperf.plugin.options.read import AB_ROUNDS
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.verdict.ab import Decision, ab_answer
@@ -27,34 +28,39 @@ class ABRun:
     A run that compares with a stored run makes an ABRun, too, if it can run the stored run's code.
 
     comparison: always None, because an A/B run is not compared with a stored run.
+    rounds: number of rounds of each test on each process set.
     sides: the interpreters, code and options of base and candidate.
     replicates: number of process sets per side in the first measurement of each test.
     same_work: for each test, the test that is measured in its place because its work is equal. Each
     test is measured by itself by default.
+    tolerances: for some tests, the change of their time that counts as unchanged, as a fraction.
     look_replicates: number of process sets per side in each later measurement.
     decision: the findings; None before the first measurement was compared.
     problems: what this A/B run could not do.
     """
 
     comparison: Comparison | None = None
-    ab_rounds = AB_ROUNDS
 
     def __init__(
         self,
         sides: Sides,
         settings: DecisionSettings,
         device: str,
+        *,
+        rounds: int,
         replicates: int | None = None,
-        same_work: Mapping[str, str] | None = None,
+        same_work: Mapping[str, str] = MappingProxyType({}),
+        tolerances: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         settings = settings.with_sets(replicates) if replicates is not None else settings
         self.sides = sides
+        self.rounds = rounds
         self.replicates = settings.default.screen_sets
         self.look_replicates = settings.default.confirm_sets
         self.decision: Decision | None = None
         self.problems: list[str] = []
-        self._same_work = same_work or {}
-        self._confirms = same_work is not None  # a comparison with a stored run
+        self._same_work = same_work
+        self._tolerances = tolerances
         self._device = device
         self._settings = settings
         self._looks: dict[str, list[Any]] = {}  # by test id, the stored later measurements
@@ -75,7 +81,7 @@ class ABRun:
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self.problems.append(f"--against-spec {fields} changes no test of this run")
-        self.decision = Decision(estimates, self._settings, by_interval=self._confirms)
+        self.decision = Decision(estimates, self._settings)
         return self.decision.open_tests()
 
     def look(self, measuring: Measuring) -> list[str]:
@@ -114,7 +120,12 @@ class ABRun:
             for other, in_its_place in self._same_work.items():
                 if in_its_place == test != other:
                     estimates += estimates_of(other, measured, {}, self._device)
-        return estimates
+        return [
+            replace(entry, tolerance=log1p(self._tolerances[entry.test]))
+            if entry.metric == "time" and entry.test in self._tolerances
+            else entry
+            for entry in estimates
+        ]
 
     # --- controls
 
@@ -154,16 +165,22 @@ class ABRun:
         delayed = measuring.pool.measure(measured.spec, slowed(measured.spec_of(CANDIDATE), delay))
         after = delayed.median_step_seconds()
         if before.keys() != after.keys():  # a process set was replaced in between
-            return []
+            before = measuring.pool.measure(measured.spec, measured.candidate_spec).median_step_seconds()
         scale = mean(_of_side(before, BASE).values())  # makes the ratios seconds again, for the table
         usual, slower = (
-            {
-                candidate: seconds[candidate] / seconds[base] * scale
-                for base, candidate in zip(_of_side(seconds, BASE), _of_side(seconds, CANDIDATE), strict=True)
-            }
+            [
+                candidate / base
+                for base, candidate in zip(
+                    _of_side(seconds, BASE).values(), _of_side(seconds, CANDIDATE).values(), strict=True
+                )
+            ]
             for seconds in (before, after)
         )
-        return [_control("positive", usual, slower, timed[test].noise_class)]
+        # Both ratios are of the same process sets, so what makes sets differ cancels out, too.
+        grown = {
+            str(pair): scale * now / then for pair, (then, now) in enumerate(zip(usual, slower, strict=True))
+        }
+        return [_control("positive", dict.fromkeys(grown, scale), grown, timed[test].noise_class)]
 
     # --- storing
 

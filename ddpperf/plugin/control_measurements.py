@@ -65,7 +65,11 @@ def positive_control(comparison: Comparison, measured: Mapping[str, Measured], p
     The delay must be seen in the time of the delayed step, beside the step without a delay.
     """
     changes = comparison.changes
-    timed = {test: change.now_seconds for test, change in changes.items() if change.quantity == "step"}
+    timed = {
+        test: change.now_seconds
+        for test, change in changes.items()
+        if change.quantity == "step" and change.judged
+    }
     if (test := shortest(timed, measured)) is None:
         why = "the positive control was not measured: no step was compared by its time"
         return Controls(missing=[why] if changes else [])

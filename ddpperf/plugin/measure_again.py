@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -15,11 +16,14 @@ from _pytest.runner import runtestprotocol
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.stored_code import StoredCode
+from ddpperf.plugin.stored_code import stored_sides
+from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
 from ddpperf.verdict.two_stage_test import LOOKS
+
+ROUNDS = 5  # on each process set beside the stored run's code, where the time is short
 
 
 def judge(session: Session, items: Sequence[pytest.Item]) -> None:
@@ -33,50 +37,58 @@ def judge(session: Session, items: Sequence[pytest.Item]) -> None:
     if isinstance(run, ABRun):
         _look_again(session, run, items, run.judge(first))
     elif tests := run.screen(first, session.expected()):
-        _confirm(session, items, tests)
+        _confirm(session, run, items, tests)
+    else:
+        run.unconfirmed = ""
 
 
-def _confirm(session: Session, items: Sequence[pytest.Item], tests: Sequence[str]) -> None:
+def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], tests: Sequence[str]) -> None:
     """Decide tests of a comparison with a stored run by an A/B run beside the stored run's code.
 
     tests: suspected regressions, and every test whose limit would not show a slow-down as large as
     its tolerance. The most suspicious test comes first.
     """
-    plain, options = session.run, session.options
-    assert not isinstance(plain, ABRun)
+    options, baseline = session.options, session.baseline
+    assert baseline is not None
+    assert plain.comparison is not None
     try:
-        sides = options.sides or _sides_of_stored_code(session)
+        sides = options.sides or stored_sides(baseline, session.storage.root, options, session.cleanup)
     except Refused as refused:
-        plain.unconfirmed = f"they cannot be measured beside the stored run's code, since {refused}"
+        plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
         return
-    settings = session.settings.beside_stored_code(options.device)
-    beside = ABRun(sides, settings, options.device, same_work=_same_work(session))
+    same_work, slower = _same_work(session), plain.comparison.looks_slower
+    decides = Counter(same_work[test] for test in tests)  # how many tests a measurement decides
+    in_order = sorted(tests, key=lambda test: -math.inf if test in slower else -decides[same_work[test]])
+    beside = ABRun(
+        sides,
+        session.settings.beside_stored_code(options.device),
+        options.device,
+        rounds=options.rounds if "--rounds" in options.given else ROUNDS,
+        same_work=same_work,
+        tolerances={test: change.tolerance for test, change in plain.comparison.changes.items()},
+    )
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside
-    plain.unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
     try:
-        session.begin_pass(sides, beside.replicates)
-        left = _measure(session, items, beside.different(tests), until)
+        session.begin_pass(sides, beside.replicates, beside.rounds)
+        left = _measure(session, items, beside.different(in_order), until)
         undecided = beside.judge(session.passes[-1])
     except KeyboardInterrupt:
         beside.judge(session.passes[-1], controls=False)
         beside.end()
         raise
+    late = _look_again(session, beside, items, undecided)
     plain.unconfirmed = ""
     if left:
         plain.unconfirmed = (
             f"--confirm-seconds {options.confirm_seconds:.0f} ended before {left} of the tests to "
             "confirm were measured beside the stored run's code; pass more seconds"
         )
-    _look_again(session, beside, items, undecided)
-
-
-def _sides_of_stored_code(session: Session) -> Sides:
-    """Return how to run the stored run's code. Raises Refused with the reason if it cannot be run."""
-    assert session.baseline is not None
-    stored = StoredCode(session.baseline, session.storage.root)
-    session.cleanup.callback(stored.remove)
-    return stored.sides(session.options)
+    elif late:
+        plain.unconfirmed = (
+            f"--max-seconds {options.max_seconds:.0f} ended before {late} undecided tests were measured "
+            "again; pass more seconds"
+        )
 
 
 def _same_work(session: Session) -> dict[str, str]:
@@ -90,26 +102,33 @@ def _same_work(session: Session) -> dict[str, str]:
     return {test: cheapest[spec] for test, spec in specs.items()}
 
 
-def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> None:
+def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> int:
     """Measure open tests of an A/B run again, until all are decided or the time is over.
 
-    An A/B run that the user asked for measures them at least once, whatever the time.
+    An A/B run that the user asked for measures them at least once, whatever the time. Beside a
+    stored run's code they have at least half of the seconds of the confirmation. Returns how many
+    tests had no time left.
     """
-    until = session.outcomes.begun + session.options.max_seconds
+    options, late = session.options, 0
+    end = session.outcomes.begun + options.max_seconds
+    first_end = math.inf if run is session.run else time.monotonic() + options.confirm_seconds / 2
     try:
         for look in range(LOOKS):
-            if not tests or (look and time.monotonic() > until):
+            until = end if look else max(end, first_end)
+            if not tests:
                 break
-            must = math.inf if look == 0 and run is session.run else until
+            if time.monotonic() > until:
+                return len(tests)
             measured_before = len(session.passes)
             try:
-                session.begin_pass(run.sides, run.look_replicates)
-                _measure(session, items, run.different(tests), must)
+                session.begin_pass(run.sides, run.look_replicates, run.rounds)
+                late = _measure(session, items, run.different(tests), until)
             finally:  # an interrupted look decides what it measured
                 for measuring in session.passes[measured_before:]:
                     tests = run.look(measuring)
     finally:
         run.end()
+    return late
 
 
 def _measure(session: Session, items: Sequence[pytest.Item], tests: Sequence[str], until: float) -> int:
@@ -135,7 +154,6 @@ def _expected_seconds(session: Session, test: str) -> float:
     measure, measured = session.measures[test], session.measures[test].measured
     if measured is None:
         return 0.0
-    now, then = session.passes[-1].pool, session.passes[0].pool
-    work = len(now.sides) * now.options.rounds / (len(then.sides) * then.options.rounds)
+    references = map(Measured.from_json, measure.stored["references"].values())
     overhead = session.outcomes.seconds[test] - measure.counted_seconds
-    return overhead + work * measured.counted_seconds()
+    return overhead + sum(map(session.passes[-1].pool.expected_seconds, (measured, *references)))

@@ -26,11 +26,11 @@ class PlainRun:
     baseline: the stored run; None without --benchmark-compare, or if no stored run was found.
     confirmation: the A/B run beside the stored run's code; None before it began.
     unconfirmed: why not every test was measured beside the stored run's code; empty if all were.
+    no_stored_code: why the stored run's code cannot run; empty if it can.
     comparison: None before the comparison, or without a stored run.
     """
 
     sides = None
-    ab_rounds = 5  # beside the stored run's code, where the time is short
 
     def __init__(
         self, options: Options, settings: DecisionSettings, storage: Storage, baseline: Baseline | None
@@ -38,7 +38,8 @@ class PlainRun:
         self.replicates = options.replicates or 1
         self.comparison: Comparison | None = None
         self.confirmation: ABRun | None = None
-        self.unconfirmed = ""
+        self.unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
+        self.no_stored_code = ""
         self._options = options
         self._settings = settings
         self._storage = storage
@@ -72,6 +73,7 @@ class PlainRun:
             confirmation.decision if confirmation is not None else None,
             problems=confirmation.problems if confirmation is not None else (),
             unconfirmed=self.unconfirmed,
+            no_stored_code=self.no_stored_code,
             differences=differences(self._baseline.environment, environment),
         )
 

@@ -79,7 +79,9 @@ class Session:
         self.cleanup = ExitStack()
         self.run: PlainRun | ABRun
         if options.sides is not None and not compare_with:
-            self.run = ABRun(options.sides, decision, options.device, options.replicates)
+            self.run = ABRun(
+                options.sides, decision, options.device, rounds=options.rounds, replicates=options.replicates
+            )
         else:
             self.run = PlainRun(options, decision, self.storage, self.baseline)
 
@@ -128,9 +130,9 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
-            self.begin_pass(self.run.sides, self.run.replicates)
+            self.begin_pass(self.run.sides, self.run.replicates, self.options.rounds)
 
-    def begin_pass(self, sides: Sides | None, replicates: int) -> None:
+    def begin_pass(self, sides: Sides | None, replicates: int, rounds: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side."""
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
@@ -143,6 +145,8 @@ class Session:
             CHECKPOINTS_VARIABLE: options.checkpoints,
             MODEL_VARIABLE: options.model,
         }
+        if self.passes:  # later processes neither resume from checkpoints nor replace traces
+            paths[TRACES_VARIABLE] = paths[CHECKPOINTS_VARIABLE] = None
         common = {name: str(path) for name, path in paths.items() if path is not None}
         chosen = [Side()]
         if sides is not None:  # in random order: the first side of a round may meet colder caches
@@ -151,7 +155,7 @@ class Session:
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,
-            rounds=options.rounds if sides is None or "--rounds" in options.given else self.run.ab_rounds,
+            rounds=rounds,
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
             f"the base equals this environment, so suspects of {name} would be compared with themselves; "
             "name the stored run's code with --baseline-root, or its interpreter with --baseline-python"
         )
-    stored = sorted({sample.torch for measured in baseline.measured.values() for sample in measured.samples})
+    stored = baseline.torch_versions
     if sides.base_torch and stored != [sides.base_torch]:
         raise Refused(
             f"{name} was measured with torch {' and '.join(stored)}, but the base has {sides.base_torch}; "
@@ -57,56 +57,46 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
     )
 
 
-class StoredCode:
-    """The stored run's commit in a git worktree, with the stored run's interpreter.
+def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: ExitStack) -> Sides:
+    """Check the stored run's commit out, and return how to run it as the base of an A/B run.
 
+    Raises Refused with the reason if the code cannot be run.
     here: the root of this source tree, which runs the candidate.
+    cleanup: removes the git worktree when it is closed.
     """
+    name, commit = baseline.path.name, baseline.commit
+    if commit in ("", NO_COMMIT):
+        raise Refused(f"{name} does not say which commit it measured")
+    if commit.endswith("+"):
+        raise Refused(f"{name} measured {commit.removesuffix('+')} with changes that were not committed")
+    if git(here, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") is None:
+        raise Refused(f"commit {commit} of {name} is not in this repository")
+    folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
+    cleanup.callback(remove_worktree, here, folder)
+    try:
+        root = check_out(here, commit, folder)
+    except OSError as error:
+        raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
+    torch = baseline.torch_versions[0]
+    base = Side(name=BASE, python=_interpreter(baseline, torch), root=root)
+    found = check_side(base, f"the code of {name}", options.device, options.model)
+    if found.torch != torch:
+        raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
+    return Sides(
+        base=base,
+        candidate=Side(name=CANDIDATE),
+        spec_fields={},
+        base_torch=found.torch,
+        torchvision=found.torchvision,
+    )
 
-    def __init__(self, baseline: Baseline, here: Path) -> None:
-        self._baseline = baseline
-        self._here = here
-        self._folder: Path | None = None
 
-    def sides(self, options: Options) -> Sides:
-        """Check the stored run's code out, and return how to run it as the base of an A/B run.
-
-        Raises Refused with the reason if the code cannot be run.
-        """
-        name, commit, here = self._baseline.path.name, self._baseline.commit, self._here
-        if commit in ("", NO_COMMIT):
-            raise Refused(f"{name} does not say which commit it measured")
-        if commit.endswith("+"):
-            raise Refused(f"{name} measured {commit.rstrip('+')} with changes that were not committed")
-        if git(here, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") is None:
-            raise Refused(f"commit {commit} of {name} is not in this repository")
-        self._folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
-        try:
-            root = check_out(here, commit, self._folder)
-        except OSError as error:
-            raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
-        base = Side(name=BASE, python=self._interpreter(), root=root)
-        found = check_side(base, f"the code of {name}", options.device, options.model)
-        torch = self._torch()
-        if found.torch != torch:
-            raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
-        sides = Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, base_torch=found.torch)
-        return dataclasses.replace(sides, torchvision=found.torchvision)
-
-    def remove(self) -> None:
-        """Remove the git worktree, if there is one."""
-        if self._folder is not None:
-            remove_worktree(self._here, self._folder)
-
-    def _torch(self) -> str:
-        return next(sample.torch for run in self._baseline.measured.values() for sample in run.samples)
-
-    def _interpreter(self) -> str:
-        """Return this interpreter if it has the stored run's torch, else the stored run's."""
-        stored = str(self._baseline.environment.get("executable", ""))
-        if self._torch().partition("+")[0] == version("torch").partition("+")[0]:
-            return sys.executable
-        if not os.access(stored, os.X_OK):
-            where = f"its interpreter {stored} is gone" if stored else "it does not name its interpreter"
-            raise Refused(f"{self._baseline.path.name} measured torch {self._torch()}, and {where}")
-        return stored
+def _interpreter(baseline: Baseline, torch: str) -> str:
+    """Return this interpreter if it has the stored run's torch, else the stored run's."""
+    if torch.partition("+")[0] == version("torch").partition("+")[0]:
+        return sys.executable
+    stored = str(baseline.environment.get("executable", ""))
+    if not os.access(stored, os.X_OK):
+        where = f"its interpreter {stored} is gone" if stored else "it does not name its interpreter"
+        raise Refused(f"{baseline.path.name} measured torch {torch}, and {where}")
+    return stored

@@ -45,6 +45,11 @@ class Baseline:
     commit: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def torch_versions(self) -> list[str]:
+        """The versions of torch that were measured, without repetitions."""
+        return sorted({sample.torch for run in self.measured.values() for sample in run.samples})
+
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:

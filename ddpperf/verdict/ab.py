@@ -86,16 +86,12 @@ class Decision:
     The constructor screens the first measurement. `look` decides suspected regressions and
     undecided tests by later measurements on new process sets.
 
-    `missing` says for each test why one of its gated metrics cannot be judged. If `by_interval`, a
-    detectable worsening is one above the 95% interval, else one that is found 19 times in 20.
+    `missing` says for each test why one of its gated metrics cannot be judged.
     """
 
-    def __init__(
-        self, estimates: Iterable[MetricEstimates], settings: DecisionSettings, *, by_interval: bool = False
-    ) -> None:
+    def __init__(self, estimates: Iterable[MetricEstimates], settings: DecisionSettings) -> None:
         estimates = list(estimates)
         self.settings = settings
-        self._by_interval = by_interval
         self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
         complete = [entry for entry in estimates if not entry.missing]
         # A measurement that several tests share is tested once.
@@ -111,7 +107,11 @@ class Decision:
         self._slower: dict[str, bool] = {}  # by test: whether its time is longer, by any amount
         self.rows: list[Row] = []
         for metric in dict.fromkeys(entry.metric for entry in complete):
-            self.rows += self._judge([entry for entry in complete if entry.metric == metric])
+            group = [entry for entry in complete if entry.metric == metric]
+            if not group[0].definition.exact:
+                self._learn_noise(group)
+            for tolerance in dict.fromkeys(entry.tolerance for entry in group):
+                self.rows += self._judge([entry for entry in group if entry.tolerance == tolerance])
         self._suspects = {(row.test, row.metric) for row in self.rows if row.suspect}
         self._excuse_speedups()
 
@@ -122,8 +122,14 @@ class Decision:
         """
         suspects = [row.test for row in self.rows if row.suspect]
         primaries = [row for row in self.rows if row.primary and row.gated and not row.control]
-        undecided = [row.test for row in primaries if row.undecided]
+        undecided = [row.test for row in primaries if self._is_undecided(row)]
         return list(dict.fromkeys([*suspects, *undecided]))
+
+    def _is_undecided(self, row: Row) -> bool:
+        """Return whether a worsening as large as the tolerance is neither found nor excluded."""
+        if not self.settings.confirms:
+            return row.undecided
+        return row.finding is not Finding.WORSE and row.detectable > row.tolerance
 
     def look(self, again: Iterable[MetricEstimates]) -> None:
         """Decide open tests by a measurement on new process sets.
@@ -138,7 +144,7 @@ class Decision:
                 self._again[key] = _together(known, entry)
         for place, row in enumerate(self.rows):
             key = row.test, row.metric
-            if (fresh := self._again.get(key)) is None or not (row.suspect or row.undecided):
+            if (fresh := self._again.get(key)) is None or not (row.suspect or self._is_undecided(row)):
                 continue
             suspect = key in self._suspects
             (self.rows[place],) = self._judge(
@@ -167,20 +173,22 @@ class Decision:
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judge(self, group: Sequence[MetricEstimates], *, suspect: bool | None = None) -> list[Row]:
-        """Return the findings for one metric of several tests with equally many process sets.
+        """Return the findings for one metric of several tests with one tolerance and equally many sets.
 
         `suspect` is None for the screening; later it says whether the screening found it worse.
         """
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
+        if (tolerance := group[0].tolerance) is not None:
+            settings = replace(settings, tolerance=tolerance)
         sign = np.array([entry.sign for entry in group])
         base, candidate = ([entry.base for entry in group], [entry.candidate for entry in group])
         logs = LogEstimates(sign[:, None] * np.log(base), sign[:, None] * np.log(candidate))
         noise, effect = self._noise(group, logs), logs.effect
         error = noise.standard_error(logs.sets)
         if suspect is None:
-            findings = screen(logs, noise, settings, self.gated)
+            findings = screen(logs, noise, settings, self.gated, decides=self.settings.confirms)
         else:
             findings = look(logs, noise, settings, self.gated, suspect=suspect)
         control_findings = negative_control_findings(logs, noise, settings)
@@ -190,7 +198,7 @@ class Decision:
         half_width = noise.quantile(UNCHANGED_P) * error
         ratio, low, high = (np.exp(sign * effect + side * half_width) for side in (0, -1, 1))
         worsening, needed = detection(noise, settings, self.gated, logs.sets if suspect is False else None)
-        if self._by_interval:
+        if self.settings.confirms:
             worsening = np.maximum(effect + half_width, 0.0)
         undecided = [finding is Finding.UNDECIDED for finding in findings]
         needed = np.where(undecided, np.maximum(needed, logs.sets + 1), needed)
@@ -215,16 +223,15 @@ class Decision:
             for place, entry in enumerate(group)
         ]
 
-    def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
-        """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
+    def _learn_noise(self, group: Sequence[MetricEstimates]) -> None:
+        """Store the usual noise of a metric in similar tests, which later measurements use, too."""
+        logs = LogEstimates(np.log([entry.base for entry in group]), np.log([e.candidate for e in group]))
+        by_class = _noise_by_class(group, logs)
+        self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}
 
-        Later measurements reuse the noise of similar tests from the screening.
-        """
-        keys = [(entry.test, entry.metric) for entry in group]
-        if not all(key in self._class_noise for key in keys):
-            by_class = _noise_by_class(group, logs)
-            self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}
-        variances, freedoms = np.array([self._class_noise[key] for key in keys]).T
+    def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
+        """Return the noise of a metric in each test, shrunk towards the noise of similar tests."""
+        variances, freedoms = np.array([self._class_noise[entry.test, entry.metric] for entry in group]).T
         return moderated_noise(logs, Noise(variances, freedoms), LEAST_SPREAD**2)
 
 

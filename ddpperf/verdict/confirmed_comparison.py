@@ -19,45 +19,50 @@ def answer_of(
     *,
     problems: Sequence[str] = (),
     unconfirmed: str = "",
+    no_stored_code: str = "",
     differences: Sequence[str] = (),
 ) -> Answer:
     """Return what a comparison with a stored run means for the verdict.
 
     A test is worse if the A/B run found it worse. A test that is slower than in the stored run, but
     not slower than the stored run's code beside it, shows that the machine or its environment
-    changed. Without an A/B run, a test is worse if it is slower than in the stored run.
+    changed. If the stored run's code cannot run, a test is worse if it is slower than in the stored
+    run.
 
     `decision` is the result of the A/B run, if there was one. `problems` says what the A/B run
-    could not do. `unconfirmed` says why not every test could be measured beside the stored run's
-    code. `differences` lists how this environment differs from the stored run's.
+    could not do. `unconfirmed` says why not every test was measured beside the stored run's code,
+    and `no_stored_code` why none could be. `differences` lists how this environment differs from
+    the stored run's.
     """
     name, rows = comparison.baseline, _rows(decision)
     missing = dict(comparison.missing)
-    worse: Mapping[str, str]
-    if decision is None:
+    worse: Mapping[str, str] = {}
+    if no_stored_code:
         worse = {test: _slower(change, name) for test, change in comparison.slower.items()}
+    if decision is None:
         untrusted, control_notes = comparison.controls.failed(), list(comparison.controls.missing)
     else:
         worse = worse_tests(decision.rows)
         missing |= decision.missing
         untrusted, control_notes = control_problems(decision.rows)
-    still_slower = {
-        test: f"{test} {_slower(change, name)}"
-        for test, change in comparison.slower.items()
-        if test in rows and test not in worse and test not in missing
-    }
-    undecided = {test for test in still_slower if rows[test].suspect or rows[test].undecided}
-    moved = []
+    moved, unreached, undecided = [], [], []
     if decision is not None:
         moved = replace(comparison.controls, positive=None).failed()
         control_notes += replace(comparison.controls, negative=None).failed()
-    moved += [sentence for test, sentence in still_slower.items() if test not in undecided]
-    unmeasured = unconfirmed or "its A/B measurement is missing"
-    unreached = [
-        f"{test} {_slower(change, name)}, and was not measured beside its code: {unmeasured}"
-        for test, change in comparison.slower.items()
-        if decision is not None and test not in rows and test not in worse and test not in missing
-    ]
+    if not no_stored_code:
+        for test, change in comparison.looks_slower.items():
+            if test in worse or test in missing:
+                continue
+            sentence, row = f"{test} {_slower(change, name)}", rows.get(test)
+            if row is None:
+                why = unconfirmed or "its A/B measurement is missing"
+                unreached.append(f"{sentence}, and was not measured beside its code: {why}")
+            elif not change.slower:
+                continue  # the A/B run cleared the suspect, or counts it among those that it left undecided
+            elif row.suspect or row.undecided:
+                undecided.append(f"{sentence}, and beside its code it is undecided")
+            else:
+                moved.append(sentence)
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,
@@ -66,10 +71,10 @@ def answer_of(
             *problems,
             *_changed_machine(moved, differences),
             *unreached,
-            *(f"{still_slower[test]}, and beside its code it is undecided" for test in sorted(undecided)),
+            *undecided,
             *control_notes,
             *(f"{test} {why}" for test, why in missing.items()),
-            *_blind(comparison, shown, unconfirmed),
+            *_blind(comparison, shown, no_stored_code or unconfirmed),
         ],
         summary=_summary(comparison, shown, decision),
     )

@@ -23,7 +23,8 @@ class MetricEstimates:
 
     Metrics with the same `noise_class` vary alike. `gated` says whether a worse value fails the
     run. `primary` says whether this metric represents its test. `control` marks a control
-    measurement: a negative control must be found unchanged, a positive control slower.
+    measurement: a negative control must be found unchanged, a positive control slower. `tolerance`
+    is the log ratio that counts as unchanged; None if the metric's settings say it.
     """
 
     test: str
@@ -34,6 +35,7 @@ class MetricEstimates:
     gated: bool = False
     primary: bool = False
     control: Control | None = None
+    tolerance: float | None = None
 
     @property
     def definition(self) -> Metric:

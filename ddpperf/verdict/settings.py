@@ -38,7 +38,7 @@ _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 # A whole training takes 6.31 to 6.50 s in 5 runs on two H200 machines, 1.2%.
 # A default that is too high costs little, because a test's own runs correct it. A default that is
 # too low costs false alarms on another day.
-_SPREADS = {
+_SPREADS: dict[str, dict[str, Any]] = {
     "gpu": {"quiet_iqr": 0.02, "run_spread": 0.0035, "noisy_run_spread": 0.2, "call_spread": 0.02},
     "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2, "call_spread": 0.2},
 }
@@ -76,7 +76,10 @@ class DecisionSettings:
     deviation of the log of a step time between runs of the same code, for tests whose rounds have
     an interquartile range below `quiet_iqr` of their median. `call_spread` is the same for collective
     calls and whole trainings, and `noisy_run_spread` for all other measurements. A comparison with a
-    stored run has to show a slow-down by the fraction `tolerance_between_runs`.
+    stored run has to show a slow-down by the fraction `tolerance_between_runs`. `confirms` says
+    whether an A/B run measures what such a comparison left open. It then decides clear worsenings by
+    its first measurement, and can detect worsenings above the 95% interval. Any other A/B run detects
+    worsenings that it finds 19 times in 20.
     """
 
     default: Settings
@@ -86,6 +89,7 @@ class DecisionSettings:
     noisy_run_spread: float
     call_spread: float
     tolerance_between_runs: float
+    confirms: bool = False
 
     def __post_init__(self) -> None:
         own, most = self.run_spread, self.noisy_run_spread
@@ -105,6 +109,7 @@ class DecisionSettings:
         tolerance = between if between > self.default.margin else self.default.tolerance
         return dataclasses.replace(
             self,
+            confirms=True,
             default=dataclasses.replace(self.default, tolerance=tolerance, **sets),
             metrics={name: dataclasses.replace(own, **sets) for name, own in self.metrics.items()},
         )

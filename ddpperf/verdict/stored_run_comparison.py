@@ -116,6 +116,11 @@ class Comparison:
         """The changes of the tests that look slower and need an A/B run to decide."""
         return {test: change for test, change in self.changes.items() if change.suspect}
 
+    @property
+    def looks_slower(self) -> dict[str, Change]:
+        """The changes of the tests above one of their limits."""
+        return {**self.slower, **self.suspects}
+
     def median_shift(self) -> float | None:
         """Return the median log ratio of this run's step times to the stored run's, or None.
 
@@ -131,10 +136,9 @@ class Comparison:
         as large as their tolerance, the widest limit first.
         """
         judged = {test: change for test, change in self.changes.items() if change.judged}
-        looks_slower = {**self.slower, **self.suspects}
         suspicion = {
             test: log(change.ratio) / max(log(change.limit), LEAST_LOG)
-            for test, change in looks_slower.items()
+            for test, change in self.looks_slower.items()
         }
         blind = {test: change.limit for test, change in judged.items() if change.limit > 1 + change.tolerance}
         by_suspicion = sorted(suspicion, key=suspicion.__getitem__, reverse=True)

@@ -10,9 +10,9 @@ after the screening is measured on, and all its process sets decide.
 The error probability of the suite, `suite_alpha`, is spent over these tests as group sequential
 designs do (Lan and DeMets 1983), here by the union bound. For H gated metrics, one half is for
 suspected regressions: level `suite_alpha` / 2 / (H `screen_alpha` `LOOKS`) in each look. The other
-half is for undecided metrics: level `suite_alpha` / 2 / (H `LOOKS`) in each look. So a metric whose
-true change is below the margin is called worse in at most `suite_alpha` of all suites, whatever
-else truly changed.
+half is for all metrics: level `suite_alpha` / 2 / (H (`LOOKS` + 1)) in each look, and in the
+screening of a run that confirms a comparison with a stored run. So a metric whose true change is
+below the margin is called worse in at most `suite_alpha` of all suites, whatever else truly changed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ class Settings:
 
         `suspect` says whether the screening found the metric worse.
         """
-        level = self.suite_alpha / 2 / (gated * LOOKS)
-        return min(self.screen_alpha, level / self.screen_alpha) if suspect else level
+        level = self.suite_alpha / 2 / gated
+        if not suspect:
+            return level / (LOOKS + 1)  # the screening may decide, too
+        return min(self.screen_alpha, level / LOOKS / self.screen_alpha)
 
 
 GPU = Settings(margin=0.005, tolerance=0.02, screen_alpha=0.02, screen_sets=3, confirm_sets=6)
@@ -169,13 +171,17 @@ def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Nois
     return Noise(np.where(outlier, own, shrunk), np.where(outlier, freedom, together).astype(float))
 
 
-def screen(estimates: LogEstimates, noise: Noise, settings: Settings, gated: int) -> list[Finding]:
+def screen(
+    estimates: LogEstimates, noise: Noise, settings: Settings, gated: int, *, decides: bool = False
+) -> list[Finding]:
     """Return each metric's finding from the screening, such as suspect or unchanged.
 
-    `gated` is the number of metrics of the suite whose worsening fails the run.
+    `gated` is the number of metrics of the suite whose worsening fails the run. `decides` says
+    whether a worsening that is significant at the level of a look is not only suspected.
     """
-    worse, better = settings.screen_alpha, settings.suite_alpha / gated
-    return _findings(estimates, noise, settings, {Finding.SUSPECT: worse, Finding.BETTER: better})
+    levels = {Finding.WORSE: settings.look_alpha(gated, suspect=False)} if decides else {}
+    levels |= {Finding.SUSPECT: settings.screen_alpha, Finding.BETTER: settings.suite_alpha / gated}
+    return _findings(estimates, noise, settings, levels)
 
 
 def look(

@@ -120,6 +120,15 @@ class Pool:
         self._remembered[spec, candidate, names] = measured
         return measured
 
+    def expected_seconds(self, before: Measured) -> float:
+        """Return about how long the timed rounds of work take here that other process sets measured."""
+        sets, rounds = len(self.sides), len(before.samples[0].seconds)
+        round_seconds = before.counted_seconds() / (len(before.samples) * rounds) * sets
+        here = 1 if before.spec.counts else self.options.rounds
+        if not before.spec.repeats:
+            here = min(here, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
+        return here * round_seconds
+
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
         rounds = 1 if spec.counts else self.options.rounds * parts

@@ -72,17 +72,23 @@ def suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> Iterato
     assert list(canned_suite.root.glob(".ddpperf/base/*")) == []
 
 
-def paced(*, first: float = 1.0, base: float = 1.0, candidate: float = 1.0, images: int = 0) -> Seconds:
+def paced(
+    *, first: float = 1.0, base: float = 1.0, candidate: float = 1.0, images: int = 0, noise: float = 0.0
+) -> Seconds:
     """Return seconds of training steps that are longer by a factor, in a pass or on a side.
 
     images: the only batch size whose steps are longer; 0 for all.
+    noise: by which fraction one process set of a side is slower, and the next one faster.
     """
 
     def seconds(spec: Spec, name: str) -> float:
         factor = first if name == FIRST else base if name.startswith("A") else candidate
         if not isinstance(spec, TrainingSpec) or images not in (0, spec.per_rank_batch_size):
             factor = 1.0
-        return step_seconds(spec, name) * factor * (1 + int(name[1:]) % 3 / 1000)
+        number = int(name[1:])
+        if name != FIRST:
+            factor *= 1 + noise * (1 if number % 4 in (2, 3) else -1)
+        return step_seconds(spec, name) * factor * (1 + number % 3 / 1000)
 
     return seconds
 
@@ -120,8 +126,9 @@ def test_identical_code_passes_with_its_sensitivity(suite: CannedSuite) -> None:
 def test_slower_candidate_fails_and_is_named(suite: CannedSuite) -> None:
     suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
     finished = compare(suite)
-    finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.", "on fresh process sets")
+    finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.")
     assert f"{LARGE} is worse" not in finished.output
+    assert not any(int(name[1:]) > 5 for name in suite.canned.sampled), "no later measurement is needed"
 
 
 def test_slower_machine_alone_is_no_verdict(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +196,17 @@ def test_confirmation_ends_with_its_seconds(suite: CannedSuite) -> None:
 
 def test_late_suspect_is_not_called_worse(suite: CannedSuite) -> None:
     """Without a later measurement of its own it may be the machine."""
-    suite.canned.seconds = paced(first=1.5, candidate=1.5)
-    finished = compare(suite, "--max-seconds", "0.001")
-    finished.assert_one_sentence(125, "NO VERDICT: ", f"{SMALL} could not be measured again, with time 1.")
-    assert CHANGED not in finished.output
+    pace = paced(first=1.5, candidate=1.5, noise=0.07)
+
+    def slow(spec: Spec, name: str) -> float:
+        if int(name[1:]) > 5:  # a later measurement
+            time.sleep(0.05)
+        return pace(spec, name)
+
+    suite.canned.seconds = slow
+    finished = compare(suite, "--confirm-seconds", "1", "--max-seconds", "0.001")
+    finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.", "on fresh process sets")
+    assert f"{LARGE} is worse" not in finished.output
 
 
 # --- without the stored run's code
@@ -347,7 +361,7 @@ def batch(spec: Spec) -> int:
 
 def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
     suite.canned.seconds = interrupted(
-        paced(first=1.5, candidate=1.5), lambda spec, name: name != FIRST and batch(spec) == 16
+        paced(first=1.5, candidate=1.5, noise=0.07), lambda spec, name: name != FIRST and batch(spec) == 16
     )
     finished = compare(suite)
     finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
@@ -360,7 +374,8 @@ def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
 def test_interrupt_keeps_what_was_decided(suite: CannedSuite) -> None:
     """The first pass has 1 set, the screening 4, so process sets above 5 are a later look's."""
     suite.canned.seconds = interrupted(
-        paced(first=1.5, candidate=1.5), lambda spec, name: int(name[1:]) > 5 and batch(spec) == 16
+        paced(first=1.5, candidate=1.5, noise=0.07),
+        lambda spec, name: int(name[1:]) > 5 and batch(spec) == 16,
     )
     finished = compare(suite)
     finished.assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.", "on fresh process sets")
@@ -379,7 +394,7 @@ def test_interrupt_between_passes_counts_no_set_twice(
             raise interrupts.pop()
 
     monkeypatch.setattr(Pool, "close", interrupted_close)
-    suite.canned.seconds = paced(first=1.5, candidate=1.5)
+    suite.canned.seconds = paced(first=1.5, candidate=1.5, noise=0.07)
     finished = compare(suite)
     finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
     finished.assert_one_sentence(125, f"{SMALL} could not be measured again, with time 1.")

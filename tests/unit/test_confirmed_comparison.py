@@ -74,7 +74,7 @@ def test_narrow_limits_pass_without_confirmation() -> None:
 
 
 def test_strict_limit_decides_without_confirmation() -> None:
-    answer = answer_of(comparison(t=change(1.5), u=change(1.3)), None, unconfirmed="no git")
+    answer = answer_of(comparison(t=change(1.5), u=change(1.3)), None, no_stored_code="no git")
     assert answer.worse == {"t": f"is slower: 1.50 times its step in {NAME}, limit 1.4"}
     assert status(answer) is Status.FAIL
     assert answer.unfit == answer.regressions
@@ -94,7 +94,7 @@ def test_missing_control_without_confirmation_is_no_verdict() -> None:
 
 @pytest.mark.parametrize("reason", ["the commit 1234 is gone", ""])
 def test_wide_limits_need_a_reason(reason: str) -> None:
-    answer = answer_of(comparison(t=change(limit=1.5), u=change(limit=1.2)), None, unconfirmed=reason)
+    answer = answer_of(comparison(t=change(limit=1.5), u=change(limit=1.2)), None, no_stored_code=reason)
     why = reason or "this machine is too noisy for them; repeat the run when it is quieter"
     assert answer.undecided == [f"1 of 2 tests would not have shown a slow-down of 25%, such as t: {why}"]
     assert status(answer) is Status.NO_VERDICT
@@ -315,6 +315,44 @@ def test_ab_run_needs_a_detectable_tolerance() -> None:
 
 def test_confirmation_needs_an_interval_within_tolerance() -> None:
     wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25))
-    found = Decision(noisy(), wide, by_interval=True).rows[0]
+    found = Decision(noisy(), replace(wide, confirms=True)).rows[0]
     assert (found.finding, found.undecided) == (Finding.UNCHANGED, False)
     assert found.detectable == pytest.approx(found.high - 1)
+
+
+def test_test_with_its_own_tolerance_is_decided_by_it() -> None:
+    """Such as a whole training on a GPU, among captured steps with a tolerance of 3%."""
+    settings = replace(SETTINGS, confirms=True)
+    lax = [replace(one, test=f"lax {one.test}", tolerance=0.25) for one in noisy()]
+    decision = Decision([*noisy(), *lax], settings)
+    assert decision.open_tests() == [one.test for one in noisy()]
+    own = {row.test: row for row in Decision(noisy(), settings).rows}
+    for row in decision.rows:
+        same = own[row.test.removeprefix("lax ")]
+        assert (row.low, row.high) == (same.low, same.high)
+
+
+def test_large_speedup_is_not_measured_again() -> None:
+    """Its interval excludes a slow-down, however wide it is."""
+    faster = [replace(one, candidate=tuple(0.7 * value for value in one.base)) for one in noisy()]
+    wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25), confirms=True)
+    assert Decision(faster, wide).open_tests() == []
+
+
+# --- without a confirmation
+
+
+def test_interrupt_before_the_confirmation_is_no_failure() -> None:
+    """Only the stored run's code could tell whether the machine is slower today."""
+    answer = answer_of(comparison(t=change(1.5)), None, unconfirmed="the run was interrupted")
+    assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
+    assert answer.undecided[0].startswith("t is slower: 1.50 times ")
+    assert answer.undecided[0].endswith("was not measured beside its code: the run was interrupted")
+
+
+def test_suspect_that_was_not_measured_again_is_no_pass() -> None:
+    suspect = Change(then_seconds=1.0, now_seconds=1.15, limit=1.2, suspect_limit=1.1)
+    answer = answer_of(comparison(t=suspect, u=change()), decision(row("u")), unconfirmed="time is over")
+    assert status(answer) is Status.NO_VERDICT
+    assert answer.undecided[0].startswith("t is slower: 1.15 times ")
+    assert answer_of(comparison(t=suspect), decision(row("t"))).undecided == []

@@ -42,7 +42,7 @@ def answer(run: PlainRun, environment: dict[str, Any]) -> Answer:
 
 def test_strict_limit_decides_without_stored_code() -> None:
     run = plain_run(t=1.2, u=1.07)
-    run.unconfirmed = "git is gone"
+    run.no_stored_code = "git is gone"
     assert answer(run, STORED).worse == {"t": SLOWER}
 
 
@@ -50,7 +50,7 @@ def test_interrupted_confirmation_leaves_a_suspect_undecided() -> None:
     """The slow-down may be the machine's."""
     run = plain_run(t=1.2, u=1.07)
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
-    run.confirmation = ABRun(sides, CPU, "cpu")
+    run.confirmation = ABRun(sides, CPU, "cpu", rounds=5)
     run.confirmation.decision = Decision([], CPU)
     run.unconfirmed = "the run was interrupted"
     found = answer(run, STORED)

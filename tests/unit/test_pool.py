@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.instruments.kernels import other_kernels
-from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Fault, RunSpec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
@@ -152,3 +152,22 @@ def test_closed_pool_leaves_no_folder(
     pool.close()
     pool.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
+    """Steps take all rounds on each process set; a whole training is one round on each."""
+    training = RunSpec(
+        world_size=1,
+        per_rank_batch_size=2,
+        strategy="single",
+        input="device",
+        epochs=1,
+        epoch_images=64,
+        test_images=8,
+        rate=0.1,
+    )
+    with pool_of(1) as alone, pool_of(1, sides=SIDES, replicates=3) as beside:
+        beside.options = replace(beside.options, rounds=5)
+        steps, whole = alone.measure(SINGLE), alone.measure(training)
+        assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 2 * steps.counted_seconds())
+        assert beside.expected_seconds(whole) == pytest.approx(6 * whole.counted_seconds())

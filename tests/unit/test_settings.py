@@ -69,7 +69,11 @@ def written(decision: Mapping[str, DecisionSettings]) -> dict[str, Any]:
     tables: dict[str, Any] = {name: asdict(each.default) | asdict(each) for name, each in decision.items()}
     for name, each in decision.items():
         tables[name]["metrics"] = {metric: own(one) for metric, one in each.metrics.items()}
-        del tables[name]["default"], tables[name]["tolerance_between_runs"]  # these are not in the file
+        del (
+            tables[name]["default"],
+            tables[name]["tolerance_between_runs"],
+            tables[name]["confirms"],
+        )  # these are not in the file
     return tables
 
 

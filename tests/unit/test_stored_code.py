@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import check_out, remove_worktree
-from ddpperf.plugin.stored_code import StoredCode
+from ddpperf.plugin.stored_code import stored_sides
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
@@ -169,15 +170,15 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Side]:
 
 
 def test_base_runs_the_stored_commit(repository: Path, checked: list[Side]) -> None:
-    code = StoredCode(stored(old(repository), executable="/other/python"), repository)
-    sides = code.sides(OPTIONS)
+    cleanup = ExitStack()
+    sides = stored_sides(stored(old(repository), executable="/other/python"), repository, OPTIONS, cleanup)
     assert checked == [sides.base]
     assert sides.base.root is not None
     assert (sides.base.root / "mine.py").read_text() == "old"
     assert sides.base.python == sys.executable, "which has the stored torch"
     assert (sides.candidate.root, sides.candidate.python) == (None, sys.executable)
     assert (sides.base_torch, sides.torchvision) == (TORCH, False)
-    code.remove()
+    cleanup.close()
     assert not sides.base.root.exists()
     assert worktrees(repository) == 1
 
@@ -187,11 +188,13 @@ def test_other_torch_needs_the_stored_interpreter(
 ) -> None:
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
-    code = StoredCode(stored(old(repository), torch="2.12.0", executable=str(python)), repository)
-    with pytest.raises(Refused, match=rf"^0007_main.json measured torch 2.12.0, and {python} has {TORCH}"):
-        code.sides(OPTIONS)
+    base = stored(old(repository), torch="2.12.0", executable=str(python))
+    refused = pytest.raises(
+        Refused, match=rf"^0007_main.json measured torch 2.12.0, and {python} has {TORCH}"
+    )
+    with refused, ExitStack() as cleanup:
+        stored_sides(base, repository, OPTIONS, cleanup)
     assert [side.python for side in checked] == [str(python)]
-    code.remove()
     assert worktrees(repository) == 1
 
 
@@ -202,14 +205,13 @@ def test_refused_base_leaves_no_worktree(
         raise Refused("the code of 0007_main.json cannot import torch")
 
     monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", refuse)
-    code = StoredCode(stored(old(repository)), repository)
-    with pytest.raises(Refused, match="cannot import torch"):
-        code.sides(OPTIONS)
-    code.remove()
+    with pytest.raises(Refused, match="cannot import torch"), ExitStack() as cleanup:
+        stored_sides(stored(old(repository)), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1
     assert list(repository.glob(".ddpperf/base/*")) == []
 
 
 def test_code_that_was_never_checked_out_is_no_error(repository: Path) -> None:
-    StoredCode(stored("nogit"), repository).remove()
+    with pytest.raises(Refused, match="does not say which commit"), ExitStack() as cleanup:
+        stored_sides(stored("nogit"), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1

@@ -138,7 +138,7 @@ def test_new_test_voids_nothing() -> None:
     comparison = compared({"t": measured(0.1), "new": measured(0.1)}, {"t": measured(0.1)}, limit=1.2)
     assert (set(comparison.changes), comparison.missing, comparison.new) == ({"t"}, {}, ["new"])
     outcomes = dict.fromkeys(("t", "new"), Outcome(kind=OutcomeKind.PASSED))
-    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None))
+    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None, no_stored_code="no git"))
     assert verdict.status is Status.PASS
     assert verdict.reasons[0].endswith("; 1 test new, such as new")
 
@@ -276,9 +276,11 @@ def test_launch_bound_without_cpu_seconds_is_missing(
 def test_verdict_names_cpu_seconds() -> None:
     outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
     more, none = (compared({"t": counted(2.0, cpu_seconds)}, then) for cpu_seconds in (0.006, None))
-    reasons = decide(outcomes, measured=outcomes, answer=answer_of(more, None)).reasons
+    reasons = decide(
+        outcomes, measured=outcomes, answer=answer_of(more, None, no_stored_code="no git")
+    ).reasons
     assert reasons == ("t is slower: 1.50 times its CPU seconds in 0001_x.json, limit 1.25",)
-    verdict = decide(outcomes, measured=outcomes, answer=answer_of(none, None))
+    verdict = decide(outcomes, measured=outcomes, answer=answer_of(none, None, no_stored_code="no git"))
     assert verdict.status is Status.NO_VERDICT
     assert verdict.reasons[0] == "t is launch bound, and this run has no CPU seconds of it to compare"
 
@@ -349,7 +351,7 @@ def test_limit_of_one_orders_suspects() -> None:
         (TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"), "cpu", True),
         (AllReduceSpec(world_size=2, nbytes=2**24 - 4), "cuda", False),
         (AllReduceSpec(world_size=2, nbytes=2**24 - 4, execution="graph"), "cuda", True),
-        (SamplerSpec(world_size=2, epoch_images=1024), "cuda", True),
+        (SamplerSpec(world_size=2, epoch_images=1024), "cuda", False),
     ],
 )
 def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) -> None:
@@ -358,7 +360,7 @@ def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) 
     comparison = compare({"t": measured(9.0, spec=spec)}, reference, {"t"})
     assert comparison.changes["t"].judged == judged
     assert set(comparison.slower) == set(comparison.to_confirm()) == ({"t"} if judged else set())
-    answer = answer_of(comparison, None)
+    answer = answer_of(comparison, None, no_stored_code="no git")
     assert set(answer.worse) == ({"t"} if judged else set())
     if not judged:
         assert "1 test for information only" in answer.summary or "no test is judged" in answer.summary

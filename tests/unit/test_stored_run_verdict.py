@@ -117,7 +117,7 @@ def test_unconfirmed_suspect_is_no_failure() -> None:
     comparison = compared({"t": suspect, "u": then["u"]}, then)
     assert (set(comparison.suspects), comparison.slower) == ({"t"}, {})
     outcomes = dict.fromkeys(then, Outcome(kind=OutcomeKind.PASSED))
-    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None, unconfirmed="no git"))
+    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None, no_stored_code="no git"))
     assert verdict.status is Status.PASS
     slower = compared({"t": measured(*(1.2 * t for t in QUIET)), "u": then["u"]}, then)
     assert (slower.suspects, set(slower.slower)) == ({}, {"t"})

@@ -115,7 +115,7 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any],
 def test_levels_add_up_to_suite_alpha(settings: Settings, gated: int) -> None:
     """By the union bound over all metrics and looks, of suspects and of undecided tests."""
     suspect, undecided = (settings.look_alpha(gated, suspect=kind) for kind in (True, False))
-    spent = gated * LOOKS * (settings.screen_alpha * suspect + undecided)
+    spent = gated * (LOOKS * settings.screen_alpha * suspect + (LOOKS + 1) * undecided)
     assert spent == pytest.approx(settings.suite_alpha)
 
 

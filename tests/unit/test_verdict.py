@@ -39,7 +39,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "outcomes": draw(st.dictionaries(TESTS, OUTCOMES)),
         "measured": draw(st.sets(TESTS)),
-        "answer": draw(st.sampled_from([None, answer_of(comparison, None)])),
+        "answer": draw(st.sampled_from([None, answer_of(comparison, None, no_stored_code="no git")])),
         "problems": draw(st.lists(st.just("there was a problem"), max_size=1)),
     }
 
@@ -52,7 +52,7 @@ def good_runs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "outcomes": dict.fromkeys(tests, PASSED),
         "measured": tests,
-        "answer": draw(st.sampled_from([None, answer_of(comparison, None)])),
+        "answer": draw(st.sampled_from([None, answer_of(comparison, None, no_stored_code="no git")])),
         "problems": [],
     }
 
@@ -126,7 +126,7 @@ def test_failed_test_outranks_everything(run: dict[str, Any], other: Outcome) ->
 def test_slower_test_outranks_missing_results(run: dict[str, Any], limit: float) -> None:
     slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
     comparison = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is new"})
-    run["answer"] = answer_of(comparison, None)
+    run["answer"] = answer_of(comparison, None, no_stored_code="no git")
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
     assert any(reason.startswith("z is slower: ") for reason in verdict.reasons)
@@ -145,7 +145,9 @@ def test_a_pass_says_what_it_was_compared_with() -> None:
     comparison = Comparison(
         baseline="0001_x.json", changes={"a": SAME, "b": dataclasses.replace(SAME, limit=1.1)}
     )
-    assert decide(outcomes, measured=outcomes, answer=answer_of(comparison, None)).reasons == (
+    assert decide(
+        outcomes, measured=outcomes, answer=answer_of(comparison, None, no_stored_code="no git")
+    ).reasons == (
         "2 tests measured, compared with 0001_x.json: half of the 2 judged tests would have shown a "
         "slow-down of 15.0%, 95% of them 20.0%",
     )
@@ -164,7 +166,10 @@ def test_a_failure_names_every_failed_and_slower_test() -> None:
         baseline="0001_x.json", changes={"b": SLOWER}, missing={"c": "is not in 0001_x.json"}
     )
     verdict = decide(
-        outcomes, measured={"b"}, answer=answer_of(comparison, None), problems=["the run was interrupted"]
+        outcomes,
+        measured={"b"},
+        answer=answer_of(comparison, None, no_stored_code="no git"),
+        problems=["the run was interrupted"],
     )
     assert verdict.reasons == (
         "a failed: rank 1 died",
@@ -180,7 +185,10 @@ def test_no_verdict_names_everything_missing() -> None:
     }
     comparison = Comparison(baseline="0001_x.json", missing={"a": "is not in 0001_x.json"})
     verdict = decide(
-        outcomes, measured=(), answer=answer_of(comparison, None), problems=["the run was interrupted"]
+        outcomes,
+        measured=(),
+        answer=answer_of(comparison, None, no_stored_code="no git"),
+        problems=["the run was interrupted"],
     )
     assert verdict.reasons == (
         "the run was interrupted",
@@ -228,7 +236,7 @@ def test_failed_control_of_a_comparison_is_no_verdict() -> None:
     """A slower test counts for nothing where the machine itself has changed."""
     copy = Change(then_seconds=1.0, now_seconds=2.0, limit=1.5)
     comparison = Comparison(baseline="0001_x.json", changes={"a": SLOWER}, controls=Controls(negative=copy))
-    answer = answer_of(comparison, None)
+    answer = answer_of(comparison, None, no_stored_code="no git")
     assert [reason[:27] for reason in answer.untrusted] == ["the negative control failed"]
     assert answer.unfit == [*answer.regressions, *answer.untrusted]
     assert decide({"a": PASSED}, measured={"a"}, answer=answer).status is Status.NO_VERDICT
