@@ -47,7 +47,8 @@ def ab_lines(
         *aligned(rows, FIGURES),
         "",
         "ratio: candidate over base, of the means over process sets",
-        "detectable: the smallest worsening that is found 19 times in 20",
+        "detectable: the smallest worsening that is found 19 times in 20; beside a stored run's code, the "
+        "upper end of the interval",
     ]
 
 

@@ -131,15 +131,15 @@ def _ratio(change: Change) -> tuple[str, str]:
 
 def _compared(comparison: Comparison) -> list[str]:
     lines = [
-        f"ratio: step time over that in {comparison.baseline}; above its limit the test is slower, unless "
-        "the stored run's code takes as long today"
+        f"ratio: step time over that in {comparison.baseline}; above its limit the test is measured again, "
+        "beside the stored run's code"
     ]
     if any(not change.judged for change in comparison.changes.values()):
         lines.append("ratio with info: too noisy on this machine to fail a run")
     if comparison.new:
         lines.append(f"new, so compared with nothing: {', '.join(map(short, comparison.new))}")
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
-        lines.append("ratio with cpu: CPU seconds, because launches bind the step's time")
+        lines.append("ratio with cpu: CPU seconds, because the step waits for the CPU")
     if (shift := comparison.median_shift()) is not None:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
@@ -149,7 +149,7 @@ def _compared(comparison: Comparison) -> list[str]:
             f"{name} {change.ratio:.3f} (limit {change.limit:.4g})" for name, change in controls.items()
         )
         lines.append(f"controls: {', '.join(ratios)}")
-    if suspects := {**comparison.slower, **comparison.suspects}:
+    if suspects := comparison.looks_slower:
         named = _largest({test: change.ratio - 1 for test, change in suspects.items()})
         lines.append(f"{units.counted(len(suspects), 'test')} slower or suspected, such as {named}")
     if drifts := comparison.drifts:

@@ -31,7 +31,10 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
     storage = Storage(root=root, hardware_key=str(header.get("hardware_key", "")))
     storage.load(run)
     if not is_baseline(document):
-        raise NoBaseline(f"{run} is no baseline: a test failed, was slower or was delayed; name another run")
+        raise NoBaseline(
+            f"{run} cannot become a baseline: it is an A/B run, its verdict is FAIL, a control failed, or a "
+            "test was not measured or was delayed; name another run"
+        )
     return storage.promote(document, name)
 
 

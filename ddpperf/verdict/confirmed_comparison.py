@@ -56,13 +56,13 @@ def answer_of(
             sentence, row = f"{test} {_slower(change, name)}", rows.get(test)
             if row is None:
                 why = unconfirmed or "its A/B measurement is missing"
-                unreached.append(f"{sentence}, and was not measured beside its code: {why}")
+                unreached.append(f"{sentence}, and was not measured beside the stored run's code: {why}")
             elif not change.slower:
                 continue  # the A/B run cleared the suspect, or counts it among those that it left undecided
             elif row.suspect or row.undecided:
-                undecided.append(f"{sentence}, and beside its code it is undecided")
+                undecided.append(f"{sentence}, and beside the stored run's code it is undecided")
             else:
-                moved.append(sentence)
+                moved.append(f"{sentence}, but the stored run's code takes as long today")
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,
@@ -88,18 +88,16 @@ def _rows(decision: Decision | None) -> dict[str, Row]:
 
 
 def _slower(change: Change, name: str) -> str:
-    return f"is slower: {change.ratio:.2f} times its {change.quantity} in {name}, limit {change.limit:.4g}"
+    how = "looks slower" if change.suspect else "is slower"
+    return f"{how}: {change.ratio:.2f} times its {change.quantity} in {name}, limit {change.limit:.4g}"
 
 
 def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[str]:
     if not moved:
         return []
     environments = "; ".join(differences) or "none was found in what is stored of the two environments"
-    more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    return [
-        f"this machine or its environment changed: {moved[0]}{more}, but the stored run's code takes as long "
-        f"today; differences: {environments}"
-    ]
+    more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
+    return [f"this machine or its environment changed: {moved[0]}{more}; differences: {environments}"]
 
 
 def _shown(comparison: Comparison, rows: Mapping[str, Row]) -> dict[str, float]:
@@ -128,8 +126,8 @@ def _blind(comparison: Comparison, shown: Mapping[str, float], unconfirmed: str)
     tolerance = comparison.changes[test].tolerance
     why = unconfirmed or "this machine is too noisy for them; repeat the run when it is quieter"
     return [
-        f"{len(blind)} of {len(shown)} tests would not have shown a slow-down of {tolerance:.0%}, such as "
-        f"{test}: {why}"
+        f"{len(blind)} of {len(shown)} tests would not have shown a slow-down as large as their tolerance, "
+        f"such as {test} ({tolerance:.0%}): {why}"
     ]
 
 

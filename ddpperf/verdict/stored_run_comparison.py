@@ -61,8 +61,8 @@ class Controls:
     """The control measurements of a comparison with a stored run.
 
     The negative control is a memory copy, which must take as long as in the stored run. The
-    positive control is a step of this run, once as it is and once deliberately slowed beyond its
-    limit; the comparison must find it slower. `missing` has one sentence for each control
+    positive control is a step of this run, timed again without and with a delay of its tolerance;
+    at least half of the delay must show. `missing` has one sentence for each control
     measurement that is missing.
     """
 
@@ -76,7 +76,8 @@ class Controls:
         if (copy := self.negative) is not None and (copy.slower or 1 / copy.ratio > copy.limit):
             failed.append(
                 f"the negative control failed: a copy of memory, which no change can affect, takes "
-                f"{copy.ratio:.3f} times as long, limit {copy.limit:.4g} either way; this machine has changed"
+                f"{copy.ratio:.3f} times as long, allowed {1 / copy.limit:.4g} to {copy.limit:.4g}; "
+                "this machine has changed"
             )
         if (slowed := self.positive) is not None and not slowed.slower:
             found = f"{slowed.ratio:.3f} times its time, limit {slowed.limit:.4g}"

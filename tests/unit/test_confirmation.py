@@ -162,7 +162,9 @@ def test_undecided_test_is_no_changed_machine(suite: CannedSuite) -> None:
 
     suite.canned.seconds = noisy
     finished = compare(suite)
-    finished.assert_one_sentence(125, f"{SMALL} is slower: 1.50 ", "and beside its code it is undecided")
+    finished.assert_one_sentence(
+        125, f"{SMALL} is slower: 1.50 ", "and beside the stored run's code it is undecided"
+    )
     assert "machine or its environment changed" not in finished.output
 
 
@@ -190,7 +192,9 @@ def test_confirmation_ends_with_its_seconds(suite: CannedSuite) -> None:
     suite.canned.seconds = slow
     finished = compare(suite, "--confirm-seconds", "0.1")
     finished.assert_one_sentence(
-        125, "NO VERDICT: 1 of 2 tests would not have shown a slow-down of 25%", "--confirm-seconds 0 ended"
+        125,
+        "NO VERDICT: 1 of 2 tests would not have shown a slow-down as large as their tolerance",
+        "--confirm-seconds 0 ended",
     )
 
 
@@ -213,7 +217,7 @@ def test_late_suspect_is_not_called_worse(suite: CannedSuite) -> None:
 
 
 def is_blind(finished: Finished, why: str) -> None:
-    words = "NO VERDICT: 2 of 2 tests would not have shown a slow-down of 25%"
+    words = "NO VERDICT: 2 of 2 tests would not have shown a slow-down as large as their tolerance"
     finished.assert_one_sentence(125, words, f"cannot be measured beside the stored run's code, since {why}")
 
 
@@ -366,7 +370,9 @@ def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
     finished = compare(suite)
     finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
     finished.assert_one_sentence(125, f"{SMALL} could not be measured again, with time 1.")
-    finished.assert_one_sentence(125, f"{LARGE} is slower: ", "and was not measured beside its code: the run")
+    finished.assert_one_sentence(
+        125, f"{LARGE} is slower: ", "and was not measured beside the stored run's code: the run"
+    )
     assert "machine or its environment changed" not in finished.output
     assert "FAIL" not in finished.output
 

@@ -96,7 +96,9 @@ def test_missing_control_without_confirmation_is_no_verdict() -> None:
 def test_wide_limits_need_a_reason(reason: str) -> None:
     answer = answer_of(comparison(t=change(limit=1.5), u=change(limit=1.2)), None, no_stored_code=reason)
     why = reason or "this machine is too noisy for them; repeat the run when it is quieter"
-    assert answer.undecided == [f"1 of 2 tests would not have shown a slow-down of 25%, such as t: {why}"]
+    assert answer.undecided == [
+        f"1 of 2 tests would not have shown a slow-down as large as their tolerance, such as t (25%): {why}"
+    ]
     assert status(answer) is Status.NO_VERDICT
 
 
@@ -123,9 +125,9 @@ def test_slower_machine_is_no_verdict_with_differences() -> None:
     )
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided == [
-        f"this machine or its environment changed: t is slower: 1.50 times its step in {NAME}, limit 1.4 and "
-        "1 more, but the stored run's code takes as long today; differences: torch was 2.10 and is 2.11; "
-        "OMP_NUM_THREADS is new"
+        f"this machine or its environment changed: t is slower: 1.50 times its step in {NAME}, limit 1.4, "
+        "but the stored run's code takes as long today (and 1 more); differences: torch was 2.10 and is "
+        "2.11; OMP_NUM_THREADS is new"
     ]
 
 
@@ -153,13 +155,14 @@ def test_unnoticed_delay_beside_code_is_no_verdict() -> None:
 
 def test_unmeasured_slower_test_is_no_verdict_without_reason() -> None:
     (sentence, _) = answer_of(comparison(t=change(1.5)), decision()).undecided
-    assert sentence.endswith("was not measured beside its code: its A/B measurement is missing")
+    assert sentence.endswith("was not measured beside the stored run's code: its A/B measurement is missing")
 
 
 def test_slower_but_undecided_test_is_no_verdict() -> None:
     answer = answer_of(comparison(t=change(1.5)), decision(row("t", Finding.UNDECIDED)))
     assert answer.undecided[0] == (
-        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and beside its code it is undecided"
+        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and beside the stored run's code "
+        "it is undecided"
     )
     assert not any("environment changed" in sentence for sentence in answer.undecided)
 
@@ -168,8 +171,8 @@ def test_unreached_slower_test_is_no_verdict() -> None:
     answer = answer_of(comparison(t=change(1.5), u=change()), decision(row("u")), unconfirmed="time is over")
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided[0] == (
-        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and was not measured beside its code: "
-        "time is over"
+        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and was not measured beside the stored "
+        "run's code: time is over"
     )
 
 
@@ -275,16 +278,24 @@ def test_real_decision_confirms_a_slow_down() -> None:
 
     tests = [f"t{number}" for number in range(8)]
     settings = SETTINGS.beside_stored_code("cpu")
-    first = [estimates(test, 1.3 if test == "t0" else 1.0, (1.0, 1.02)) for test in tests]
+    first = [estimates(test, 1.3 if test == "t0" else 1.0, (1.0, 1.1)) for test in tests]
     first += [estimates("negative control", 1.0, (1.0, 1.01), "negative")]
     first += [estimates("positive control", 1.25, (1.0, 1.02), "positive")]
     made = Decision(first, settings)
-    assert made.open_tests() == ["t0"]
+    assert (made.open_tests(), made.rows[0].finding) == (["t0"], Finding.SUSPECT)
     made.look([estimates("t0", 1.3, (1.0, 1.01, 1.02))])
     made.end()
     changes = {test: change(1.3 if test == "t0" else 1.0) for test in tests}
     answer = answer_of(comparison(**changes), made)
     assert (set(answer.worse), status(answer)) == ({"t0"}, Status.FAIL)
+
+
+def test_clear_slow_down_is_decided_at_once() -> None:
+    """The stored run suspected it already. An A/B run without a stored run only suspects it."""
+    settings = replace(SETTINGS, confirms=True)
+    clear = [replace(one, candidate=tuple(2 * value for value in one.base)) for one in noisy()]
+    assert {row.finding for row in Decision(clear, settings).rows} == {Finding.WORSE}
+    assert {row.finding for row in Decision(clear, SETTINGS).rows} == {Finding.SUSPECT}
 
 
 # --- what an unchanged test must have been able to show
@@ -347,12 +358,12 @@ def test_interrupt_before_the_confirmation_is_no_failure() -> None:
     answer = answer_of(comparison(t=change(1.5)), None, unconfirmed="the run was interrupted")
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided[0].startswith("t is slower: 1.50 times ")
-    assert answer.undecided[0].endswith("was not measured beside its code: the run was interrupted")
+    assert answer.undecided[0].endswith("was not measured beside the stored run's code: the run was interrupted")
 
 
 def test_suspect_that_was_not_measured_again_is_no_pass() -> None:
     suspect = Change(then_seconds=1.0, now_seconds=1.15, limit=1.2, suspect_limit=1.1)
     answer = answer_of(comparison(t=suspect, u=change()), decision(row("u")), unconfirmed="time is over")
     assert status(answer) is Status.NO_VERDICT
-    assert answer.undecided[0].startswith("t is slower: 1.15 times ")
+    assert answer.undecided[0].startswith("t looks slower: 1.15 times ")
     assert answer_of(comparison(t=suspect), decision(row("t"))).undecided == []

@@ -55,7 +55,7 @@ def test_interrupted_confirmation_leaves_a_suspect_undecided() -> None:
     run.unconfirmed = "the run was interrupted"
     found = answer(run, STORED)
     assert found.worse == {}
-    reason = "and was not measured beside its code: the run was interrupted"
+    reason = "and was not measured beside the stored run's code: the run was interrupted"
     assert found.undecided[0] == f"t {SLOWER}, {reason}"
 
 

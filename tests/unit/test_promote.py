@@ -37,7 +37,7 @@ def test_run_with_a_failed_test_is_refused(canned_suite: CannedSuite) -> None:
     document = json.loads(run.read_text())
     next(iter(document["ddpperf"]["outcomes"].values()))["kind"] = "failed"
     run.write_text(json.dumps(document))
-    with pytest.raises(NoBaseline, match="is no baseline: a test failed, was slower or was delayed"):
+    with pytest.raises(NoBaseline, match="cannot become a baseline: it is an A/B run, its verdict is FAIL"):
         promote(canned_suite.root, run)
 
 

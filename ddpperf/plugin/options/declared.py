@@ -163,7 +163,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--slow-down", DELAY, "Delay every measured step; in an A/B run, only the candidate's steps."),
     ),
     "How long to measure": (
-        Option("--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run"),
+        Option(
+            "--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run; 5 in a confirmation"
+        ),
         Option(
             "--replicates",
             SETS,
@@ -179,7 +181,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds after which no undecided test is measured on.",
+            "Seconds after which no test is measured a second time again.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),

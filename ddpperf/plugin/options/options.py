@@ -34,7 +34,7 @@ class Options:
     delay_seconds: an artificial delay of every step.
     replicates: number of process sets per side; None for the default.
     confirm_seconds: the longest time for measuring tests beside a stored run's code.
-    max_seconds: the time after which no test is measured a third time.
+    max_seconds: the time after which no second repeated measurement begins.
     slower_ratio: the limit of --benchmark-compare-fail.
     """
 
