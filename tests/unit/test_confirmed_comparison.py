@@ -358,7 +358,7 @@ def test_interrupt_before_the_confirmation_is_no_failure() -> None:
     answer = answer_of(comparison(t=change(1.5)), None, unconfirmed="the run was interrupted")
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided[0].startswith("t is slower: 1.50 times ")
-    assert answer.undecided[0].endswith("was not measured beside the stored run's code: the run was interrupted")
+    assert answer.undecided[0].endswith(" beside the stored run's code: the run was interrupted")
 
 
 def test_suspect_that_was_not_measured_again_is_no_pass() -> None:
