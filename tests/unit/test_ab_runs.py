@@ -107,7 +107,7 @@ def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite)
         slower("B", 1.5)(spec, name) if int(name[1:]) > 1 else slower("", 1.5)(spec, name)
     )
     worse = run(project, *compare)
-    worse.assert_one_sentence(1, "test_it.py::test_step is worse: its time is 1.", "on fresh process sets")
+    worse.assert_one_sentence(1, "test_it.py::test_step is worse: its time is 1.")
     assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
 
 
