@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from ddpperf.machine.child_process import run_child
+
 NO_COMMIT = "nogit"
 CHECKOUT_SECONDS = 60
 # What stored runs are kept in or made into: changes here do not change what is measured.
@@ -46,8 +48,9 @@ def check_out(root: Path, commit: str, folder: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = ["git", "-C", str(root), "worktree", "add", "--force", "--detach", str(folder), commit]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=CHECKOUT_SECONDS, check=False)
+        ended = run_child(command, {}, CHECKOUT_SECONDS)  # which also kills what git started
     except subprocess.TimeoutExpired as error:
+        remove_worktree(root, folder)
         raise OSError(f"git took longer than {CHECKOUT_SECONDS} s") from error
     if ended.returncode:
         remove_worktree(root, folder)

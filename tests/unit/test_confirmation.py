@@ -11,15 +11,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpperf.specs import Spec, TrainingSpec
-from ddpperf.workers.interpreter import Found
+from ddpperf.specs import CHECKPOINTS_VARIABLE, Spec, TrainingSpec
+from ddpperf.workers.interpreter import Found, Side
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.canned import CannedSuite, step_seconds
 from tests.project import Finished
 
@@ -178,6 +179,20 @@ def test_tests_of_equal_work_fail_together(suite: CannedSuite) -> None:
     for test in ("test_step", "test_more"):
         finished.assert_one_sentence(1, f"perf/test_it.py::{test}[2rank-b8] is worse: its time is 1.")
     assert "b16] is worse" not in finished.output
+
+
+def test_later_processes_do_not_resume(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that resumes from a finished one's checkpoint takes no time."""
+    made: list[Sequence[Side]] = []
+
+    def recorded(options: SetOptions, **others: Any) -> Pool:
+        made.append(others["sides"])
+        return Pool(options, **others)
+
+    monkeypatch.setattr("ddpperf.plugin.session.Pool", recorded)
+    assert compare(suite, "--checkpoints", str(suite.root / "elsewhere")).status == 0
+    resume = [[CHECKPOINTS_VARIABLE in side.environment for side in sides] for sides in made]
+    assert resume == [[True], [False, False]]
 
 
 # --- the time

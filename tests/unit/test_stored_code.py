@@ -138,8 +138,12 @@ def test_full_disk_leaves_no_worktree(repository: Path) -> None:
 
 def test_slow_checkout_is_given_up(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
-    monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 1e-6)
-    with pytest.raises(OSError, match="git took longer than 1e-06 s"):
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nsleep 60\ntouch late\n")
+    hook.chmod(0o755)
+    monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 0.5)
+    with pytest.raises(OSError, match=r"git took longer than 0\.5 s"):
         check_out(repository, commit, folder)
     assert not folder.exists()
     assert worktrees(repository) == 1
