@@ -45,24 +45,14 @@ def answer_of(
         worse = worse_tests(decision.rows)
         missing |= decision.missing
         untrusted, control_notes = control_problems(decision.rows)
-    moved, unreached, undecided = [], [], []
+    slower = {} if no_stored_code else comparison.looks_slower
+    open_tests = {
+        test: change for test, change in slower.items() if test not in worse and test not in missing
+    }
+    moved, undecided = _not_worse(open_tests, rows, name, unconfirmed or "its A/B measurement is missing")
     if decision is not None:
-        moved = replace(comparison.controls, positive=None).failed()
+        moved = replace(comparison.controls, positive=None).failed() + moved
         control_notes += replace(comparison.controls, negative=None).failed()
-    if not no_stored_code:
-        for test, change in comparison.looks_slower.items():
-            if test in worse or test in missing:
-                continue
-            sentence, row = f"{test} {_slower(change, name)}", rows.get(test)
-            if row is None:
-                why = unconfirmed or "its A/B measurement is missing"
-                unreached.append(f"{sentence}, and was not measured beside the stored run's code: {why}")
-            elif not change.slower:
-                continue  # the A/B run cleared the suspect, or counts it among those that it left undecided
-            elif row.suspect or row.undecided:
-                undecided.append(f"{sentence}, and beside the stored run's code it is undecided")
-            else:
-                moved.append(f"{sentence}, but the stored run's code takes as long today")
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,
@@ -70,7 +60,6 @@ def answer_of(
         undecided=[
             *problems,
             *_changed_machine(moved, differences),
-            *unreached,
             *undecided,
             *control_notes,
             *(f"{test} {why}" for test, why in missing.items()),
@@ -85,6 +74,27 @@ def _rows(decision: Decision | None) -> dict[str, Row]:
     """Return the finding of the A/B run that represents each test."""
     rows = decision.rows if decision is not None else ()
     return {row.test: row for row in rows if row.primary and row.gated and row.control is None}
+
+
+def _not_worse(
+    slower: Mapping[str, Change], rows: Mapping[str, Row], name: str, unmeasured: str
+) -> tuple[list[str], list[str]]:
+    """Return sentences on slower tests that the stored run's code equals, and on undecided ones.
+
+    Tests that were not measured beside the stored run's code come first; `unmeasured` says why.
+    """
+    moved, unreached, undecided = [], [], []
+    for test, change in slower.items():
+        sentence, row = f"{test} {_slower(change, name)}", rows.get(test)
+        if row is None:
+            unreached.append(f"{sentence}, and was not measured beside the stored run's code: {unmeasured}")
+        elif not change.slower:
+            continue  # the A/B run cleared the suspect, or counts it among those that it left undecided
+        elif row.suspect or row.undecided:
+            undecided.append(f"{sentence}, and beside the stored run's code it is undecided")
+        else:
+            moved.append(f"{sentence}, but the stored run's code takes as long today")
+    return moved, unreached + undecided
 
 
 def _slower(change: Change, name: str) -> str:

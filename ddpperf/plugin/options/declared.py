@@ -181,7 +181,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds after which no test is measured a second time again.",
+            "Seconds from the start after which no undecided test is measured once more.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
