@@ -70,7 +70,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside
     try:
-        session.begin_pass(sides, beside.replicates, beside.rounds)
+        session.begin_pass(sides, beside.replicates, beside.rounds, time_only=True)
         left = _measure(session, items, beside.different(in_order), until)
         undecided = beside.judge(session.passes[-1])
     except KeyboardInterrupt:
@@ -121,7 +121,8 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
                 return len(tests)
             measured_before = len(session.passes)
             try:
-                session.begin_pass(run.sides, run.look_replicates, run.rounds)
+                time_only = run is not session.run
+                session.begin_pass(run.sides, run.look_replicates, run.rounds, time_only=time_only)
                 late = _measure(session, items, run.different(tests), until)
             finally:  # an interrupted look decides what it measured
                 for measuring in session.passes[measured_before:]:
@@ -154,6 +155,8 @@ def _expected_seconds(session: Session, test: str) -> float:
     measure, measured = session.measures[test], session.measures[test].measured
     if measured is None:
         return 0.0
-    references = map(Measured.from_json, measure.stored["references"].values())
+    last = session.passes[-1]
+    references = {} if last.time_only else measure.stored["references"]
     overhead = session.outcomes.seconds[test] - measure.counted_seconds
-    return overhead + sum(map(session.passes[-1].pool.expected_seconds, (measured, *references)))
+    expected = map(last.pool.expected_seconds, (measured, *map(Measured.from_json, references.values())))
+    return overhead + sum(expected)

@@ -132,8 +132,14 @@ class Session:
             self._devices.acquire()
             self.begin_pass(self.run.sides, self.run.replicates, self.options.rounds)
 
-    def begin_pass(self, sides: Sides | None, replicates: int, rounds: int) -> None:
-        """End the old processes, and begin to measure with `replicates` new process sets per side."""
+    def begin_pass(
+        self, sides: Sides | None, replicates: int, rounds: int, *, time_only: bool = False
+    ) -> None:
+        """End the old processes, and begin to measure with `replicates` new process sets per side.
+
+        time_only: measure only the time of each test's own spec. References are left out, and steps
+        that use one device are measured on the first device only.
+        """
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
@@ -159,6 +165,7 @@ class Session:
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),
+            first_device_only=time_only,
         )
         pool = Pool(
             set_options,
@@ -168,7 +175,7 @@ class Session:
             progress=self.progress,
             check_round=self._devices.check_round,
         )
-        self.passes.append(Measuring(pool, self._devices, sides))
+        self.passes.append(Measuring(pool, self._devices, sides, time_only=time_only))
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""

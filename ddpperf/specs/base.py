@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -71,7 +71,7 @@ class Work(Checked):
     repeats: whether a round has one untimed step and then many timed steps. If False, a round is
     one long step.
     counts: whether the measurement counts instead of timing, so that one round is enough.
-    compared_parts: the number of parts into which an A/B run divides a round. Base and candidate
+    compared_parts: by device, the number of parts into which an A/B run divides a round. Base and candidate
     take turns after each part, so that a short disturbance of the machine affects both.
     delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
     one.
@@ -80,7 +80,7 @@ class Work(Checked):
     measurement: ClassVar[str]
     repeats: ClassVar[bool] = True
     counts: ClassVar[bool] = False
-    compared_parts: ClassVar[int] = 1
+    compared_parts: ClassVar[Mapping[str, int]] = {"cpu": 1, "cuda": 1}
     seed: ClassVar[int] = 0
     set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
     execution: ClassVar[str] = "eager"

@@ -111,6 +111,11 @@ class TrainingSpec(StrategyFields):
         return self.process_batch_size if self.input == "fixed" else self.shard.last_batch_size
 
     @property
+    def has_equal_batches(self) -> bool:
+        """Return whether every batch of an epoch has the same number of images."""
+        return self._last_batch_size == self.process_batch_size
+
+    @property
     def _least_batch_size(self) -> int:
         """Return the smallest number of images that any device gets in a step.
 

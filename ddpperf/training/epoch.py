@@ -31,9 +31,12 @@ class TrainingEpoch(TrainingMeasurement):
         self.report = report
 
     def warm_up(self, steps: int) -> None:
-        """Warm up with a whole epoch, or with a few steps if all steps have batches of equal shape."""
+        """Warm up with a whole epoch, or with a few steps if all steps of the epoch do the same work.
+
+        A DataLoader starts its workers at the first step of an epoch.
+        """
         spec = self.spec
-        is_same = spec.input == "fixed" or (spec.captured and spec.input == "device")
+        is_same = spec.input != "dataloader" and spec.has_equal_batches
         if is_same or spec.captured:
             self.training.warm_up(min(steps, spec.steps_per_epoch))
         if not is_same:

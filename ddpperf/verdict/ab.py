@@ -230,9 +230,13 @@ class Decision:
         self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}
 
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
-        """Return the noise of a metric in each test, shrunk towards the noise of similar tests."""
+        """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
+
+        A noisy positive control is shrunk, too: it can hide no slower test, only prevent a PASS.
+        """
         variances, freedoms = np.array([self._class_noise[entry.test, entry.metric] for entry in group]).T
-        return moderated_noise(logs, Noise(variances, freedoms), LEAST_SPREAD**2)
+        positive = np.array([entry.control == "positive" for entry in group])
+        return moderated_noise(logs, Noise(variances, freedoms), LEAST_SPREAD**2, positive)
 
 
 def _together(first: MetricEstimates, second: MetricEstimates) -> MetricEstimates:
@@ -311,14 +315,14 @@ def ab_answer(
     """
     primaries = [row for row in rows if row.primary and row.gated]
     reach = [row.detectable for row in primaries] or [math.nan]
-    failed, missing_controls = control_problems(rows)
+    untrusted, blind = control_problems(rows)
     answer = Answer(
         worse=worse_tests(rows),
-        untrusted=failed,
+        untrusted=untrusted,
         undecided=[
             *problems,
             *(f"{test} {why}" for test, why in missing.items()),
-            *missing_controls,
+            *blind,
             *_undecided(primaries, unmeasured),
         ],
         summary=f"nothing worse than the base: half of the tests would show {median(reach):.1%}, "
@@ -328,20 +332,26 @@ def ab_answer(
 
 
 def control_problems(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return the failed control measurements, and the missing or noisy ones, in one sentence each."""
+    """Return why no finding can be trusted, and why "unchanged" cannot, in one sentence for each control.
+
+    A failed negative control shows changes that are none. A failed positive control hides changes,
+    so a test that got worse nevertheless did get worse. A missing or noisy control shows nothing.
+    """
     by_control = {row.control: row for row in rows}
-    failed, missing = [], []
+    untrusted: list[str] = []
+    blind: list[str] = []
     for control, expected, what in CONTROLS:
         if (row := by_control.get(control)) is None:
-            missing.append(f"the {control} control was not measured")
+            blind.append(f"the {control} control was not measured")
             continue
         interval = f"{row.low:.3f} to {row.high:.3f}"
         if row.finding not in expected:
             found = f"{row.finding}, at {row.ratio:.3f} times ({interval})"
-            failed.append(f"the {control} control failed: {what} was found {found}")
+            sentence = f"the {control} control failed: {what} was found {found}"
+            (untrusted if control == "negative" else blind).append(sentence)
         if control == "negative" and math.log(row.high / row.ratio) > row.tolerance:
-            missing.append(f"the negative control is too noisy: {interval} times")
-    return failed, missing
+            blind.append(f"the negative control is too noisy: {interval} times")
+    return untrusted, blind
 
 
 def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str]) -> list[str]:

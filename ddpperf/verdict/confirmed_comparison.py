@@ -40,19 +40,19 @@ def answer_of(
     if no_stored_code:
         worse = {test: _slower(change, name) for test, change in comparison.slower.items()}
     if decision is None:
-        untrusted, control_notes = comparison.controls.failed(), list(comparison.controls.missing)
+        untrusted, blind = comparison.controls.untrusted(), comparison.controls.blind()
     else:
         worse = worse_tests(decision.rows)
         missing |= decision.missing
-        untrusted, control_notes = control_problems(decision.rows)
+        untrusted, blind = control_problems(decision.rows)
     slower = {} if no_stored_code else comparison.looks_slower
     open_tests = {
         test: change for test, change in slower.items() if test not in worse and test not in missing
     }
     moved, undecided = _not_worse(open_tests, rows, name, unconfirmed or "its A/B measurement is missing")
     if decision is not None:
-        moved = replace(comparison.controls, positive=None).failed() + moved
-        control_notes += replace(comparison.controls, negative=None).failed()
+        moved = comparison.controls.untrusted() + moved
+        blind += replace(comparison.controls, missing=()).blind()
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,
@@ -61,7 +61,7 @@ def answer_of(
             *problems,
             *_changed_machine(moved, differences),
             *undecided,
-            *control_notes,
+            *blind,
             *(f"{test} {why}" for test, why in missing.items()),
             *_blind(comparison, shown, no_stored_code or unconfirmed),
         ],

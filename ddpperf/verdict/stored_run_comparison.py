@@ -70,19 +70,28 @@ class Controls:
     positive: Change | None = None
     missing: Sequence[str] = ()
 
-    def failed(self) -> list[str]:
-        """Return one sentence for each control measurement that failed."""
-        failed = []
-        if (copy := self.negative) is not None and (copy.slower or 1 / copy.ratio > copy.limit):
-            failed.append(
-                f"the negative control failed: a copy of memory, which no change can affect, takes "
-                f"{copy.ratio:.3f} times as long, allowed {1 / copy.limit:.4g} to {copy.limit:.4g}; "
-                "this machine has changed"
-            )
-        if (slowed := self.positive) is not None and not slowed.slower:
-            found = f"{slowed.ratio:.3f} times its time, limit {slowed.limit:.4g}"
-            failed.append(f"the positive control failed: a deliberately slowed step was found at {found}")
-        return failed
+    def untrusted(self) -> list[str]:
+        """Return a sentence if the negative control failed, so that no finding can be trusted."""
+        copy = self.negative
+        if copy is None or not (copy.slower or 1 / copy.ratio > copy.limit):
+            return []
+        return [
+            f"the negative control failed: a copy of memory, which no change can affect, takes "
+            f"{copy.ratio:.3f} times as long, allowed {1 / copy.limit:.4g} to {copy.limit:.4g}; "
+            "this machine has changed"
+        ]
+
+    def blind(self) -> list[str]:
+        """Return sentences on controls that are missing, and on a positive control that failed.
+
+        Then the comparison may have missed a slower test.
+        """
+        slowed = self.positive
+        if slowed is None or slowed.slower:
+            return list(self.missing)
+        found = f"{slowed.ratio:.3f} times its time, limit {slowed.limit:.4g}"
+        failed = f"the positive control failed: a deliberately slowed step was found at {found}"
+        return [*self.missing, failed]
 
     def measured(self) -> Mapping[str, Change]:
         """Return the control measurements that were made, by a description of the work."""

@@ -155,11 +155,14 @@ def class_noise(estimates: LogEstimates, classes: Sequence[Hashable], floor: flo
     return Noise(variance, np.minimum(PRIOR_DEGREES_OF_FREEDOM, others * freedom))
 
 
-def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Noise:
+def moderated_noise(
+    estimates: LogEstimates, prior: Noise, floor: float, shrunk_always: Mask | bool = False
+) -> Noise:
     """Return each metric's own variance shrunk towards a prior variance (Smyth 2004).
 
     A metric far noisier than its class, by a chi-square test at level `OUTLIER_P`, keeps its own
-    variance, with fewer degrees of freedom. No variance is below `floor`.
+    variance, with fewer degrees of freedom. The metrics in `shrunk_always` are shrunk even then. No
+    variance is below `floor`.
     """
     from scipy.stats import chi2
 
@@ -168,6 +171,7 @@ def moderated_noise(estimates: LogEstimates, prior: Noise, floor: float) -> Nois
     together = prior.degrees_of_freedom + freedom
     shrunk = (prior.degrees_of_freedom * prior.variance + freedom * own) / together
     outlier = own > prior.variance * chi2.isf(OUTLIER_P, freedom) / freedom
+    outlier &= np.logical_not(shrunk_always)
     return Noise(np.where(outlier, own, shrunk), np.where(outlier, freedom, together).astype(float))
 
 

@@ -130,7 +130,8 @@ class Pool:
         return here * round_seconds
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
-        parts = spec.compared_parts if len({live.side.name for live, _ in jobs}) > 1 else 1
+        compared = len({live.side.name for live, _ in jobs}) > 1
+        parts = spec.compared_parts[self.options.device] if compared else 1
         rounds = 1 if spec.counts else self.options.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
@@ -230,4 +231,4 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
 
 
 def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:
-    return [rank for turn in spec.turns(process_set.options.size) for rank in turn]
+    return [rank for turn in spec.turns(process_set.options.devices_in_turn) for rank in turn]

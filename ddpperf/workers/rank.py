@@ -78,7 +78,7 @@ class Rank:
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
         }
-        return {"port": port, "environment": environment}
+        return {"port": port, "environment": environment, "can_skip_untimed": True}
 
     def _start_store(self) -> int:
         listener = socket.socket()

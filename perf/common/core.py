@@ -61,12 +61,12 @@ def backend_model(options: Options, spec: AllReduceSpec) -> bool:
 def batch_size(options: Options, spec: EpochSpec) -> bool:
     """Return whether an epoch of the batch size experiment belongs to the core suite.
 
-    On a CPU the core suite has the smallest batch size. On a GPU it has all batch sizes, with
-    images that are on the device.
+    The images are on the device. On a CPU the core suite has the smallest batch size, on a GPU it
+    has all batch sizes.
     """
-    if options.device == "cpu":
-        return spec.per_rank_batch_size == min(options.batch_sizes)
-    return spec.input == ("fixed" if is_custom_model(options.model) else "device")
+    if spec.input != ("fixed" if is_custom_model(options.model) else "device"):
+        return False
+    return options.device == "cuda" or spec.per_rank_batch_size == min(options.batch_sizes)
 
 
 def execution(options: Options, spec: TrainingSpec) -> bool:

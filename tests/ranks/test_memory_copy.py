@@ -75,6 +75,6 @@ def test_compared_sides_copy_in_short_turns() -> None:
     with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60), sides=sides) as pool:
         compared = pool.measure(replace(SPEC, nbytes=2**20))
         alone = pool.measure_alone(replace(SPEC, nbytes=2**20))
-    assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts] * 2
+    assert [len(sample.seconds) for sample in compared.samples] == [2 * SPEC.compared_parts["cpu"]] * 2
     assert [len(sample.seconds) for sample in alone.samples] == [2]
     assert compared.iterations < alone.iterations

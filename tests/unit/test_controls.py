@@ -64,7 +64,7 @@ def test_copy_outside_its_limit_fails() -> None:
         (1.01 * usual.limit, True),
         (1 / 1.01 / usual.limit, True),
     ):
-        sentences = negative(copied(scale), copied()).failed()
+        sentences = negative(copied(scale), copied()).untrusted()
         assert bool(sentences) == fails, scale
         assert all(each.startswith("the negative control failed: a copy of memory") for each in sentences)
 
@@ -93,7 +93,7 @@ def test_history_narrows_the_limit_of_the_copy() -> None:
 def test_missing_copy_is_reported(now: Measured | None, then: Measured | None, words: str) -> None:
     found = negative(now, then)
     assert found.missing == [f"the negative control, a copy of memory, {words}"]
-    assert found.failed() == []
+    assert found.untrusted() == []
 
 
 def test_comparison_without_a_step_lacks_a_control() -> None:
@@ -117,7 +117,7 @@ def test_comparison_without_a_step_lacks_a_control() -> None:
 def test_slowed_step_within_the_limit_fails() -> None:
     for ratio, fails in ((1.3, False), (1.2, True), (1.0, True)):
         change = Change(then_seconds=1.0, now_seconds=ratio, limit=1.2)
-        assert bool(Controls(positive=change).failed()) == fails
+        assert bool(Controls(positive=change).blind()) == fails
 
 
 # --- canned runs
