@@ -102,7 +102,9 @@ class Canned:
     seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec,
     rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
     fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
-    order in which they were told to sample.
+    order in which they were told to sample. asked: the ranks that each of these samples was asked
+    of, and whether the sample has an untimed step. can_skip_untimed: the names of the sides whose
+    ranks know samples without an untimed step.
     """
 
     def __init__(self) -> None:
@@ -111,6 +113,8 @@ class Canned:
         self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
         self.spread = 0.002
         self.sampled: list[str] = []
+        self.asked: list[tuple[list[int], bool]] = []
+        self.can_skip_untimed = "AB"
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
         """Seconds of a step on one rank in one round."""
@@ -142,12 +146,14 @@ class CannedSet(ProcessSet):
         if command == "sample":
             self.rounds += 1
             self.canned.sampled.append(self.name)
+            self.canned.asked.append((ranks, arguments.get("untimed", True)))
         return {rank: self._answer(command, rank, arguments) for rank in ranks}
 
     def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:
         match command:
             case "setup":
-                return {"port": 0, "environment": ENVIRONMENT}
+                known = self.side.name in self.canned.can_skip_untimed
+                return {"port": 0, "environment": ENVIRONMENT, "can_skip_untimed": known}
             case "open":
                 return {"max_iterations": 1024}
             case "sample":

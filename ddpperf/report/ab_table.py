@@ -78,7 +78,7 @@ def _finding(row: Mapping[str, Any]) -> str:
     if row["control"] is None and not row["gated"]:
         return "for information"
     confirmed = row["control"] is None and row["confirmed"]
-    return f"{row['finding']}, confirmation" if confirmed else str(row["finding"])
+    return f"{row['finding']}, repeated" if confirmed else str(row["finding"])
 
 
 def _value(metric: str, value: float) -> str:

@@ -262,6 +262,30 @@ def test_a_failed_control_is_no_verdict(control: Control, by: float, words: str)
     assert words in reason
 
 
+@pytest.mark.parametrize(
+    ("control", "expected"), [("negative", Status.NO_VERDICT), ("positive", Status.FAIL)]
+)
+def test_failed_positive_control_hides_no_worse_test(control: Control, expected: Status) -> None:
+    """A comparison that misses a delay does not invent slower tests."""
+    by = {"negative": 1.03, "positive": 1.0}[control]
+    failed = [
+        replace(each, candidate=tuple(by * v for v in QUIET)) if each.control == control else each
+        for each in suite(reading(1.03))
+    ]
+    decision = Decision(failed, GPU)
+    decision.look([reading(1.03, base=FRESH)])
+    assert verdict(decision)[0] is expected
+
+
+def test_noisy_positive_control_has_the_usual_noise() -> None:
+    noise = (0.975, 1.025, 1.0)
+    control = reading(1.05, "positive control", base=noise, control="positive", gated=False)
+    quiet = [reading(test=f"quiet{number}", base=(1.0, 1.001 + number / 1e4, 0.999)) for number in range(4)]
+    decision = Decision([*quiet, control, reading(1.05, base=noise)], GPU)
+    assert row(decision, "positive control").finding is Finding.SUSPECT
+    assert row(decision, "t").finding is Finding.UNDECIDED, "a test as noisy keeps its own noise"
+
+
 def test_noisy_negative_control_is_no_verdict() -> None:
     def judged(*candidate: float) -> tuple[Status, tuple[str, ...]]:
         noisy = [

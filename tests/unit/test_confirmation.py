@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.specs import CHECKPOINTS_VARIABLE, Spec, TrainingSpec
+from ddpperf.specs import CHECKPOINTS_VARIABLE, AllReduceSpec, Spec, TrainingSpec
 from ddpperf.workers.interpreter import Found, Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -179,6 +179,24 @@ def test_tests_of_equal_work_fail_together(suite: CannedSuite) -> None:
     for test in ("test_step", "test_more"):
         finished.assert_one_sentence(1, f"perf/test_it.py::{test}[2rank-b8] is worse: its time is 1.")
     assert "b16] is worse" not in finished.output
+
+
+def test_confirmation_measures_no_references(suite: CannedSuite) -> None:
+    reference = '    measure.reference("call", AllReduceSpec(world_size=2, nbytes=2**26))\n'
+    suite.experiment.write_text(STEPS.replace("    measure(spec)\n", "    measure(spec)\n" + reference))
+    git(suite.root, "commit", "--quiet", "-a", "-m", "two")
+    sampled: list[str] = []
+
+    def seconds(spec: Spec, name: str) -> float:
+        if isinstance(spec, AllReduceSpec) and spec.nbytes == 2**26:
+            sampled.append(name)
+        return paced(first=1.5, candidate=1.5, images=8)(spec, name)
+
+    saved = suite.run("perf", "--rounds", "4", "--benchmark-save=more")
+    assert saved.status == 0, saved
+    suite.canned.seconds = seconds
+    compare(suite).assert_one_sentence(1, f"FAIL: {SMALL} is worse: its time is 1.")
+    assert set(sampled) == {FIRST}
 
 
 def test_later_processes_do_not_resume(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,14 +41,16 @@ def row(test: str, finding: Finding = Finding.UNCHANGED, ratio: float = 1.0, **f
     return Row(test=test, finding=finding, ratio=ratio, **chosen | interval | fields)
 
 
-def decision(*rows: Row, negative: Finding = Finding.UNCHANGED) -> Decision:
+def decision(
+    *rows: Row, negative: Finding = Finding.UNCHANGED, positive: Finding = Finding.SUSPECT
+) -> Decision:
     """An A/B run with these rows and its two controls."""
 
     def control(kind: Control, finding: Finding) -> Row:
         return row(f"{kind} control", finding, gated=False, primary=False, control=kind)
 
     made = Decision((), SETTINGS)
-    made.rows = [*rows, control("negative", negative), control("positive", Finding.SUSPECT)]
+    made.rows = [*rows, control("negative", negative), control("positive", positive)]
     return made
 
 
@@ -151,6 +153,14 @@ def test_unnoticed_delay_beside_code_is_no_verdict() -> None:
         "the positive control failed: a deliberately slowed step was found at 1.100 times its time, "
         "limit 1.125"
     ]
+
+
+@pytest.mark.parametrize(("finding", "expected"), [("worse", Status.FAIL), ("unchanged", Status.NO_VERDICT)])
+def test_failed_positive_control_prevents_only_pass(finding: str, expected: Status) -> None:
+    beside = decision(row("t", Finding(finding), 1.3), positive=Finding.UNDECIDED)
+    answer = answer_of(comparison(t=change()), beside)
+    assert status(answer) is expected
+    assert answer.undecided[0].startswith("the positive control failed: a deliberately slowed step was found")
 
 
 def test_unmeasured_slower_test_is_no_verdict_without_reason() -> None:

@@ -10,7 +10,7 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
-from ddpperf.specs import SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import EpochSpec, SamplerSpec, Spec, TrainingSpec
 from tests.canned import CannedSuite
 from tools.default_suite import experiments
 
@@ -157,8 +157,15 @@ def test_core_suite_of_a_cpu_is_small(read: Read) -> None:
     """An A/B run measures each spec twice, so there are few specs."""
     repeated = [spec for spec in core_specs(read()) if not isinstance(spec, SamplerSpec)]
     steps = [spec for spec in repeated if isinstance(spec, TrainingSpec)]
-    assert len([spec for spec in steps if not spec.counts]) <= 14
+    assert len([spec for spec in steps if not spec.counts]) <= 12
     assert len(repeated) - len(steps) <= 14
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_core_epochs_read_images_on_the_device(gpus: int, read: Read) -> None:
+    options = read(gpus=gpus)
+    epochs = {spec for spec in core_specs(options) if isinstance(spec, EpochSpec) and spec.world_size == 1}
+    assert {spec.input for spec in epochs} == {"device"}
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])

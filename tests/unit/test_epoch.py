@@ -107,6 +107,16 @@ def test_the_first_epoch_is_the_warm_up() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_equal_batches_need_a_short_warm_up() -> None:
+    watched = Watched(drop_last=True)
+    watched.epoch.warm_up(2)
+    assert watched.epoch.training.steps == 2
+    watched.labels.clear()
+    watched.epoch.step()
+    assert [len(batch) for batch in watched.labels] == [4] * 5, "the timed epoch is a whole one"
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("steps", "done"), [(2, 2), (10, 6)])
 def test_a_fixed_batch_needs_a_short_warm_up(steps: int, done: int) -> None:
     watched = Watched(input="fixed")

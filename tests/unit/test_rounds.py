@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import GpuState, GpuWatch
-from ddpperf.specs import EpochSpec, SamplerSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
@@ -70,6 +70,55 @@ def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
     assert measured.iterations == 128, "0.15 s are 150 steps"
     assert canned.sampled == ["A1"] * (len([1, 4, 16, 64]) + 2)
     assert measured.all_step_seconds() == pytest.approx([1e-3, 1e-3])
+
+
+# --- untimed steps
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "replicates", "knowing", "untimed"),
+    [
+        (30, 2, "AB", [True] * 4 + [False] * 8),
+        (15, 2, "AB", [True] * 12),
+        (15, 1, "AB", [True] + [False] * 2),
+        (30, 2, "A", [True] * 12),
+    ],
+    ids=["long steps", "short steps", "one process set", "older code"],
+)
+def test_only_first_round_of_long_steps_has_an_untimed_one(
+    canned: Canned, milliseconds: int, replicates: int, knowing: str, untimed: list[bool]
+) -> None:
+    canned.seconds, canned.can_skip_untimed = lambda spec, name: milliseconds / 1000, knowing
+    sides = (Side(name="A"), Side(name="B"))[:replicates]
+    with Pool(
+        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides, replicates=replicates
+    ) as pool:
+        pool.measure(LISTING)
+    rounds = 3 * len(sides) * replicates
+    assert [asked for _, asked in canned.asked][-rounds:] == untimed
+
+
+def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
+    step = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    for first_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
+        options = SetOptions(
+            size=2, device="cpu", rounds=2, deadline_seconds=60, first_device_only=first_only
+        )
+        with Pool(options) as pool:
+            measured = pool.measure(step)
+        assert [asked for asked, _ in canned.asked][-len(ranks) :] == ranks
+        assert len(measured.samples[0].seconds[0]) == len(ranks) // 2
+
+
+def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
+    call = AllReduceSpec(world_size=2, nbytes=2**24)
+    for sides, rounds in (((Side(name="A"),), 2), ((Side(name="A"), Side(name="B")), 8)):
+        canned.sampled.clear()
+        options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60)
+        with Pool(options, sides=sides) as pool:
+            measured = pool.measure(call)
+        assert [len(sample.seconds) for sample in measured.samples] == [rounds] * len(sides)
+        assert rounds * measured.iterations == 32, "the turns together are as long as whole rounds"
 
 
 # --- spoiled rounds

@@ -170,6 +170,9 @@ def test_noise_is_shrunk_except_for_outliers() -> None:
     assert spread.variance[:20][noisy] == pytest.approx(one.variance[:20][noisy])
     assert np.mean(spread.degrees_of_freedom[20:] == PRIOR_DEGREES_OF_FREEDOM + 4) > 0.97
     assert spread.variance[20:].std() < one.variance[20:].std()
+    always = moderated_noise(one, usual, 0.0, np.arange(400) < 10)
+    assert np.all(always.degrees_of_freedom[:10] == PRIOR_DEGREES_OF_FREEDOM + 4)
+    assert always.degrees_of_freedom[10:] == pytest.approx(spread.degrees_of_freedom[10:])
     both = class_noise(one, ["noisy"] * 20 + ["gpu"] * 380, FLOOR).variance
     assert both[0] > 100 * both[-1], "each class by itself"
     still = LogEstimates(np.zeros((2, 3)), np.zeros((2, 3)))
