@@ -165,7 +165,7 @@ class Session:
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),
-            first_device_only=time_only,
+            time_only=time_only,
         )
         pool = Pool(
             set_options,

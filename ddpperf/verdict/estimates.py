@@ -12,6 +12,7 @@ import numpy as np
 from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better, Gate, Metric
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, Spec, TrainingSpec
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 
 Control = Literal["negative", "positive"]
@@ -91,9 +92,23 @@ def estimates_of(
             metric=name,
             base=tuple(by_set[process_set] for process_set in base if process_set in by_set),
             candidate=tuple(by_set[process_set] for process_set in candidate if process_set in by_set),
-            noise_class=(measured.spec.measurement, *captured, launch_bound, informational),
+            noise_class=(_kind(measured.spec, device), *captured, launch_bound, informational),
             gated=registry.find(name).exact or (registry.find(name).gate in gates and not informational),
             primary=name == ("cpu_seconds" if launch_bound else "time"),
         )
         for name, by_set in values.items()
     ]
+
+
+def _kind(spec: Spec, device: str) -> str:
+    """Return the kind of work whose times vary alike.
+
+    On a CPU what other programs do makes times vary. So steps, epochs and whole trainings vary alike,
+    and so do all collectives. Few tests measure an epoch, and the noise of few tests is not known
+    well enough to be a class of its own.
+    """
+    if device == "cpu" and isinstance(spec, TrainingSpec):
+        return "training"
+    if device == "cpu" and isinstance(spec, AllReduceSpec | CollectiveSpec):
+        return "call"
+    return spec.measurement

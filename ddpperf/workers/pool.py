@@ -215,7 +215,8 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
 def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
     """End the measurement on a process set and return the process set's sample."""
     ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
-    arguments: dict[str, Any] = {"kernels": True} if compared and ours else {}
+    wanted = compared and ours and not process_set.options.time_only
+    arguments: dict[str, Any] = {"kernels": True} if wanted else {}
     answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)
     ordered = [answers[rank] for rank in sorted(answers)]
     counters = [answer["counters"] for answer in ordered]

@@ -36,8 +36,8 @@ class SetOptions:
     rank may take for a command, or be silent in a command that reports progress. log_folder: where
     the output of the ranks stays, one file for each rank. Without a folder it is removed with the
     process set. cores: the CPU cores that each rank is pinned to.
-    first_device_only: whether a step that uses one device is measured on the first device only, not
-    on all devices in turn.
+    time_only: whether only times are needed. A step that uses one device is then measured on the
+    first device only, not on all devices in turn, and no kernels are listed.
     """
 
     size: int
@@ -46,12 +46,12 @@ class SetOptions:
     deadline_seconds: float
     log_folder: Path | None = None
     cores: Sequence[Sequence[int]] | None = None
-    first_device_only: bool = False
+    time_only: bool = False
 
     @property
     def devices_in_turn(self) -> int:
         """The number of devices on which a step that uses one device is measured, in turn."""
-        return 1 if self.first_device_only else self.size
+        return 1 if self.time_only else self.size
 
 
 class ProcessSet:

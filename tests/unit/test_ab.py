@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.ab import MOST_ADVISED, Decision, Row, ab_answer
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import decide
@@ -577,6 +577,19 @@ def test_launch_bound_step_is_gated_without_a_stored_metric() -> None:
     assert decision.missing == {
         "t": "has cpu_seconds of 0 base and 0 candidate process sets; both need the same number, at least 2"
     }, "never a pass"
+
+
+@pytest.mark.parametrize(("device", "classes"), [("cpu", 2), ("cuda", 4)])
+def test_cpu_noise_is_that_of_training_or_of_calls(device: str, classes: int) -> None:
+    specs: list[Spec] = [
+        STEP,
+        EpochSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"),
+        AllReduceSpec(world_size=2, nbytes=2**24),
+        CollectiveSpec(world_size=2, nbytes=2**24, kind="broadcast"),
+    ]
+    estimates = [estimates_of("t", measured(spec), {}, device)[0] for spec in specs]
+    assert len({each.noise_class for each in estimates}) == classes
+    assert estimates[0].noise_class != estimates[2].noise_class
 
 
 def test_small_all_reduce_on_gpus_is_not_gated() -> None:

@@ -100,10 +100,8 @@ def test_only_first_round_of_long_steps_has_an_untimed_one(
 
 def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
     step = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
-    for first_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
-        options = SetOptions(
-            size=2, device="cpu", rounds=2, deadline_seconds=60, first_device_only=first_only
-        )
+    for time_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
+        options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, time_only=time_only)
         with Pool(options) as pool:
             measured = pool.measure(step)
         assert [asked for asked, _ in canned.asked][-len(ranks) :] == ranks
