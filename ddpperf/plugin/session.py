@@ -137,8 +137,9 @@ class Session:
     ) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side.
 
-        time_only: measure only the time of each test's own spec. References are left out, and steps
-        that use one device are measured on the first device only.
+        time_only: measure only the time of each test's own spec, in rounds as long as those of the
+        first pass. References are left out, and steps that use one device are measured on the first
+        device only.
         """
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
@@ -167,11 +168,13 @@ class Session:
             cores=self._devices.cores(),
             time_only=time_only,
         )
+        known = self.passes[0].measured().values() if time_only else ()
         pool = Pool(
             set_options,
             replicates=replicates,
             sets_made=sets_made,
             sides=chosen,
+            iterations={measured.spec: measured.iterations for measured in known},
             progress=self.progress,
             check_round=self._devices.check_round,
         )

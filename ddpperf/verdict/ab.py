@@ -118,12 +118,14 @@ class Decision:
     def open_tests(self) -> list[str]:
         """Return the tests to measure again: suspected regressions first, then undecided tests.
 
-        A test is undecided if its primary metric is, as in the verdict.
+        A test is undecided if its primary metric is, as in the verdict. A test that got worse by one
+        metric is not measured again for another metric.
         """
+        worse = worse_tests(self.rows)
         suspects = [row.test for row in self.rows if row.suspect]
         primaries = [row for row in self.rows if row.primary and row.gated and not row.control]
         undecided = [row.test for row in primaries if self._is_undecided(row)]
-        return list(dict.fromkeys([*suspects, *undecided]))
+        return [test for test in dict.fromkeys([*suspects, *undecided]) if test not in worse]
 
     def _is_undecided(self, row: Row) -> bool:
         """Return whether a worsening as large as the tolerance is neither found nor excluded."""
@@ -157,8 +159,9 @@ class Decision:
 
     def end(self) -> None:
         """Add the suspected regressions that no look could measure to the missing tests."""
+        worse = worse_tests(self.rows)
         for row in self.rows:
-            if row.suspect:
+            if row.suspect and row.test not in worse:
                 found = f"{row.metric} {row.ratio:.3f} times the base's"
                 self.missing.setdefault(row.test, f"could not be measured again, with {found}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from ddpperf import specs
@@ -29,6 +30,7 @@ class Pool:
 
     sides: the side of each process set.
     sets_made: how many process sets earlier pools made, so that no name is used twice.
+    iterations: for some specs, how many steps a round has. For other specs trial rounds show it.
     progress: called with a spec and the fraction of its measurement that is done.
     check_round: called before the first round and after each round, with the process ids of all
     ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
@@ -42,6 +44,7 @@ class Pool:
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
         sets_made: int = 0,
+        iterations: Mapping[Spec, int] = MappingProxyType({}),
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
         check_round: Callable[[list[int], int], str] = lambda processes, done: "",
     ) -> None:
@@ -50,6 +53,7 @@ class Pool:
         self.counted_seconds = 0.0  # spent in rounds that count, so far
         self.sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
         self._sets: dict[int, ProcessSet] = {}  # by their place in `sides`
+        self._iterations = iterations
         self._progress = progress
         self._check_round = check_round
         self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
@@ -140,7 +144,11 @@ class Pool:
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
         of_sides = {job[0].side.name: job for job in jobs}.values()
-        iterations = max(calibrated(*job, limit, parts) for job in of_sides) if spec.repeats else 1
+        iterations = 1
+        if spec in self._iterations:
+            iterations = max(1, self._iterations[spec] // parts)
+        elif spec.repeats:
+            iterations = max(calibrated(*job, limit, parts) for job in of_sides)
         whole_seconds = WHOLE_SECONDS if len(jobs) == 1 else SHARED_WHOLE_SECONDS
         enough = math.inf if spec.repeats else whole_seconds * len(jobs)
         seconds = sample_rounds(
