@@ -144,16 +144,30 @@ def _blind(comparison: Comparison, shown: Mapping[str, float], unconfirmed: str)
 def _summary(comparison: Comparison, shown: Mapping[str, float], decision: Decision | None) -> str:
     if not shown:
         return f"compared with {comparison.baseline}: no test is judged"
-    ordered = sorted(shown.values())
-    most = ordered[math.ceil((1 - MOST_UNDECIDED) * len(ordered)) - 1]
+    by_tolerance: dict[float, list[float]] = {}
+    for test, least in shown.items():
+        by_tolerance.setdefault(comparison.changes[test].tolerance, []).append(least)
+    parts = [
+        _sensitivity(group, "" if len(by_tolerance) == 1 else f" with tolerance {tolerance:.0%}")
+        for tolerance, group in sorted(by_tolerance.items())
+    ]
     how = "compared with" if decision is None else "compared with the code of"
-    text = (
-        f"{how} {comparison.baseline}: half of the {len(shown)} judged tests would have shown a slow-down "
-        f"of {median(ordered):.1%}, 95% of them {most:.1%}"
-    )
+    text = f"{how} {comparison.baseline}: {'; '.join(parts)}"
     informational = sum(not change.judged for change in comparison.changes.values())
     if informational:
         text += f"; {units.counted(informational, 'test')} for information only"
     if comparison.new:
         text += f"; {units.counted(len(comparison.new), 'test')} new, such as {comparison.new[0]}"
     return text
+
+
+def _sensitivity(shown: Sequence[float], which: str) -> str:
+    """Say which slow-downs judged tests would have shown, as fractions; `which` says which tests."""
+    ordered = sorted(shown)
+    tests = units.counted(len(ordered), "judged test") + which
+    if len(ordered) == 1:
+        return f"{tests} would have shown a slow-down of {ordered[0]:.1%}"
+    most = ordered[math.ceil((1 - MOST_UNDECIDED) * len(ordered)) - 1]
+    return (
+        f"half of the {tests} would have shown a slow-down of {median(ordered):.1%}, 95% of them {most:.1%}"
+    )

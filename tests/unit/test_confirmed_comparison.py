@@ -75,6 +75,16 @@ def test_narrow_limits_pass_without_confirmation() -> None:
     )
 
 
+def test_summary_has_a_sentence_for_each_tolerance() -> None:
+    captured = {f"t{number}": change(limit=1.02 + number / 1e4, tolerance=0.03) for number in range(20)}
+    answer = answer_of(comparison(u=change(limit=1.2), **captured), None)
+    assert status(answer) is Status.PASS
+    assert answer.summary == (
+        f"compared with {NAME}: half of the 20 judged tests with tolerance 3% would have shown a slow-down "
+        "of 2.1%, 95% of them 2.2%; 1 judged test with tolerance 25% would have shown a slow-down of 20.0%"
+    )
+
+
 def test_strict_limit_decides_without_confirmation() -> None:
     answer = answer_of(comparison(t=change(1.5), u=change(1.3)), None, no_stored_code="no git")
     assert answer.worse == {"t": f"is slower: 1.50 times its step in {NAME}, limit 1.4"}
@@ -235,7 +245,7 @@ def test_pass_needs_95_percent_of_tests(blind: int, rows: int, passes: bool) -> 
 def test_undecided_test_may_hide_its_interval(high: float, shown: str) -> None:
     """But not more than the limit of the comparison with the stored run."""
     answer = answer_of(comparison(t=change()), decision(row("t", Finding.UNDECIDED, high=high)))
-    assert f"95% of them {shown}" in answer.summary
+    assert f"would have shown a slow-down of {shown}" in answer.summary
 
 
 def test_summary_says_what_95_percent_show() -> None:
