@@ -126,8 +126,12 @@ class Pool:
 
     def expected_seconds(self, before: Measured) -> float:
         """Return about how long the timed rounds of work take here that other process sets measured."""
-        sets, rounds = len(self.sides), len(before.samples[0].seconds)
-        round_seconds = before.counted_seconds() / (len(before.samples) * rounds) * sets
+        sets, seconds = len(self.sides), before.samples[0].seconds
+        turns_before, turns = (
+            len(before.spec.turns(devices)) for devices in (len(seconds[0]), self.options.devices_in_turn)
+        )
+        turn_seconds = before.counted_seconds() / (len(before.samples) * len(seconds) * turns_before)
+        round_seconds = turn_seconds * turns * sets
         here = 1 if before.spec.counts else self.options.rounds
         if not before.spec.repeats:
             here = min(here, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))

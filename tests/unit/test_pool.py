@@ -171,3 +171,21 @@ def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
         steps, whole = alone.measure(SINGLE), alone.measure(training)
         assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 2 * steps.counted_seconds())
         assert beside.expected_seconds(whole) == pytest.approx(6 * whole.counted_seconds())
+
+
+@pytest.mark.parametrize(("time_only", "turns"), [(False, 4), (True, 1)])
+def test_expected_seconds_count_the_devices_in_turn(canned: Canned, time_only: bool, turns: int) -> None:
+    with pool_of(4) as pool:
+        measured = pool.measure(SINGLE)
+        pool.options = replace(pool.options, time_only=time_only)
+        assert pool.expected_seconds(measured) == pytest.approx(measured.counted_seconds() * turns / 4)
+
+
+def test_known_iterations_need_no_trial_rounds(canned: Canned) -> None:
+    call = AllReduceSpec(world_size=2, nbytes=2**24)
+    options = SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)
+    for parts, sides in ((1, SIDES[:1]), (call.compared_parts["cpu"], SIDES)):
+        canned.sampled.clear()
+        with Pool(options, sides=sides, iterations={call: 8}) as pool:
+            assert pool.measure(call).iterations == 8 // parts
+        assert len(canned.sampled) == 3 * parts * len(sides)
