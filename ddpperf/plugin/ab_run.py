@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log1p
 from statistics import mean
@@ -34,6 +34,7 @@ class ABRun:
     same_work: for each test, the test that is measured in its place because its work is equal. Each
     test is measured by itself by default.
     tolerances: for some tests, the change of their time that counts as unchanged, as a fraction.
+    suspected: tests that are slower than in a stored run.
     look_replicates: number of process sets per side in each later measurement.
     decision: the findings; None before the first measurement was compared.
     problems: what this A/B run could not do.
@@ -51,6 +52,7 @@ class ABRun:
         replicates: int | None = None,
         same_work: Mapping[str, str] = MappingProxyType({}),
         tolerances: Mapping[str, float] = MappingProxyType({}),
+        suspected: Collection[str] = (),
     ) -> None:
         settings = settings.with_sets(replicates) if replicates is not None else settings
         self.sides = sides
@@ -61,6 +63,7 @@ class ABRun:
         self.problems: list[str] = []
         self._same_work = same_work
         self._tolerances = tolerances
+        self._suspected = suspected
         self._device = device
         self._settings = settings
         self._looks: dict[str, list[Any]] = {}  # by test id, the stored later measurements
@@ -81,7 +84,7 @@ class ABRun:
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in specs):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
             self.problems.append(f"--against-spec {fields} changes no test of this run")
-        self.decision = Decision(estimates, self._settings)
+        self.decision = Decision(estimates, self._settings, self._suspected)
         return self.decision.open_tests()
 
     def look(self, measuring: Measuring) -> list[str]:

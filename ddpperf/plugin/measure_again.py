@@ -66,6 +66,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
         rounds=options.rounds if "--rounds" in options.given else ROUNDS,
         same_work=same_work,
         tolerances={test: change.tolerance for test, change in plain.comparison.changes.items()},
+        suspected=slower,
     )
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside

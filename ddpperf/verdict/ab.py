@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 
@@ -83,15 +83,23 @@ class Row:
 class Decision:
     """The findings of an A/B run for all metrics of all tests.
 
-    The constructor screens the first measurement. `look` decides suspected regressions and
-    undecided tests by later measurements on new process sets.
+    The constructor judges the first measurement. `look` decides suspected regressions and undecided
+    tests by repeated measurements on new process sets. `suspected` names tests that another
+    comparison found slower. A first measurement that contradicts this may have been disturbed, so it is
+    repeated, and only the new process sets decide.
 
     `missing` says for each test why one of its gated metrics cannot be judged.
     """
 
-    def __init__(self, estimates: Iterable[MetricEstimates], settings: DecisionSettings) -> None:
+    def __init__(
+        self,
+        estimates: Iterable[MetricEstimates],
+        settings: DecisionSettings,
+        suspected: Collection[str] = (),
+    ) -> None:
         estimates = list(estimates)
         self.settings = settings
+        self._suspected = suspected
         self.missing = {entry.test: entry.missing for entry in estimates if entry.missing and entry.gated}
         complete = [entry for entry in estimates if not entry.missing]
         # A measurement that several tests share is tested once.
@@ -116,22 +124,25 @@ class Decision:
         self._excuse_speedups()
 
     def open_tests(self) -> list[str]:
-        """Return the tests to measure again: suspected regressions first, then undecided tests.
+        """Return the tests to measure again: suspected regressions first, then other open tests.
 
-        A test is undecided if its primary metric is, as in the verdict. A test that got worse by one
-        metric is not measured again for another metric.
+        The primary metric of a test says whether the test is open. A test that got worse by one metric
+        is not measured again for another metric.
         """
         worse = worse_tests(self.rows)
         suspects = [row.test for row in self.rows if row.suspect]
         primaries = [row for row in self.rows if row.primary and row.gated and not row.control]
-        undecided = [row.test for row in primaries if self._is_undecided(row)]
-        return [test for test in dict.fromkeys([*suspects, *undecided]) if test not in worse]
+        still_open = [row.test for row in primaries if self._is_open(row)]
+        return [test for test in dict.fromkeys([*suspects, *still_open]) if test not in worse]
 
-    def _is_undecided(self, row: Row) -> bool:
+    def _is_open(self, row: Row) -> bool:
         """Return whether a worsening as large as the tolerance is neither found nor excluded."""
         if not self.settings.confirms:
             return row.undecided
-        return row.finding is not Finding.WORSE and row.detectable > row.tolerance
+        if row.finding is Finding.WORSE:
+            return False
+        contradicts = row.test in self._suspected and not row.confirmed
+        return contradicts or row.detectable > row.tolerance
 
     def look(self, again: Iterable[MetricEstimates]) -> None:
         """Decide open tests by a measurement on new process sets.
@@ -146,12 +157,12 @@ class Decision:
                 self._again[key] = _together(known, entry)
         for place, row in enumerate(self.rows):
             key = row.test, row.metric
-            if (fresh := self._again.get(key)) is None or not (row.suspect or self._is_undecided(row)):
+            if (fresh := self._again.get(key)) is None or not (row.suspect or self._is_open(row)):
                 continue
             suspect = key in self._suspects
-            (self.rows[place],) = self._judge(
-                [fresh if suspect else _together(self._screened[key], fresh)], suspect=suspect
-            )
+            alone = suspect or row.test in self._suspected
+            estimates = fresh if alone else _together(self._screened[key], fresh)
+            (self.rows[place],) = self._judge([estimates], suspect=suspect)
         for (_, metric), fresh in self._again.items():
             if metric == "time":
                 self._judge([fresh], suspect=True)  # updates self._slower

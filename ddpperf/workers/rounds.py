@@ -15,7 +15,7 @@ ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or
 # A step of this length on a CPU replaces the contents of the caches, so it needs no untimed step before
 # it. Without untimed steps four process sets on 2 cores take turns faster: their times of a step of 200 ms
 # differ by 2.2% instead of 4.2%, in two thirds of the time.
-LONG_STEP_SECONDS = 0.02
+LONG_STEP_SECONDS = 0.01
 
 
 def calibrated(process_set: ProcessSet, spec: Spec, limit: int, parts: int = 1) -> int:

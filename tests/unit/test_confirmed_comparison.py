@@ -318,6 +318,31 @@ def test_clear_slow_down_is_decided_at_once() -> None:
     assert {row.finding for row in Decision(clear, SETTINGS).rows} == {Finding.SUSPECT}
 
 
+def quiet(test: str, by: float, sets: tuple[float, ...] = (1.0, 1.02)) -> MetricEstimates:
+    return MetricEstimates(
+        test=test,
+        metric="time",
+        base=sets,
+        candidate=tuple(by * value for value in sets),
+        noise_class="k",
+        gated=True,
+        primary=True,
+    )
+
+
+@pytest.mark.parametrize(("repeated", "finding"), [(1.5, Finding.WORSE), (1.0, Finding.UNCHANGED)])
+def test_contradicted_suspect_is_repeated_once(repeated: float, finding: Finding) -> None:
+    """The first A/B measurement may have been disturbed, so only new process sets decide."""
+    settings = SETTINGS.beside_stored_code("cpu")
+    first = [quiet(f"t{number}", 1.0) for number in range(6)]
+    assert Decision(first, settings).open_tests() == []
+    made = Decision(first, settings, suspected=["t3"])
+    assert made.open_tests() == ["t3"]
+    made.look([quiet("t3", repeated, (1.0, 1.01, 1.02))])
+    assert made.open_tests() == []
+    assert {row.test: row.finding for row in made.rows}["t3"] is finding
+
+
 # --- what an unchanged test must have been able to show
 
 

@@ -157,7 +157,7 @@ def simulated(
         between = settings.beside_stored_code(machine.device)
         sets, again = between.default.screen_sets, between.default.confirm_sets
         estimates = beside(rng, machine, tests, sets, slower) + controls(rng, machine, sets)
-        decision = Decision(estimates, between)
+        decision = Decision(estimates, between, comparison.looks_slower)
         for _ in range(LOOKS):
             if open_tests := decision.open_tests():
                 decision.look(beside(rng, machine, open_tests, again, slower))

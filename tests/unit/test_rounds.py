@@ -79,8 +79,8 @@ def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
     ("milliseconds", "replicates", "knowing", "untimed"),
     [
         (30, 2, "AB", [True] * 4 + [False] * 8),
-        (15, 2, "AB", [True] * 12),
-        (15, 1, "AB", [True] + [False] * 2),
+        (8, 2, "AB", [True] * 12),
+        (8, 1, "AB", [True] + [False] * 2),
         (30, 2, "A", [True] * 12),
     ],
     ids=["long steps", "short steps", "one process set", "older code"],
