@@ -15,7 +15,7 @@ from ddpperf.errors import first_line
 from ddpperf.results.samples import Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.base import MOST_DELAY_SECONDS
-from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -59,10 +59,11 @@ def copied(pool: Pool, device: str) -> Measured | None:
     return None
 
 
-def positive_control(comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> Controls:
+def positive_control(comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> Change | str:
     """Time the shortest training step again, without and with a delay of the test's tolerance.
 
-    The delay must be seen in the time of the delayed step, beside the step without a delay.
+    The delay must be seen in the time of the delayed step, beside the step without a delay. Returns a
+    sentence if the control could not be measured.
     """
     changes = comparison.changes
     timed = {
@@ -71,12 +72,11 @@ def positive_control(comparison: Comparison, measured: Mapping[str, Measured], p
         if change.quantity == "step" and change.judged
     }
     if (test := shortest(timed, measured)) is None:
-        why = "the positive control was not measured: no step was compared by its time"
-        return Controls(missing=[why] if changes else [])
+        return "the positive control was not measured: no step was compared by its time" if changes else ""
     spec, tolerance = measured[test].spec, min(changes[test].tolerance, SLOW_DOWN["cpu"])
     try:
         usual = median(pool.measure(spec).all_step_seconds())
         delayed = median(pool.measure(slowed(spec, tolerance * usual)).all_step_seconds())
     except CANNOT_MEASURE as error:
-        return Controls(missing=[f"the positive control could not be measured: {first_line(error)}"])
-    return Controls(positive=Change(then_seconds=usual, now_seconds=delayed, limit=1 + tolerance / 2))
+        return f"the positive control could not be measured: {first_line(error)}"
+    return Change(then_seconds=usual, now_seconds=delayed, limit=1 + tolerance / 2)

@@ -1,7 +1,7 @@
-"""The later measurements of a test run, which decide what the first one left open.
+"""The measurements of a test run after its first pass over the tests.
 
-A comparison with a stored run measures tests beside the stored run's code. An A/B run measures
-suspected regressions and undecided tests once more. Both take new processes.
+A comparison with a stored run is confirmed by an A/B run against the stored run's code. An A/B run
+repeats suspected and undecided tests, at most twice. Each measurement takes new processes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside
     try:
-        session.begin_pass(sides, beside.replicates, beside.rounds, time_only=True)
+        session.begin_pass(beside, beside.replicates)
         left = _measure(session, items, beside.different(in_order), until)
         undecided = beside.judge(session.passes[-1])
     except KeyboardInterrupt:
@@ -82,12 +82,12 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     plain.unconfirmed = ""
     if left:
         plain.unconfirmed = (
-            f"--confirm-seconds {options.confirm_seconds:.0f} ended before {left} of the tests to "
-            "confirm were measured beside the stored run's code; pass more seconds"
+            f"--confirm-seconds {options.confirm_seconds:.0f} ended before {left} of the measurements "
+            "beside the stored run's code; pass more seconds"
         )
     elif late:
         plain.unconfirmed = (
-            f"--max-seconds {options.max_seconds:.0f} ended before {late} undecided tests were measured "
+            f"--max-seconds {options.max_seconds:.0f} ended before {late} open tests were measured "
             "again; pass more seconds"
         )
 
@@ -106,9 +106,8 @@ def _same_work(session: Session) -> dict[str, str]:
 def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> int:
     """Measure open tests of an A/B run again, until all are decided or the time is over.
 
-    An A/B run that the user asked for measures them at least once, whatever the time. Beside a
-    stored run's code they have at least half of the seconds of the confirmation. Returns how many
-    tests had no time left.
+    The first repeat of an A/B run that the user asked for has no time limit. The first repeat of a
+    confirmation has at least half of its seconds. Returns how many measurements had no time left.
     """
     options, late = session.options, 0
     end = session.outcomes.begun + options.max_seconds
@@ -120,14 +119,11 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
                 break
             if time.monotonic() > until:
                 return len(tests)
-            measured_before = len(session.passes)
+            session.begin_pass(run, run.look_replicates)
             try:
-                time_only = run is not session.run
-                session.begin_pass(run.sides, run.look_replicates, run.rounds, time_only=time_only)
                 late = _measure(session, items, run.different(tests), until)
             finally:  # an interrupted look decides what it measured
-                for measuring in session.passes[measured_before:]:
-                    tests = run.look(measuring)
+                tests = run.look(session.passes[-1])
     finally:
         run.end()
     return late
@@ -156,8 +152,8 @@ def _expected_seconds(session: Session, test: str) -> float:
     measure, measured = session.measures[test], session.measures[test].measured
     if measured is None:
         return 0.0
-    last = session.passes[-1]
-    references = {} if last.time_only else measure.stored["references"]
+    pool = session.passes[-1].pool
+    references = {} if pool.options.time_only else measure.stored["references"]
     overhead = session.outcomes.seconds[test] - measure.counted_seconds
-    expected = map(last.pool.expected_seconds, (measured, *map(Measured.from_json, references.values())))
+    expected = map(pool.expected_seconds, (measured, *map(Measured.from_json, references.values())))
     return overhead + sum(expected)

@@ -73,13 +73,11 @@ class Measure:
         *,
         machine: Machine | None = None,
         sides: Sides | None = None,
-        time_only: bool = False,
     ) -> None:
         """Store the worker processes and the function that provides warnings.
 
         notes: returns the warnings about a measurement; its second argument is whether the
         measurement was made just now.
-        time_only: whether a test ends at its first reference after its own spec was measured.
         """
         self.machine = machine or Machine()
         self.measured: Measured | None = None
@@ -94,7 +92,6 @@ class Measure:
         self._pool = pool
         self._notes = notes
         self._sides = sides
-        self._time_only = time_only
         self._references: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
@@ -125,9 +122,10 @@ class Measure:
     def reference(self, name: str, spec: Spec) -> Measured:
         """Measure what another spec describes, such as a single-device step, and store it by name.
 
-        Metrics use such a reference, for example the single-device step time.
+        Metrics use such a reference, for example the single-device step time. If only times are
+        needed, a test ends at the first reference that follows its own spec.
         """
-        if self._time_only and self.measured is not None:
+        if self.measured is not None and self._pool.options.time_only:
             pytest.skip("the time of the test's own spec is all that this measurement is for")
         measured = self._measure(spec, own=False)
         self._require_same_sets(name, {sample.set for sample in measured.samples})
@@ -245,15 +243,11 @@ class Measuring:
     """The measurements of all tests in the same worker processes.
 
     pool: the worker processes, which start with the first measurement.
-    time_only: whether only the times of the tests' own specs are needed, and no references.
     measures: the `measure` fixtures by test id.
     """
 
-    def __init__(
-        self, pool: Pool, devices: Devices, sides: Sides | None = None, *, time_only: bool = False
-    ) -> None:
+    def __init__(self, pool: Pool, devices: Devices, sides: Sides | None = None) -> None:
         self.pool = pool
-        self.time_only = time_only
         self.measures: dict[str, Measure] = {}
         self._devices = devices
         self._sides = sides
@@ -261,14 +255,7 @@ class Measuring:
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, machine: Machine) -> Measure:
         """Return the value of the `measure` fixture for one test."""
-        self.measures[test] = Measure(
-            benchmark,
-            self.pool,
-            self.notes,
-            machine=machine,
-            sides=self._sides,
-            time_only=self.time_only,
-        )
+        self.measures[test] = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self._sides)
         return self.measures[test]
 
     def measured(self) -> dict[str, Measured]:

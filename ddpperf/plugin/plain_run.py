@@ -36,6 +36,7 @@ class PlainRun:
         self, options: Options, settings: DecisionSettings, storage: Storage, baseline: Baseline | None
     ) -> None:
         self.replicates = options.replicates or 1
+        self.rounds = options.rounds
         self.comparison: Comparison | None = None
         self.confirmation: ABRun | None = None
         self.unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
@@ -98,11 +99,8 @@ class PlainRun:
             history=self._storage.history(self._baseline),
         )
         compared = compare(measured, reference, expected)
-        negative = negative_control(self._copied, reference, compared=len(compared.changes))
-        positive = Controls()
-        if pool is not None:
-            positive = positive_control(compared, measured, pool)
-        controls = replace(
-            positive, negative=negative.negative, missing=[*negative.missing, *positive.missing]
+        controls = Controls(
+            negative=negative_control(self._copied, reference, compared=len(compared.changes)),
+            positive=positive_control(compared, measured, pool) if pool is not None else "",
         )
         self.comparison = replace(compared, controls=controls)

@@ -20,7 +20,6 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare
-from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
@@ -130,17 +129,15 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
-            self.begin_pass(self.run.sides, self.run.replicates, self.options.rounds)
+            self.begin_pass(self.run, self.run.replicates)
 
-    def begin_pass(
-        self, sides: Sides | None, replicates: int, rounds: int, *, time_only: bool = False
-    ) -> None:
+    def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side.
 
-        time_only: measure only the time of each test's own spec, in rounds as long as those of the
-        first pass. References are left out, and steps that use one device are measured on the first
-        device only.
+        An A/B run that confirms a comparison measures only the times of the tests' own specs, in
+        rounds as long as those of the first pass.
         """
+        time_only = run is not self.run
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
@@ -156,13 +153,13 @@ class Session:
             paths[TRACES_VARIABLE] = paths[CHECKPOINTS_VARIABLE] = None
         common = {name: str(path) for name, path in paths.items() if path is not None}
         chosen = [Side()]
-        if sides is not None:  # in random order: the first side of a round may meet colder caches
-            chosen = random.sample([sides.base, sides.candidate], 2)
+        if run.sides is not None:  # in random order: the first side of a round may meet colder caches
+            chosen = random.sample([run.sides.base, run.sides.candidate], 2)
         chosen = [replace(side, environment=common | dict(side.environment)) for side in chosen]
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,
-            rounds=rounds,
+            rounds=run.rounds,
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             cores=self._devices.cores(),
@@ -178,7 +175,7 @@ class Session:
             progress=self.progress,
             check_round=self._devices.check_round,
         )
-        self.passes.append(Measuring(pool, self._devices, sides, time_only=time_only))
+        self.passes.append(Measuring(pool, self._devices, run.sides))
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""

@@ -44,11 +44,12 @@ class Row:
 
     `base` and `candidate` are geometric means over process sets. `ratio` is candidate over base,
     and `low` and `high` are its 95% interval. `detectable` is the smallest worsening that is found
-    with 95% probability, as a fraction. `tolerance` is the largest change that counts as unchanged,
-    as a fraction. `sets` is the number of process sets of each of base and candidate that would
-    decide this row, or None if that is more than `MOST_SETS`. `gated` says whether a worse value
-    fails the run. `primary` says whether this metric represents its test. `confirmed` says whether
-    the finding is from a second measurement on new process sets.
+    with 95% probability, as a fraction. In a confirmation it is the upper end of the interval.
+    `tolerance` is the largest change that counts as unchanged, as a fraction. `sets` is the number
+    of process sets of each of base and candidate that would decide this row, or None if that is
+    more than `MOST_SETS`. `gated` says whether a worse value fails the run. `primary` says whether
+    this metric represents its test. `confirmed` says whether a repeated measurement on new process
+    sets contributed to the finding.
     """
 
     test: str
@@ -194,7 +195,7 @@ class Decision:
         if group[0].definition.exact:
             return [_exact_row(entry) for entry in group]
         settings = self.settings.of(group[0].metric)
-        if (tolerance := group[0].tolerance) is not None:
+        if (tolerance := group[0].tolerance) is not None and tolerance > settings.margin:
             settings = replace(settings, tolerance=tolerance)
         sign = np.array([entry.sign for entry in group])
         base, candidate = ([entry.base for entry in group], [entry.candidate for entry in group])
@@ -309,7 +310,7 @@ def worse_tests(rows: Sequence[Row]) -> dict[str, str]:
     worse: dict[str, list[str]] = {}
     for row in rows:
         if row.gated and row.finding is Finding.WORSE:
-            where = ", on fresh process sets" if row.confirmed else ""
+            where = ", measured again on new process sets" if row.confirmed else ""
             found = f"its {row.metric} is {row.ratio:.3f} times the base's"
             worse.setdefault(row.test, []).append(f"{found} ({row.low:.3f} to {row.high:.3f}{where})")
     return {test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()}
@@ -346,10 +347,10 @@ def ab_answer(
 
 
 def control_problems(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return why no finding can be trusted, and why "unchanged" cannot, in one sentence for each control.
+    """Return two lists of sentences: why no finding counts, and why a worsening may be hidden.
 
-    A failed negative control shows changes that are none. A failed positive control hides changes,
-    so a test that got worse nevertheless did get worse. A missing or noisy control shows nothing.
+    A failed negative control shows changes that are none. A failed positive control hides changes, so
+    a test that is worse stays worse. A missing or noisy control shows nothing.
     """
     by_control = {row.control: row for row in rows}
     untrusted: list[str] = []

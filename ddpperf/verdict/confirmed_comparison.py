@@ -1,4 +1,4 @@
-"""The answer of a comparison with a stored run, whose suspected regressions an A/B run decided."""
+"""The answer of a comparison with a stored run, from its screening and its confirmation."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def answer_of(
     worse: Mapping[str, str] = {}
     if no_stored_code:
         worse = {test: _slower(change, name) for test, change in comparison.slower.items()}
+    controls = comparison.controls
     if decision is None:
-        untrusted, blind = comparison.controls.untrusted(), comparison.controls.blind()
+        untrusted, blind = controls.untrusted(), [*controls.missing, *controls.blind()]
     else:
         worse = worse_tests(decision.rows)
         missing |= decision.missing
@@ -51,8 +52,8 @@ def answer_of(
     }
     moved, undecided = _not_worse(open_tests, rows, name, unconfirmed or "its A/B measurement is missing")
     if decision is not None:
-        moved = comparison.controls.untrusted() + moved
-        blind += replace(comparison.controls, missing=()).blind()
+        moved = controls.untrusted() + moved
+        blind += controls.blind()
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,

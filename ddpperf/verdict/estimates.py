@@ -12,7 +12,8 @@ import numpy as np
 from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better, Gate, Metric
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.specs import AllReduceSpec, CollectiveSpec, Spec, TrainingSpec
+from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.specs.collective import Call
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 
 Control = Literal["negative", "positive"]
@@ -103,12 +104,12 @@ def estimates_of(
 def _kind(spec: Spec, device: str) -> str:
     """Return the kind of work whose times vary alike.
 
-    On a CPU what other programs do makes times vary. So steps, epochs and whole trainings vary alike,
-    and so do all collectives. Few tests measure an epoch, and the noise of few tests is not known
-    well enough to be a class of its own.
+    On a CPU, other programs make times vary. So steps, epochs and whole trainings vary alike, and so
+    do all collectives. Few tests measure an epoch or a whole training. The noise of so few tests is
+    not known well enough for a class of its own.
     """
     if device == "cpu" and isinstance(spec, TrainingSpec):
         return "training"
-    if device == "cpu" and isinstance(spec, AllReduceSpec | CollectiveSpec):
+    if device == "cpu" and isinstance(spec, Call):
         return "call"
     return spec.measurement

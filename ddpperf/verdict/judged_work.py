@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec, MessagesSpec, SamplerSpec, Spec
+from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, MessagesSpec, SamplerSpec, Spec
+from ddpperf.specs.collective import Call
 
 # A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
 # the CPU. The step's time then varies from run to run, so CPU seconds are compared instead. A step
@@ -36,4 +37,4 @@ def is_informational(spec: Spec, device: str) -> bool:
         if not isinstance(spec, AllReduceSpec) or spec.captured:
             return False
         return spec.nbytes < SMALL_BYTES or spec.algorithm in OWN_ALGORITHMS
-    return isinstance(spec, AllReduceSpec | CollectiveSpec) and spec.nbytes < SMALL_BYTES
+    return isinstance(spec, Call) and spec.nbytes < SMALL_BYTES

@@ -11,7 +11,8 @@ from typing import Literal
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
-from ddpperf.specs import AllReduceSpec, CollectiveSpec, RunSpec
+from ddpperf.specs import RunSpec
+from ddpperf.specs.collective import Call
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
@@ -62,18 +63,22 @@ class Controls:
 
     The negative control is a memory copy, which must take as long as in the stored run. The
     positive control is a step of this run, timed again without and with a delay of its tolerance;
-    at least half of the delay must show. `missing` has one sentence for each control
-    measurement that is missing.
+    at least half of the delay must show. A text says why a control is missing; it is empty if no
+    control was due.
     """
 
-    negative: Change | None = None
-    positive: Change | None = None
-    missing: Sequence[str] = ()
+    negative: Change | str = ""
+    positive: Change | str = ""
+
+    @property
+    def missing(self) -> list[str]:
+        """The sentences on controls that are missing."""
+        return [control for control in (self.negative, self.positive) if isinstance(control, str) and control]
 
     def untrusted(self) -> list[str]:
         """Return a sentence if the negative control failed, so that no finding can be trusted."""
         copy = self.negative
-        if copy is None or not (copy.slower or 1 / copy.ratio > copy.limit):
+        if isinstance(copy, str) or not (copy.slower or 1 / copy.ratio > copy.limit):
             return []
         return [
             f"the negative control failed: a copy of memory, which no change can affect, takes "
@@ -82,21 +87,17 @@ class Controls:
         ]
 
     def blind(self) -> list[str]:
-        """Return sentences on controls that are missing, and on a positive control that failed.
-
-        Then the comparison may have missed a slower test.
-        """
+        """Return a sentence if the positive control failed, so that slower tests may be missed."""
         slowed = self.positive
-        if slowed is None or slowed.slower:
-            return list(self.missing)
+        if isinstance(slowed, str) or slowed.slower:
+            return []
         found = f"{slowed.ratio:.3f} times its time, limit {slowed.limit:.4g}"
-        failed = f"the positive control failed: a deliberately slowed step was found at {found}"
-        return [*self.missing, failed]
+        return [f"the positive control failed: a deliberately slowed step was found at {found}"]
 
     def measured(self) -> Mapping[str, Change]:
         """Return the control measurements that were made, by a description of the work."""
         named = {"a copy of memory": self.negative, "a slowed step": self.positive}
-        return {what: change for what, change in named.items() if change is not None}
+        return {what: change for what, change in named.items() if isinstance(change, Change)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +123,9 @@ class Comparison:
         return {test: change for test, change in self.changes.items() if change.slower}
 
     @property
-    def suspects(self) -> dict[str, Change]:
-        """The changes of the tests that look slower and need an A/B run to decide."""
-        return {test: change for test, change in self.changes.items() if change.suspect}
-
-    @property
     def looks_slower(self) -> dict[str, Change]:
         """The changes of the tests above one of their limits."""
-        return {**self.slower, **self.suspects}
+        return {test: change for test, change in self.changes.items() if change.slower or change.suspect}
 
     def median_shift(self) -> float | None:
         """Return the median log ratio of this run's step times to the stored run's, or None.
@@ -213,17 +209,17 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
     return Comparison(baseline=reference.name, changes=changes, missing=missing, new=new, drifts=drifts)
 
 
-def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Controls:
-    """Compare the times of a memory copy in this run and in a stored run.
+def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Change | str:
+    """Compare the times of a memory copy in this run and in a stored run, or say why one is missing.
 
     The limit counts the copy as one more test beside `compared` others. It is not below the common
     limit of the tests, if there is one.
     """
     then = reference.baseline.copied
     if (why := _missing_reason(now, then, reference.name)) or now is None or then is None:
-        return Controls(missing=[f"the negative control, {COPY}, {why}"])
+        return f"the negative control, {COPY}, {why}"
     own = _time_change(COPY, now, then, replace(reference, limit=None), compared + 1)
-    return Controls(negative=replace(own, limit=max(own.limit, reference.limit or 0.0)))
+    return replace(own, limit=max(own.limit, reference.limit or 0.0))
 
 
 def _missing_reason(now: Measured | None, then: Measured | None, baseline: str) -> str:
@@ -272,7 +268,7 @@ def _cpu_change(now: Measured, then: Measured) -> Change:
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    if isinstance(now.spec, AllReduceSpec | CollectiveSpec | RunSpec):
+    if isinstance(now.spec, Call | RunSpec):
         return settings.call_spread
     quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
     return settings.run_spread if quiet else settings.noisy_run_spread

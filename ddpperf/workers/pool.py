@@ -30,7 +30,8 @@ class Pool:
 
     sides: the side of each process set.
     sets_made: how many process sets earlier pools made, so that no name is used twice.
-    iterations: for some specs, how many steps a round has. For other specs trial rounds show it.
+    iterations: for some specs, the steps of an undivided round. For other specs, trial rounds find
+    the number.
     progress: called with a spec and the fraction of its measurement that is done.
     check_round: called before the first round and after each round, with the process ids of all
     ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
@@ -115,7 +116,7 @@ class Pool:
         return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
-        """Return the measurement of `spec`, which is repeated only on new process sets."""
+        """Measure `spec`, or return the result if the same process sets have measured it before."""
         names = tuple(live.name for live in self.live_sets())
         if known := self._remembered.get((spec, candidate, names)):
             return known
@@ -125,7 +126,7 @@ class Pool:
         return measured
 
     def expected_seconds(self, before: Measured) -> float:
-        """Return about how long the timed rounds of work take here that other process sets measured."""
+        """Return the expected seconds of the timed rounds here, from a measurement by other process sets."""
         sets, seconds = len(self.sides), before.samples[0].seconds
         turns_before, turns = (
             len(before.spec.turns(devices)) for devices in (len(seconds[0]), self.options.devices_in_turn)

@@ -13,8 +13,8 @@ Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
 ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or one step
 # A step of this length on a CPU replaces the contents of the caches, so it needs no untimed step before
-# it. Without untimed steps four process sets on 2 cores take turns faster: their times of a step of 200 ms
-# differ by 2.2% instead of 4.2%, in two thirds of the time.
+# it. Without untimed steps, four process sets on 2 cores alternate faster. Their times of a step of 200 ms
+# differ by 2.2%, not by 4.2%, and the rounds take two thirds of the time.
 LONG_STEP_SECONDS = 0.01
 
 

@@ -144,7 +144,7 @@ def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     )
     assert finished.status == 1, finished.output
     assert "test_it.py::test_step is worse: its time is " in finished.output
-    assert "on fresh process sets" in finished.output
+    assert "measured again on new process sets" in finished.output
     row = found(project)["test_step", "time"]
     assert row["finding"] == "worse"
     assert float(str(row["ratio"])) == pytest.approx(4, abs=0.4)

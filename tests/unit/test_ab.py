@@ -77,7 +77,7 @@ def test_only_fresh_sets_confirm_a_suspect() -> None:
     status, (reason,) = verdict(decision)
     assert status is Status.FAIL
     assert reason.startswith("t is worse: its time is 1.030 times the base's (1.0")
-    assert reason.endswith("on fresh process sets)")
+    assert reason.endswith("measured again on new process sets)")
 
     decision = Decision(suite(reading(1.03)), GPU)
     decision.look([reading(1.0, base=FRESH)])

@@ -69,7 +69,7 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step is worse: its time is 1.")
     assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
     assert rows(project)["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
-    assert "fresh process sets" in finished.output
+    assert "measured again on new process sets" in finished.output
     assert rows(project)["test_step", "time"]["confirmed"] is True
     (document,) = project.saved_runs()
     screened = document["benchmarks"][0]["extra_info"]["ddpperf"]

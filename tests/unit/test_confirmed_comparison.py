@@ -100,7 +100,7 @@ def test_failed_copy_without_confirmation_is_untrusted() -> None:
 
 
 def test_missing_control_without_confirmation_is_no_verdict() -> None:
-    lacking = replace(comparison(t=change(limit=1.2)), controls=Controls(missing=["no copy of memory"]))
+    lacking = replace(comparison(t=change(limit=1.2)), controls=Controls(negative="no copy of memory"))
     assert answer_of(lacking, None).undecided == ["no copy of memory"]
 
 
@@ -124,7 +124,7 @@ def test_only_ab_findings_are_worse() -> None:
         decision(row("t", Finding.WORSE, 1.3, confirmed=True), row("u")),
     )
     assert answer.worse == {
-        "t": "is worse: its time is 1.300 times the base's (1.287 to 1.313, on fresh process sets)"
+        "t": "is worse: its time is 1.300 times the base's (1.287 to 1.313, measured again on new process sets)"
     }
     assert status(answer) is Status.FAIL
 

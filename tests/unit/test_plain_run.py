@@ -23,7 +23,7 @@ SLOWER = "is slower: 1.20 times its step in 0001_x.json, limit 1.1"
 
 def plain_run(**ratios: float) -> PlainRun:
     """Return a run that found these ratios to the stored times, with limits of 1.05 and 1.1."""
-    options: Any = SimpleNamespace(replicates=None, device="cpu", slower_ratio=None)
+    options: Any = SimpleNamespace(replicates=None, rounds=10, device="cpu", slower_ratio=None)
     baseline = Baseline(path=Path("0001_x.json"), measured={}, when="", environment=STORED)
     run = PlainRun(options, CPU, Storage(root=Path(), hardware_key="x"), baseline)
     changes = {

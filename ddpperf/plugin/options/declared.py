@@ -164,7 +164,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "How long to measure": (
         Option(
-            "--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run; 5 in a confirmation"
+            "--rounds",
+            WHOLE_NUMBER,
+            "Timed rounds of each test.",
+            "10; 7 in an A/B run and in a confirmation",
         ),
         Option(
             "--replicates",
@@ -181,7 +184,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds from the start after which no undecided test is measured once more.",
+            "Seconds from the start after which no second repeated measurement begins.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
