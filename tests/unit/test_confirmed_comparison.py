@@ -124,7 +124,8 @@ def test_only_ab_findings_are_worse() -> None:
         decision(row("t", Finding.WORSE, 1.3, confirmed=True), row("u")),
     )
     assert answer.worse == {
-        "t": "is worse: its time is 1.300 times the base's (1.287 to 1.313, measured again on new process sets)"
+        "t": "is worse: its time is 1.300 times the base's (1.287 to 1.313, "
+        "measured again on new process sets)"
     }
     assert status(answer) is Status.FAIL
 
