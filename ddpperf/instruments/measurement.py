@@ -24,6 +24,9 @@ class Measurement:
     def start_round(self) -> None:
         """Prepare a timed round, before the clock starts."""
 
+    def begin_timed(self) -> None:
+        """Begin the timed steps of a round; an untimed step may have been before."""
+
     def step(self) -> None:
         """Do the work whose duration a rank measures."""
         raise NotImplementedError

@@ -66,6 +66,7 @@ class PartedSteps(TrainingMeasurement):
         self.running: deque[tuple[list[Mark], Any]] = deque()  # unread steps: their marks and ends
         self.ended: Any = None  # the end of the previous step
         self.parted: list[dict[str, float]] = []  # seconds of each step of a round, by part
+        self.timed_from = 0  # number of steps before the timed steps of a round
         self.rounds: list[tuple[int, dict[str, float]]] = []  # timed steps, and their mean by part
         self.flops = 0
 
@@ -158,15 +159,15 @@ class PartedSteps(TrainingMeasurement):
         self.running.clear()
         self.parted = []
 
-    def end_round(self, steps: int) -> None:
-        """Store the mean seconds of each step part over the timed steps of a round.
+    def begin_timed(self) -> None:
+        self.timed_from = self.training.steps
 
-        The first step of a round is untimed and is left out.
-        """
+    def end_round(self, steps: int) -> None:
+        """Store the mean seconds of each step part over the timed steps of a round."""
         super().end_round(steps)
         while self.running:
             self._read()
-        timed = self.parted[-(steps - self.spec.repeats) :]
+        timed = self.parted[self.timed_from - self.training.steps :]
         self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
 
     def finish(self) -> dict[str, float]:

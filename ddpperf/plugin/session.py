@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from ddpperf.errors import Refused
@@ -171,7 +172,7 @@ class Session:
             replicates=replicates,
             sets_made=sets_made,
             sides=chosen,
-            iterations={measured.spec: measured.iterations for measured in known},
+            step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
             check_round=self._devices.check_round,
         )

@@ -39,7 +39,9 @@ class TrainingEpoch(TrainingMeasurement):
         is_same = spec.input != "dataloader" and spec.has_equal_batches
         if is_same or spec.captured:
             self.training.warm_up(min(steps, spec.steps_per_epoch))
-        if not is_same:
+        if is_same:
+            self.training.training.task.input.prepare(self.training.epoch)
+        else:
             self.step()
 
     def step(self) -> None:

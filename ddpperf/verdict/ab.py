@@ -346,18 +346,20 @@ def ab_answer(
     return replace(answer, unfit=[*answer.regressions, *answer.untrusted, *answer.undecided])
 
 
-def control_problems(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+def control_problems(rows: Sequence[Row], *, positive_needed: bool = True) -> tuple[list[str], list[str]]:
     """Return two lists of sentences: why no finding counts, and why a worsening may be hidden.
 
     A failed negative control shows changes that are none. A failed positive control hides changes, so
-    a test that is worse stays worse. A missing or noisy control shows nothing.
+    a test that is worse stays worse. A missing or noisy control shows nothing. `positive_needed` says
+    whether the positive control may not be missing.
     """
     by_control = {row.control: row for row in rows}
     untrusted: list[str] = []
     blind: list[str] = []
     for control, expected, what in CONTROLS:
         if (row := by_control.get(control)) is None:
-            blind.append(f"the {control} control was not measured")
+            if positive_needed or control == "negative":
+                blind.append(f"the {control} control was not measured")
             continue
         interval = f"{row.low:.3f} to {row.high:.3f}"
         if row.finding not in expected:

@@ -85,6 +85,8 @@ def estimates_of(
         },
     }
     values |= {name: metric["by_set"] for name, metric in metrics.items() if registry.find(name).better}
+    if peak := measured.counter("peak_memory_bytes"):
+        values.setdefault("peak_memory_bytes", peak)
     if launch_bound:  # without CPU seconds the metric becomes missing
         values.setdefault("cpu_seconds", measured.counter("cpu_seconds"))
     return [

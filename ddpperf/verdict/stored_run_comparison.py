@@ -17,7 +17,6 @@ from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
 from ddpperf.verdict.settings import DecisionSettings
 
-CPU_LIMIT = 1.25  # a ratio of a step's CPU seconds above this is slower
 LARGEST_LOG = 700.0  # exp() of a greater number overflows
 LEAST_LOG = 1e-6  # of a limit by which a ratio is divided; --benchmark-compare-fail=median:0% has limit 1
 
@@ -259,11 +258,17 @@ def _time_change(test: str, now: Measured, then: Measured, reference: Reference,
 
 
 def _cpu_change(now: Measured, then: Measured) -> Change:
+    """Compare the CPU seconds of a step, for information only.
+
+    On an H200's virtual machine, the CPU seconds of 12 process sets differ by 18%, and those of six
+    runs by a factor of 1.5. So neither a stored run nor a few process sets show a slow-down of 25%.
+    """
     return Change(
         then_seconds=_cpu_seconds(then),
         now_seconds=_cpu_seconds(now),
-        limit=CPU_LIMIT,
+        limit=inf,
         quantity="CPU seconds",
+        judged=False,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -15,9 +16,17 @@ from ddpperf.specs import Spec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
-from ddpperf.workers.rounds import Job, Seconds, calibrated, sample_rounds
+from ddpperf.workers.rounds import (
+    ROUND_SECONDS,
+    Job,
+    Seconds,
+    calibrated,
+    choose_iterations,
+    sample_rounds,
+)
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
+MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
 
 
@@ -30,8 +39,8 @@ class Pool:
 
     sides: the side of each process set.
     sets_made: how many process sets earlier pools made, so that no name is used twice.
-    iterations: for some specs, the steps of an undivided round. For other specs, trial rounds find
-    the number.
+    step_seconds: for some specs, the seconds of a step, from which the number of steps in a round
+    follows. For other specs, trial rounds find the number.
     progress: called with a spec and the fraction of its measurement that is done.
     check_round: called before the first round and after each round, with the process ids of all
     ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
@@ -45,7 +54,7 @@ class Pool:
         sides: Sequence[Side] = (Side(),),
         replicates: int = 1,
         sets_made: int = 0,
-        iterations: Mapping[Spec, int] = MappingProxyType({}),
+        step_seconds: Mapping[Spec, float] = MappingProxyType({}),
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
         check_round: Callable[[list[int], int], str] = lambda processes, done: "",
     ) -> None:
@@ -54,7 +63,7 @@ class Pool:
         self.counted_seconds = 0.0  # spent in rounds that count, so far
         self.sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
         self._sets: dict[int, ProcessSet] = {}  # by their place in `sides`
-        self._iterations = iterations
+        self._step_seconds = step_seconds
         self._progress = progress
         self._check_round = check_round
         self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
@@ -127,20 +136,28 @@ class Pool:
 
     def expected_seconds(self, before: Measured) -> float:
         """Return the expected seconds of the timed rounds here, from a measurement by other process sets."""
-        sets, seconds = len(self.sides), before.samples[0].seconds
-        turns_before, turns = (
-            len(before.spec.turns(devices)) for devices in (len(seconds[0]), self.options.devices_in_turn)
-        )
-        turn_seconds = before.counted_seconds() / (len(before.samples) * len(seconds) * turns_before)
-        round_seconds = turn_seconds * turns * sets
-        here = 1 if before.spec.counts else self.options.rounds
-        if not before.spec.repeats:
-            here = min(here, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
-        return here * round_seconds
+        spec, sets = before.spec, len(self.sides)
+        step_seconds = spec.calls * median(before.all_step_seconds())
+        parts, round_seconds = self._parts(spec), step_seconds
+        if spec.repeats:
+            round_seconds *= self._iterations(spec, step_seconds / spec.calls, MOST_STEPS, parts)
+        round_seconds *= len(spec.turns(self.options.devices_in_turn)) * sets
+        rounds = 1 if spec.counts else self.options.rounds * parts
+        if not spec.repeats:
+            rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
+        return rounds * round_seconds
+
+    def _parts(self, spec: Spec) -> int:
+        """Return the number of parts of a round, after each of which base and candidate take turns."""
+        compared = len({side.name for side in self.sides}) > 1
+        return spec.compared_parts[self.options.device] if compared else 1
+
+    def _iterations(self, spec: Spec, step_seconds: float, limit: int, parts: int) -> int:
+        round_seconds = ROUND_SECONDS[self.options.device] / parts
+        return choose_iterations(step_seconds * spec.calls, limit, round_seconds)
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
-        compared = len({live.side.name for live, _ in jobs}) > 1
-        parts = spec.compared_parts[self.options.device] if compared else 1
+        parts = self._parts(spec) if len(jobs) > 1 else 1
         rounds = 1 if spec.counts else self.options.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
@@ -150,8 +167,8 @@ class Pool:
         limit = min(_open(jobs, partial(progress, 0)))
         of_sides = {job[0].side.name: job for job in jobs}.values()
         iterations = 1
-        if spec in self._iterations:
-            iterations = max(1, self._iterations[spec] // parts)
+        if spec in self._step_seconds and spec.repeats:
+            iterations = self._iterations(spec, self._step_seconds[spec], limit, parts)
         elif spec.repeats:
             iterations = max(calibrated(*job, limit, parts) for job in of_sides)
         whole_seconds = WHOLE_SECONDS if len(jobs) == 1 else SHARED_WHOLE_SECONDS

@@ -153,6 +153,7 @@ class Rank:
             dist.barrier()
         if untimed and spec.repeats:
             step()
+        measurement.begin_timed()
         seconds = seconds_of(step, iterations, self.device) / spec.calls
         require_none_new(self.compiled_graphs)
         measurement.end_round((untimed and spec.repeats) + iterations)

@@ -63,6 +63,8 @@ def sample_rounds(
     kept: list[dict[str, Seconds]] = []
     # On a CPU the caches of a process set that is measured alone stay warm from round to round.
     alone = len(jobs) == 1
+    sides = [live.side.name for live, _ in jobs]
+    is_balanced = sides == sides[::-1]
     can_be_warm = all(live.options.device == "cpu" and live.can_skip_untimed for live, _ in jobs)
     warm = False
     again = 0
@@ -71,8 +73,9 @@ def sample_rounds(
     progress(0, 0.0)
     while len(kept) < rounds and kept_seconds < enough_seconds:
         index = len(kept)
-        # The order is A B, B A, ..., so that drift affects base and candidate alike.
-        order = jobs if index % 2 == 0 else jobs[::-1]
+        # The order is A B, B A, ..., or A B B A in every round, so that drift affects base and candidate
+        # alike. Reversing A B B A would let the first process set follow itself, and never one of B.
+        order = jobs if is_balanced or index % 2 == 0 else jobs[::-1]
         report = partial(progress, index)
         taken = {live.name: sample(live, spec, iterations, report, warm=warm) for live, spec in order}
         lasted = sum(map(max, taken.values()))

@@ -174,6 +174,16 @@ def test_failed_positive_control_prevents_only_pass(finding: str, expected: Stat
     assert answer.undecided[0].startswith("the positive control failed: a deliberately slowed step was found")
 
 
+def test_confirmation_without_a_step_needs_no_positive_control() -> None:
+    """A whole training is not delayed. The positive control of the screening still counts."""
+    made = decision(row("t"))
+    made.rows = [each for each in made.rows if each.control != "positive"]
+    assert status(answer_of(comparison(t=change()), made)) is Status.PASS
+    blind = Change(then_seconds=1.0, now_seconds=1.1, limit=1.125)
+    failed = replace(comparison(t=change()), controls=Controls(positive=blind))
+    assert status(answer_of(failed, made)) is Status.NO_VERDICT
+
+
 def test_unmeasured_slower_test_is_no_verdict_without_reason() -> None:
     (sentence, _) = answer_of(comparison(t=change(1.5)), decision()).undecided
     assert sentence.endswith("was not measured beside the stored run's code: its A/B measurement is missing")

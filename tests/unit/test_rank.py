@@ -40,6 +40,9 @@ class Recorder:
     def start_round(self) -> None:
         self.calls.append("start")
 
+    def begin_timed(self) -> None:
+        pass
+
     def step(self) -> None:
         self.calls.append("step")
 

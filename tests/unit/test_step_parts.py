@@ -89,7 +89,9 @@ def trained(
     prepare(training)
     for _ in range(rounds):
         training.start_round()
-        for _ in range(1 + 3):
+        training.step()
+        training.begin_timed()
+        for _ in range(3):
             training.step()
         training.end_round(1 + 3)
     return training.finish()
@@ -138,9 +140,24 @@ def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
         training.training.training.task.input.load = lambda: clock.spend("optimizer")  # type: ignore[method-assign]
         training.step()
         training.training.training.task.input.load = first  # type: ignore[method-assign]
+        training.begin_timed()
         training.step()
         training.end_round(2)
     assert seconds(training.finish()) == SPENT | {"data": 0.0, "optimizer": 0.0}
+
+
+def test_all_steps_count_without_an_untimed_step(clock: Clock) -> None:
+    """On a CPU only the first round has an untimed step, and all rounds have equally many timed ones."""
+    training = parted(SINGLE)
+    training.warm_up(2)
+    for untimed in (1, 0, 0):
+        training.start_round()
+        for number in range(untimed + 2):
+            if number == untimed:
+                training.begin_timed()
+            training.step()
+        training.end_round(untimed + 2)
+    assert [steps for steps, _ in training.rounds] == [2, 2, 2]
 
 
 def test_one_process_has_no_gradient_sync(clock: Clock) -> None:
