@@ -248,6 +248,7 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
 
 
 CONTROLLER = """
+import time
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 pool = Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60))
