@@ -208,6 +208,7 @@ def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
         per_rank_batch_size=2,
         strategy="single",
         epoch_images=5,  # the last batch is smaller, so the warm-up is a whole epoch
+        drop_last=False,
         input="device",
         delay_seconds=0.6,
     )
