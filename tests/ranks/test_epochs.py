@@ -205,7 +205,7 @@ def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
     told.clear()
     spec = EpochSpec(
         world_size=1,
-        per_rank_batch_size=2,
+        per_rank_batch_size=3,
         strategy="single",
         epoch_images=5,  # the last batch is smaller, so the warm-up is a whole epoch
         drop_last=False,
