@@ -26,8 +26,8 @@ from ddpperf.workers.rounds import (
 )
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
-MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
+MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 
 
 class Pool:
@@ -136,12 +136,11 @@ class Pool:
 
     def expected_seconds(self, before: Measured) -> float:
         """Return the expected seconds of the timed rounds here, from a measurement by other process sets."""
-        spec, sets = before.spec, len(self.sides)
-        step_seconds = spec.calls * median(before.all_step_seconds())
-        parts, round_seconds = self._parts(spec), step_seconds
-        if spec.repeats:
-            round_seconds *= self._iterations(spec, step_seconds / spec.calls, MOST_STEPS, parts)
-        round_seconds *= len(spec.turns(self.options.devices_in_turn)) * sets
+        spec, sets, parts = before.spec, len(self.sides), self._parts(before.spec)
+        seconds = median(before.all_step_seconds())
+        steps = self._iterations(spec, seconds, MOST_STEPS, parts) if spec.repeats else 1
+        turns = len(spec.turns(self.options.devices_in_turn))
+        round_seconds = spec.calls * seconds * steps * turns * sets
         rounds = 1 if spec.counts else self.options.rounds * parts
         if not spec.repeats:
             rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
@@ -153,6 +152,7 @@ class Pool:
         return spec.compared_parts[self.options.device] if compared else 1
 
     def _iterations(self, spec: Spec, step_seconds: float, limit: int, parts: int) -> int:
+        """Return how many steps of a known length one part of a round has."""
         round_seconds = ROUND_SECONDS[self.options.device] / parts
         return choose_iterations(step_seconds * spec.calls, limit, round_seconds)
 
