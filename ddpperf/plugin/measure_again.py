@@ -23,7 +23,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
 from ddpperf.verdict.two_stage_test import LOOKS
 
-ROUNDS = 7  # on each process set beside the stored run's code, where the time is short
+ROUNDS = 6  # on each process set beside the stored run's code, where the time is short
 
 
 def judge(session: Session, items: Sequence[pytest.Item]) -> None:

@@ -45,7 +45,8 @@ def answer_of(
     else:
         worse = worse_tests(decision.rows)
         missing |= decision.missing
-        # Without a training step to delay, the positive control of the screening counts.
+        # The positive control of the confirmation takes turns with the base, that of the screening
+        # follows later. The latter counts if the confirmation has no training step to delay.
         untrusted, blind = control_problems(decision.rows, positive_needed=False)
     slower = {} if no_stored_code else comparison.looks_slower
     open_tests = {
@@ -54,7 +55,8 @@ def answer_of(
     moved, undecided = _not_worse(open_tests, rows, name, unconfirmed or "its A/B measurement is missing")
     if decision is not None:
         moved = controls.untrusted() + moved
-        blind += controls.blind()
+        if not any(row.control == "positive" for row in decision.rows):
+            blind += controls.blind()
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,

@@ -167,7 +167,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "--rounds",
             WHOLE_NUMBER,
             "Timed rounds of each test.",
-            "10; 7 in an A/B run and in a confirmation",
+            "10; 7 in an A/B run; 6 in a confirmation",
         ),
         Option(
             "--replicates",
