@@ -579,6 +579,15 @@ def test_launch_bound_step_is_gated_without_a_stored_metric() -> None:
     }, "never a pass"
 
 
+def test_peak_memory_is_judged_without_a_stored_metric() -> None:
+    """A confirmation may end before the test stores its metrics."""
+    counted = measured(STEP)
+    samples = tuple(replace(each, counters={"peak_memory_bytes": (3.0, 4.0)}) for each in counted.samples)
+    readings = estimates_of("t", replace(counted, samples=samples), {}, "cuda")
+    (peak,) = [each for each in readings if each.metric == "peak_memory_bytes"]
+    assert (peak.base, peak.gated) == ((4.0, 4.0), True)
+
+
 @pytest.mark.parametrize(("device", "classes"), [("cpu", 2), ("cuda", 4)])
 def test_cpu_noise_is_that_of_training_or_of_calls(device: str, classes: int) -> None:
     specs: list[Spec] = [

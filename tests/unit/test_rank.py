@@ -41,7 +41,7 @@ class Recorder:
         self.calls.append("start")
 
     def begin_timed(self) -> None:
-        pass
+        self.calls.append("begin timed")
 
     def step(self) -> None:
         self.calls.append("step")
@@ -130,7 +130,7 @@ def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest
 
     monkeypatch.setattr(rank, "seconds_of", timed)
     assert opened.sample(3) == {"seconds": 1.5}
-    assert recorder.calls == ["start", "step", "timed 3", "end 4"]
+    assert recorder.calls == ["start", "step", "begin timed", "timed 3", "end 4"]
 
 
 def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_epoch_has_no_untimed_epoch_before_it(monkeypatch: pytest.MonkeyPatch) -
     mine.open(specs.to_json(EPOCH))
     assert recorder_of(mine).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
     assert mine.sample(1)["seconds"] > 0
-    assert recorder_of(mine).calls[2:] == ["start", "step", "end 1"]
+    assert recorder_of(mine).calls[2:] == ["start", "begin timed", "step", "end 1"]
     assert reported == [0.5]
 
 

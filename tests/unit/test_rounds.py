@@ -98,6 +98,25 @@ def test_only_first_round_of_long_steps_has_an_untimed_one(
     assert [asked for _, asked in canned.asked][-rounds:] == untimed
 
 
+@pytest.mark.parametrize(
+    ("replicates", "rounds"),
+    [(1, "AB BA AB"), (2, "ABBA ABBA ABBA"), (3, "ABBAAB BAABBA ABBAAB")],
+)
+def test_no_process_set_of_one_side_alone_follows_itself(
+    canned: Canned, replicates: int, rounds: str
+) -> None:
+    """If the order A B B A were reversed, the sets of A would follow themselves, and never those of B."""
+    options = SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60)
+    with Pool(options, sides=(Side(name="A"), Side(name="B")), replicates=replicates) as pool:
+        pool.measure(EPOCH)
+        canned.sampled.clear()
+        canned.seconds = lambda spec, name: 0.3
+        pool.measure(EPOCH)
+    order = "".join(name[0] for name in canned.sampled)
+    assert order == rounds.replace(" ", "")[: len(order)]
+    assert len(order) > 2 * 2 * replicates, "more than two rounds"
+
+
 def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
     step = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
     for time_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
