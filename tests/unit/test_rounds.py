@@ -100,7 +100,7 @@ def test_only_first_round_of_long_steps_has_an_untimed_one(
 
 @pytest.mark.parametrize(
     ("replicates", "rounds"),
-    [(1, "AB BA AB"), (2, "ABBA ABBA ABBA"), (3, "ABBAAB BAABBA ABBAAB")],
+    [(1, "A1B2 B2A1 A1B2"), (2, "A1B2B3A4 A1B2B3A4 A1B2B3A4"), (3, "A1B2B3A4A5B6 B6A5A4B3B2A1 A1B2")],
 )
 def test_no_process_set_of_one_side_alone_follows_itself(
     canned: Canned, replicates: int, rounds: str
@@ -112,9 +112,7 @@ def test_no_process_set_of_one_side_alone_follows_itself(
         canned.sampled.clear()
         canned.seconds = lambda spec, name: 0.3
         pool.measure(EPOCH)
-    order = "".join(name[0] for name in canned.sampled)
-    assert order == rounds.replace(" ", "")[: len(order)]
-    assert len(order) > 2 * 2 * replicates, "more than two rounds"
+    assert "".join(canned.sampled).startswith(rounds.replace(" ", ""))
 
 
 def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
