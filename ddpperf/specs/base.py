@@ -71,8 +71,8 @@ class Work(Checked):
     repeats: whether a round has one untimed step and then many timed steps. If False, a round is
     one long step.
     counts: whether the measurement counts instead of timing, so that one round is enough.
-    compared_parts: by device, the number of parts into which an A/B run divides a round. Base and candidate
-    take turns after each part, so that a short disturbance of the machine affects both.
+    compared_parts: by device, the number of parts into which an A/B run divides a round. Base and
+    candidate take turns after each part, so that a short disturbance of the machine affects both.
     delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
     one.
     """

@@ -56,7 +56,8 @@ def answer_of(
     if decision is not None:
         moved = controls.untrusted() + moved
         if not any(row.control == "positive" for row in decision.rows):
-            blind += controls.blind()
+            lacking = isinstance(controls.positive, str) and controls.positive
+            blind += [lacking] if lacking else controls.blind()
     shown = _shown(comparison, rows)
     answer = Answer(
         worse=worse,
