@@ -76,9 +76,7 @@ class Row:
     @property
     def undecided(self) -> bool:
         """Whether a change of this metric as large as its tolerance may have been missed."""
-        return self.finding is Finding.UNDECIDED or (
-            self.finding is Finding.UNCHANGED and self.detectable > self.tolerance
-        )
+        return self.finding is Finding.UNDECIDED
 
 
 class Decision:

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from ddpperf.verdict.ab import Decision
 from ddpperf.verdict.estimates import MetricEstimates
 from ddpperf.verdict.settings import DecisionSettings, read_decision
-from ddpperf.verdict.two_stage_test import LOOKS, Finding, Noise, class_noise
+from ddpperf.verdict.two_stage_test import LOOKS, UNCHANGED_P, Finding, Noise, class_noise
 
 SETTINGS = read_decision({})
 KINDS = (1, 2, 3, 6, 12)  # tests of each
@@ -72,6 +72,41 @@ def test_equal_sides_are_not_called_worse(hardware: str, sigma: float, heavy: bo
     nothing_tolerated = replace(settings, default=replace(settings.default, margin=0.0), metrics={})
     wrong = sum(called_worse(rng, nothing_tolerated, sigma, heavy=heavy) for _ in range(suites))
     assert binom.sf(wrong - 1, suites, settings.default.suite_alpha) > 1e-3, wrong
+
+
+@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
+@pytest.mark.parametrize("of_tolerance", [0.5, 1.0, 2.0])
+def test_a_change_of_the_tolerance_is_rarely_called_unchanged(hardware: str, of_tolerance: float) -> None:
+    """In each of up to three measurements, two one-sided tests err with 2.5% probability.
+
+    `of_tolerance` is the noise between process sets, as a multiple of the tolerance.
+    """
+    settings = SETTINGS[hardware].default
+    rng, decided = np.random.default_rng(17), replace(SETTINGS[hardware], metrics={})
+
+    def slowed(sets: int, tests: list[str]) -> list[MetricEstimates]:
+        sigma, slower = of_tolerance * settings.tolerance, np.exp(settings.tolerance)
+        return [
+            MetricEstimates(
+                test=test,
+                metric="time",
+                base=tuple(np.exp(rng.normal(0, sigma, sets))),
+                candidate=tuple(slower * np.exp(rng.normal(0, sigma, sets))),
+                noise_class="step",
+                gated=True,
+                primary=True,
+            )
+            for test in tests
+        ]
+
+    unchanged, suites, tests = 0, 40, [f"t{number}" for number in range(10)]
+    for _ in range(suites):
+        decision = Decision(slowed(settings.screen_sets, tests), decided)
+        for _ in range(LOOKS):
+            if still := decision.open_tests():
+                decision.look(slowed(settings.confirm_sets, still))
+        unchanged += sum(row.finding is Finding.UNCHANGED for row in decision.rows)
+    assert binom.sf(unchanged - 1, suites * len(tests), (LOOKS + 1) * UNCHANGED_P) > 1e-3, unchanged
 
 
 @pytest.mark.slow

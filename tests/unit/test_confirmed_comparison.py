@@ -375,17 +375,18 @@ def noisy() -> list[MetricEstimates]:
     ]
 
 
-def test_ab_run_needs_a_detectable_tolerance() -> None:
-    wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25))
-    found = Decision(noisy(), wide).rows[0]
-    assert (found.finding, found.detectable > found.tolerance) == (Finding.UNCHANGED, True)
-    assert found.undecided
+@pytest.mark.parametrize("confirms", [False, True])
+def test_interval_within_tolerance_decides(confirms: bool) -> None:
+    wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25), confirms=confirms)
+    decision = Decision(noisy(), wide)
+    found = decision.rows[0]
+    assert found.high - 1 < found.tolerance
+    assert (found.finding, found.undecided, decision.open_tests()) == (Finding.UNCHANGED, False, [])
 
 
-def test_confirmation_needs_an_interval_within_tolerance() -> None:
+def test_detectable_change_of_a_confirmation_is_the_end_of_the_interval() -> None:
     wide = replace(SETTINGS, default=replace(SETTINGS.default, tolerance=0.25))
     found = Decision(noisy(), replace(wide, confirms=True)).rows[0]
-    assert (found.finding, found.undecided) == (Finding.UNCHANGED, False)
     assert found.detectable == pytest.approx(found.high - 1)
 
 
