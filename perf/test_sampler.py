@@ -9,6 +9,7 @@ import pytest
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import SamplerSpec
+from perf.common import core
 
 COUNTED = ("missing_images", "repeated_images", "repeated_places")
 
@@ -34,7 +35,7 @@ def without_set_epoch(options: Options) -> Iterator[SamplerSpec]:
         yield SamplerSpec(world_size=world_size, epoch_images=images(options, world_size), set_epoch=False)
 
 
-@pytest.mark.specs(cases=with_set_epoch)
+@pytest.mark.specs(cases=with_set_epoch, core=core.sampler)
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
     """Is each image of an epoch given to exactly one rank?
 
@@ -49,7 +50,7 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
     )
 
 
-@pytest.mark.specs(cases=without_set_epoch)
+@pytest.mark.specs(cases=without_set_epoch, core=core.sampler)
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
     """Does every epoch have the same order of images if set_epoch is not called?"""
     _, _, same = sampled(measure, spec)

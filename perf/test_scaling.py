@@ -76,7 +76,7 @@ def strong_scaling(options: Options) -> Iterator[Case]:
 def weak_laws(options: Options) -> Iterator[Case]:
     """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank."""
     most = max(options.world_sizes)
-    if reason := too_few_world_sizes("Gustafson's law", options):
+    if reason := too_few_world_sizes(options):
         yield skipped(size_id(options.device, most), reason)
         return
     for batch_size in options.batch_sizes:
@@ -89,7 +89,7 @@ def strong_laws(options: Options) -> Iterator[Case]:
 
     A global batch size is skipped unless it divides over two world sizes above 1.
     """
-    if reason := too_few_world_sizes("Amdahl's law", options):
+    if reason := too_few_world_sizes(options):
         yield skipped(size_id(options.device, max(options.world_sizes)), reason)
         return
     for images in options.global_batch_sizes:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -214,13 +215,14 @@ class Finished:
         self.status = status
         self.output = output
         self.lines = [line.rstrip() for line in output.splitlines()]
+        self.sentences = re.sub(r"\n +", " ", output).splitlines()  # with their continuation lines
 
     def __repr__(self) -> str:
         return f"exit status {self.status}\n{self.output}"
 
     def assert_one_sentence(self, status: int, *words: str) -> None:
-        """Check the exit status, and that all `words` stand in one line, without a traceback."""
+        """Check the exit status, and that all `words` stand in one sentence, without a traceback."""
         assert self.status == status, self
         assert "Traceback" not in self.output, self
         assert "INTERNALERROR" not in self.output, self
-        assert [line for line in self.lines if all(word in line for word in words)], self
+        assert [line for line in self.sentences if all(word in line for word in words)], self

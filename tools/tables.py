@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import short
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
@@ -42,7 +42,8 @@ def block(run: str, *, first: bool = False) -> str:
         shown = {test["fullname"] for test in document["benchmarks"]}
         outcomes = document["ddpperf"]["outcomes"].items()
         document["ddpperf"]["outcomes"] = {test: outcome for test, outcome in outcomes if test in shown}
-    return "\n".join(["```text", *summary_lines(document), "```", ""])
+    lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
+    return "\n".join(["```text", *lines, "```", ""])
 
 
 def gate_table(run: str) -> str:

@@ -220,8 +220,7 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if _is_xdist_worker(request.config):
         pytest.fail(_NO_XDIST, pytrace=False)
     session = request.config.stash[SESSION]
-    session.start()
-    return session.passes[-1].fixture(request.node.nodeid, benchmark, session.machine)
+    return session.fixture(request.node.nodeid, benchmark)
 
 
 @pytest.hookimpl(wrapper=True)

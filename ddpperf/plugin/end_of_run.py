@@ -22,7 +22,8 @@ from _pytest.junitxml import LogXML, xml_key
 from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.outputs import file_to_write
 from ddpperf.plugin.session import Session
-from ddpperf.report.summary import markdown, summary_lines
+from ddpperf.report.markdown import markdown
+from ddpperf.report.summary import fitting_width, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
 from ddpperf.verdict.exit_status import Answer, exit_status
@@ -83,9 +84,17 @@ class Ending:
         if self.verdict is None:
             return
         document = self._document(self.verdict)
-        self._lines = summary_lines(document, self._session.run.comparison)
-        self._save(document, markdown(document, self._lines))
+        self._save(document, markdown(document, summary_lines(document)))
+        width = self._width()
+        verdict = verdict_lines(document["ddpperf"], width=width)
+        self._lines = [*summary_lines(document, width=width), *self._lines, *verdict]
         session.exitstatus = exit_status(self.verdict.status, saved=self._saved)
+
+    def _width(self) -> int:
+        """Return the width of the printed lines, which follows a terminal."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        is_terminal = reporter is not None and reporter.isatty
+        return fitting_width(self._config.get_terminal_writer().fullwidth if is_terminal else None)
 
     def _save(self, document: dict[str, Any], page: str) -> None:
         """Write the run as JSON and, on request, a copy, a baseline and the Markdown page."""
@@ -93,9 +102,6 @@ class Ending:
         if outcomes.measured or outcomes.uncollected:
             save_run = partial(storage.save_run, document, self._session.host["commit"])
             self._write("the run", storage.runs, save_run)
-            compared = self.answer is not None and "against" not in document["ddpperf"]
-            if compared and self.verdict is not None and self.verdict.status is Status.PASS and not name:
-                self._lines.append("to make it the baseline: python -m ddpperf.results.promote")
             if copy_to := self._copy_to:
                 self._write("the JSON", copy_to, partial(write_atomically, copy_to, document))
             if name and is_baseline(document):
@@ -152,6 +158,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "options": {
             "command_line": command_line,
             **{name: value for name, value in asdict(options).items() if name not in NOT_STORED},
+            "input": options.input,
             "data": {
                 "name": images.name if images is not None else options.data_source.partition(":")[0],
                 "digest": images.digest if images is not None else "",
@@ -175,6 +182,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "outcomes": {test: asdict(outcome) for test, outcome in session.outcomes_by_side().items()},
         "verdict": asdict(verdict),
         "compared_with": comparison and comparison.baseline,
+        "comparison": comparison and comparison.to_json(),
         "unfit": list(answer.unfit) if answer is not None else [],
     }
 

@@ -141,6 +141,7 @@ def _measure(session: Session, items: Sequence[pytest.Item], tests: Sequence[str
         if time.monotonic() + (_expected_seconds(session, test) if place else 0.0) > until:
             left += 1
             continue
+        session.progress.stage(f"comparison {place + 1} of {len(tests)}")
         for report in runtestprotocol(by_test[test], log=False):
             if report.failed:  # the first measurement reported everything else
                 by_test[test].ihook.pytest_runtest_logreport(report=report)

@@ -1,4 +1,4 @@
-"""A terminal line with the progress of a long measurement and the time that is left."""
+"""A terminal line with the progress of the tests and of a long measurement, and the time left."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class ProgressLine:
     Call it with the spec and the fraction of the measurement that is done. The line is below the
     current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal.
     terminal: a duplicate of stdout, because pytest captures stdout itself.
+    shown_at_all: whether the line is ever shown.
     """
 
     def __init__(self, terminal: TextIO) -> None:
@@ -28,17 +29,31 @@ class ProgressLine:
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
         self._shown = False
-        self._wanted = terminal.isatty() and "CI" not in os.environ
+        self._stage = ""
+        self._end: float | None = None
+        self.shown_at_all = terminal.isatty() and "CI" not in os.environ
+
+    def stage(self, text: str, seconds_left: float | None = None) -> None:
+        """Begin a stage of the run, such as "test 7 of 45".
+
+        seconds_left: the expected time to the end of all stages; None if it is unknown.
+        """
+        self._stage = text
+        self._end = None if seconds_left is None else time.monotonic() + seconds_left
 
     def __call__(self, spec: Spec, fraction: float) -> None:
         now = time.monotonic()
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
-        if self._wanted and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
+        if self.shown_at_all and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
             self._drawn = now
             self._shown = True
             width = os.get_terminal_size(self._terminal.fileno()).columns or 80
             text = f"{spec.id}: {fraction:.0%}, {time_left(now - self._begun, fraction)}"
+            if self._end is not None:
+                text = f"all tests done in {minutes(max(0.0, self._end - now))}, {text}"
+            if self._stage:
+                text = f"{self._stage}, {text}"
             self._terminal.write(MAKE_ROOM)
             self._write(text[: width - 1])
 
@@ -64,5 +79,10 @@ def time_left(elapsed_seconds: float, fraction: float) -> str:
     """
     if fraction <= 0:
         return "warming up"
-    minutes, seconds = divmod(round(elapsed_seconds * (1 - fraction) / fraction), 60)
-    return f"{minutes}:{seconds:02} left"
+    return f"{minutes(elapsed_seconds * (1 - fraction) / fraction)} left"
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as minutes and seconds, such as "1:05"."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"

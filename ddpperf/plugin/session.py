@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from pytest_benchmark.fixture import BenchmarkFixture
+
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
@@ -131,6 +133,21 @@ class Session:
             self.prepare()
             self._devices.acquire()
             self.begin_pass(self.run, self.run.replicates)
+
+    def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
+        """Return the value of the `measure` fixture for one test, and show which test it is."""
+        self.start()
+        if len(self.passes) == 1:
+            tests = list(self.outcomes.measured)
+            place = tests.index(test) if test in tests else len(tests)
+            expected = [self._last_seconds[left] for left in tests[place:] if left in self._last_seconds]
+            self.progress.stage(f"test {place + 1} of {len(tests)}", sum(expected) if expected else None)
+        return self.passes[-1].fixture(test, benchmark, self.machine)
+
+    @cached_property
+    def _last_seconds(self) -> Mapping[str, float]:
+        """The duration of each test in the newest run, for the progress line."""
+        return self.storage.newest_seconds() if self.progress.shown_at_all else {}
 
     def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side.

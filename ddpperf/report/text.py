@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ddpperf.results import metrics
 
@@ -48,3 +49,15 @@ def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
         f"{prefix}{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
         for text, named in sorted(tests.items())
     ]
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """Return the 95% interval of a stored row of an A/B run as text."""
+    return f"{row['low']:.3f} to {row['high']:.3f}"
+
+
+def finding(row: Mapping[str, Any]) -> str:
+    """Return the finding of a stored row of an A/B run; `repeated` marks a repeated measurement."""
+    if row["control"] is None and not row["gated"]:
+        return "for information"
+    return f"{row['finding']}{', repeated' if row['control'] is None and row['confirmed'] else ''}"

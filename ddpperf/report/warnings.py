@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
+from ddpperf.results import units
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured
 
@@ -27,10 +28,12 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     warnings += _round_warnings(measured, "the")
     for name, reference in references.items():
         warnings += _round_warnings(reference, f"{name}'s")
-    noisy = [f"{name}'s" for name, reference in references.items() if _is_noisy(reference)]
-    owners = ["the"] * _is_noisy(measured)
-    owners += noisy if len(noisy) <= MOST_NAMED else [f"{len(noisy)} references'"]
-    warnings += [f"{whose} rounds spread by more than {NOISY_IQR:.0%} (IQR)" for whose in owners]
+    noisy = [name for name, reference in references.items() if _is_noisy(reference)]
+    owners = ["the rounds"] * _is_noisy(measured)
+    if noisy:
+        named = ", ".join(noisy) if len(noisy) <= MOST_NAMED else units.counted(len(noisy), "reference")
+        owners.append(f"the rounds of {named}")
+    warnings += [f"{rounds} spread by more than {NOISY_IQR:.0%} (IQR)" for rounds in owners]
     if ONE_DEVICE in references:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
         if max(spreads) > UNEQUAL_DEVICES:

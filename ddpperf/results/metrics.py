@@ -6,7 +6,7 @@ A new metric needs an entry here and the experiment that computes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -74,6 +74,30 @@ def find(name: str) -> Metric:
         if match := re.fullmatch(family.pattern, name):
             return replace(family, name=name, heading=family.heading.format(**match.groupdict()))
     raise KeyError(name)
+
+
+def formatted(name: str, value: float) -> str:
+    """Return a metric's value as text, also if the metric was registered by another test suite."""
+    try:
+        return find(name).format(value)
+    except KeyError:
+        return f"{value:.4g}"
+
+
+def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Callable[[float], str]]:
+    """Return a metric's heading, the unit that suits these values, and the function that prints one.
+
+    The returned unit is "" if each printed value names its unit. unit: the stored unit, which counts
+    for a metric that another test suite registered.
+    """
+    try:
+        metric = find(name)
+    except KeyError:
+        return name, unit.removeprefix("1"), "{:.4g}".format
+    if scale := units.common_scale(metric.unit, values):
+        unit, text = scale
+        return ("", unit, text) if metric.unit == "1/s" else (metric.heading, unit, text)
+    return metric.heading, "", metric.format
 
 
 def register(metric: Metric) -> None:

@@ -112,6 +112,14 @@ class Storage:
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 
+    def newest_seconds(self) -> dict[str, float]:
+        """Return the duration of each test in the newest run; empty if no run can be read."""
+        for path in reversed(_numbered(self.runs)):
+            with contextlib.suppress(NoBaseline, KeyError, TypeError, ValueError, AttributeError):
+                seconds = read_document(path)["ddpperf"]["timing"]["test_seconds"].items()
+                return {str(test): float(duration) for test, duration in seconds}
+        return {}
+
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
         return self._baseline(read_document(path), path)

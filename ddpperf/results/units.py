@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from statistics import median
+
+SCALES = {
+    "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
+    "B": (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0)),
+    "B/s": (("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0)),
+}
+
 
 def seconds(value: float) -> str:
     """Format seconds with four significant digits: 1.234 s, 132.1 ms, 45.60 us."""
@@ -34,3 +43,28 @@ rate = "{:,.0f} images/s".format  # 12,346 images/s
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural: 1 test, 2 tests."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def common_scale(unit: str, values: Iterable[float]) -> tuple[str, Callable[[float], str]] | None:
+    """Return the unit in which to print a column of values, and the function that prints a value.
+
+    The unit suits the median value. Returns None for a unit that has no scales, such as "1".
+    """
+    if unit == "1/s":
+        return "images/s", whole
+    if unit not in SCALES:
+        return None
+    middle = median(map(abs, values))
+    name, scale = next((found for found in SCALES[unit] if middle >= found[1]), SCALES[unit][-1])
+
+    def text(value: float) -> str:
+        scaled = value / scale
+        return (
+            f"{scaled:,.0f}"
+            if abs(scaled) >= 1000 or name == "B"
+            else f"{scaled:#.4g}".rstrip(".")
+            if scaled
+            else "0"
+        )
+
+    return name, text

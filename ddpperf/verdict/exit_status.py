@@ -33,8 +33,14 @@ class Answer:
 
     @property
     def regressions(self) -> list[str]:
-        """One sentence for each test that got worse."""
-        return [f"{test} {how}" for test, how in self.worse.items()]
+        """One sentence for each different worsening. Tests that share a measurement share it."""
+        tests: dict[str, list[str]] = {}
+        for test, how in self.worse.items():
+            tests.setdefault(how, []).append(test)
+        return [
+            f"{first} {how}" + (f"; the same measurement is that of {', '.join(others)}" if others else "")
+            for how, (first, *others) in tests.items()
+        ]
 
 
 def decide(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, inf, log
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
@@ -116,6 +116,23 @@ class Comparison:
     drifts: Mapping[str, float] = field(default_factory=dict)
     controls: Controls = Controls()
 
+    def to_json(self) -> dict[str, Any]:
+        """Return this comparison as JSON, in which null stands for an infinite limit."""
+        fields = asdict(self)
+        for change in fields["changes"].values():
+            change["limit"] = None if change["limit"] == inf else change["limit"]
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Comparison:
+        """Return the comparison that `to_json` wrote."""
+        changes = {test: _change(change) for test, change in fields["changes"].items()}
+        controls = {
+            name: control if isinstance(control, str) else _change(control)
+            for name, control in fields["controls"].items()
+        }
+        return cls(**{**fields, "changes": changes, "controls": Controls(**controls)})
+
     @property
     def slower(self) -> dict[str, Change]:
         """The changes of the tests that are slower than their limits."""
@@ -149,6 +166,10 @@ class Comparison:
         by_suspicion = sorted(suspicion, key=suspicion.__getitem__, reverse=True)
         by_limit = sorted(blind, key=blind.__getitem__, reverse=True)
         return list(dict.fromkeys([*by_suspicion, *by_limit]))
+
+
+def _change(fields: Mapping[str, Any]) -> Change:
+    return Change(**{**fields, "limit": inf if fields["limit"] is None else fields["limit"]})
 
 
 @dataclass(frozen=True, kw_only=True)

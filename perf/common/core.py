@@ -8,7 +8,15 @@ expensive and seldom changes: sweeps over sizes, compiling, and whole trainings.
 from __future__ import annotations
 
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import AllReduceSpec, CollectiveSpec, EpochSpec, RunSpec, TrainingSpec, is_custom_model
+from ddpperf.specs import (
+    AllReduceSpec,
+    CollectiveSpec,
+    EpochSpec,
+    RunSpec,
+    SamplerSpec,
+    TrainingSpec,
+    is_custom_model,
+)
 from perf.common import gate
 from perf.common.calls import largest_of_all
 from perf.common.recipes import read_recipes
@@ -184,6 +192,11 @@ def strategies(options: Options, spec: TrainingSpec) -> bool:
         return True
     mapped = spec.strategy == "ddp" and spec.comm_hook == "symmetric_memory"
     return not (mapped or spec.comm_hook in SELDOM_CHANGED or spec.static_graph or spec.sync_batch_norm)
+
+
+def sampler(options: Options, spec: SamplerSpec) -> bool:
+    """Return whether the shards of an epoch are those of all ranks."""
+    return spec.world_size == max(options.world_sizes)
 
 
 # --- whole trainings

@@ -43,16 +43,16 @@ def measured_also_as(
     return if_measured_as(kind, if_valid(identity, step, options, world_size, batch_size, execution))
 
 
-def too_few_world_sizes(what: str, options: Options) -> str:
+def too_few_world_sizes(options: Options) -> str:
     """Return why a law of scaling cannot be fitted, or an empty string if it can.
 
-    what: the law or the prediction, which needs measurements on two world sizes above 1.
+    Amdahl's law, Gustafson's law and a projection need measurements on two world sizes above 1.
     """
     if sum(world_size > 1 for world_size in options.world_sizes) > 1:
         return ""
     found = ", ".join(map(str, options.world_sizes))
     devices = ", which needs 4 GPUs" if options.device == "cuda" else ""
-    return f"{what} needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4{devices}"
+    return f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4{devices}"
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:

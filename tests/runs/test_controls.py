@@ -49,8 +49,8 @@ def compare_with(
 @pytest.mark.figures
 def test_slowed_step_takes_the_expected_time(project: Project) -> None:
     run = compare_with(project, limit=2)
-    run.assert_one_sentence(125, "controls: a copy of memory ", ", a slowed step ", " (limit 1.125)")
-    (line,) = (line for line in run.lines if line.startswith("controls: "))
+    run.assert_one_sentence(125, "controls    a copy of memory ", ", a slowed step ", " (limit 1.125)")
+    (line,) = (line for line in run.lines if line.startswith("controls "))
     assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(1.25, rel=0.15)
 
 

@@ -97,16 +97,12 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
-        f"{test}[2rank]": f"{what} needs {few}"
-        for test, what in {
-            "test_amdahl": "Amdahl's law",
-            "test_gustafson": "Gustafson's law",
-            "test_projection": "the projection",
-        }.items()
+        f"{test}[2rank]": f"a fit needs {few}"
+        for test in ("test_amdahl", "test_gustafson", "test_projection")
     }
     assert skipped == dict.fromkeys(data_parallel, one_process) | bf16 | too_few
     assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"]
-    assert f"skipped: {one_process}: 2 tests" in run.output.splitlines()
+    assert f"{one_process}: 2 tests" in run.output
 
 
 def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:

@@ -93,6 +93,20 @@ def test_what_is_short_is_not_told_and_what_is_long_is(
     assert terminal.seen() == drawn("world_size=2-1KiB-backend-eager: 50%, 0:03 left")
 
 
+def test_stage_and_time_left_in_all_come_first(terminal: Terminal, wait: Callable[[float], None]) -> None:
+    line = ProgressLine(terminal.stream)
+    line.stage("test 7 of 45", seconds_left=100.0)
+    line(SPEC, 0.0)
+    wait(QUIET_SECONDS + 2)
+    line(SPEC, 0.5)
+    spec = "world_size=2-1KiB-backend-eager: 50%, 0:04 left"
+    assert terminal.seen() == drawn(f"test 7 of 45, all tests done in 1:36, {spec}")
+    line.stage("comparison 1 of 9")
+    wait(REDRAW_SECONDS + 1)
+    line(SPEC, 1.0)
+    assert terminal.seen() == drawn("comparison 1 of 9, world_size=2-1KiB-backend-eager: 100%, 0:00 left")
+
+
 def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[[float], None]) -> None:
     line = ProgressLine(terminal.stream)
     line(SPEC, 0.0)
@@ -194,7 +208,7 @@ def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
             written += piece
     os.close(terminal.screen)
     assert process.wait(timeout=HANG_SECONDS) == 0, written
-    line = "world_size=2-1KiB-backend-eager: "
+    line = "test 1 of 1, world_size=2-1KiB-backend-eager: "
     drawn_lines = re.findall(r"\x1b7\x1b\[B\r\x1b\[K([^\x1b]*)\x1b8", written)
     shown = [text for text in drawn_lines if text.startswith(line)]
     assert re.match(rf"{line}(50|75)%, 0:0", shown[0]), written

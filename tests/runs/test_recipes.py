@@ -227,7 +227,7 @@ def test_training_resumes_from_its_checkpoint(project: Project) -> None:
     assert "spread is unknown" not in first.output
     (kept,) = (project.root / "kept").iterdir()
     again = project.run(*arguments)
-    again.assert_one_sentence(0, "warning: the training was resumed from a checkpoint")
+    again.assert_one_sentence(0, "the training was resumed from a checkpoint")
     kept.write_bytes(kept.read_bytes()[:1000])
     cut = project.run(*arguments)
     assert cut.status == 1

@@ -216,7 +216,7 @@ def test_skipped_case_is_listed_and_passes(
     first = project.run("perf", "-rs", "--benchmark-save=first")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     first.assert_one_sentence(0, "SKIPPED", "two needs two GPUs, found 0")
-    first.assert_one_sentence(0, "skipped: two needs two GPUs, found 0: test_it[2rank-two]")
+    first.assert_one_sentence(0, "two needs two GPUs, found 0: test_it[2rank-two]")
     assert "saved the baseline" in first.output, "all that can be measured here was"
     assert project.saved_runs()[-1]["ddpperf"]["outcomes"] == {
         f"{TEST}[{CASE}]": {"kind": "passed", "reason": ""},

@@ -116,7 +116,7 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
         "test_references_of_two_sets failed: a process set was replaced between the reference other and "
         "the test",
     )
-    run.assert_one_sentence(1, "warning: the moon is full: test_warned")
+    run.assert_one_sentence(1, "!1 the moon is full")
     header, stored = canned_suite.saved_runs()[-1]["ddpperf"], canned_suite.measured()
     outcomes = {test.rpartition("::")[2]: outcome["kind"] for test, outcome in header["outcomes"].items()}
     assert outcomes == {

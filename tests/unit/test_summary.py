@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.experiments import EXPERIMENTS
+from ddpperf.report.markdown import markdown
+from ddpperf.report.summary import fitting_width, summary_lines, verdict_lines
 from ddpperf.report.warnings import warnings_of
+from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, MessagesSpec, Spec, Strategy, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -22,7 +26,8 @@ RISING = tuple(0.1 + 0.001 * number for number in range(10))
 Json = dict[str, Any]
 
 
-FEW = "warning: fewer than 4 rounds, so their spread is unknown"
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero1")
+FEW = "fewer than 4 rounds, so their spread is unknown"
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 
@@ -62,7 +67,7 @@ def document(
                 "nvls": None,
                 "commit": "0a1b2c3d4+",
             },
-            "options": {"rounds": 10},
+            "options": {"rounds": 10, "device": "cuda"},
             "outcomes": {FILE + test: {"kind": outcome, "reason": ""} for test, outcome in outcomes.items()},
             "verdict": {"status": status, "reasons": reasons or ["good"]},
         },
@@ -73,59 +78,163 @@ def passed(**measured: Json) -> Json:
     return document(measured, dict.fromkeys(measured, "passed"))
 
 
-def row(lines: list[str], test: str) -> list[str]:
-    (line,) = [line for line in lines if re.match(rf"{re.escape(test)}\s{{2}}", line)]
-    return re.split(r" {2,}", line)
+def row(lines: list[str], label: str) -> list[str]:
+    """The cells of the only line that begins with this cell."""
+    (line,) = [line for line in lines if re.match(rf"\s*{re.escape(label)}\s{{2}}", line)]
+    return re.split(r" {2,}", line.strip())
+
+
+def labelled(lines: list[str], label: str) -> list[str]:
+    """The sentences after a label such as "skipped", each with its continuation lines."""
+    found: list[str] = []
+    inside = False
+    for line in lines:
+        inside = line.startswith(label.ljust(12)) or (inside and line.startswith(" " * 12))
+        if inside:
+            found.append(line[12:])
+    return found
 
 
 def starting(lines: list[str], word: str) -> list[str]:
     return [line for line in lines if line.startswith(word)]
 
 
-def test_each_test_has_a_row_with_value_and_spreads() -> None:
-    measured = {
-        "test_a": stored(*[(0.1, 0.1)] * 4),
-        "test_b": stored((0.04, 0.02), (0.05, 0.04), (0.05, 0.04), (0.07, 0.04)),
+def calls(*nbytes: int, **measured: Any) -> Json:
+    """A run of all_reduces, one for each buffer size, which took 0.1 s."""
+    tests = {f"test_all_reduce[{size}]": stored(*[0.1] * 4, spec=call(size)) for size in nbytes}
+    return passed(**tests | measured)
+
+
+def call(nbytes: int) -> AllReduceSpec:
+    return AllReduceSpec(world_size=2, nbytes=nbytes)
+
+
+def test_experiment_is_a_table_with_what_varies_as_columns() -> None:
+    rounds = ((0.04, 0.02), (0.05, 0.04), (0.05, 0.04), (0.07, 0.04))
+    tests = {
+        "test_all_reduce[a]": stored(*[(0.1, 0.1)] * 4, spec=call(1024)),
+        "test_all_reduce[b]": stored(*rounds, spec=call(2**20), metrics={"busbw_bytes_per_second": 2e9}),
     }
-    lines = summary_lines(document(measured, {"test_a": "passed", "test_b": "failed"}))
-    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "overhead", "outcome", "metrics"]
-    assert row(lines, "test_a") == ["test_a", "100.0 ms", "0.0%", "0.0%", "-", "passed"]
-    assert row(lines, "test_b") == ["test_b", "50.00 ms", "15.0%", "22.2%", "-", "failed"]
-    assert lines[-1] == "PASS: good"
+    lines = summary_lines(passed(**tests))
+    assert "COLLECTIVES  2 GPUs, eager" in lines
+    assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "busbw GB/s"]
+    assert row(lines, "1 KiB") == ["1 KiB", "100.0", "0%", "-"]
+    assert row(lines, "1 MiB") == ["1 MiB", "50.00", "15%", "2.000"]
+
+
+def test_experiment_of_one_case_is_a_sentence() -> None:
+    test = stored(*[0.1] * 4, spec=ALONE, metrics={"speedup": 1.5})
+    assert summary_lines(passed(test_weak_scaling=test))[2:4] == [
+        "SCALING  weak, 1 GPU, batch 2 per rank, resnet18, fp32, eager: step 100.0 ms, IQR 0%, speedup 1.50x",
+        "",
+    ]
+
+
+def test_usual_options_stand_in_the_title_only() -> None:
+    run = passed(test_weak_scaling=stored(*[0.1] * 4, spec=ALONE))
+    run["ddpperf"]["options"] |= {"model": "resnet18", "precision": "fp32", "executions": ["eager"]}
+    run["ddpperf"]["options"] |= {"device": "cpu", "input": "fixed"}
+    lines = summary_lines(run)
+    assert lines[0].endswith("commit 0a1b2c3d4+, resnet18, fp32, eager, 10 rounds")
+    assert "SCALING  weak, 1 rank, batch 2 per rank: step 100.0 ms, IQR 0%" in lines
+
+
+def test_cases_that_differ_in_nothing_shown_have_their_ids() -> None:
+    tests = {f"test_own[{name}]": stored(*[0.1] * 4) for name in ("first", "second")}
+    lines = summary_lines(passed(**tests))
+    assert row(lines, "first")[:2] == ["first", "100.0"]
+    assert row(lines, "second")[:2] == ["second", "100.0"]
 
 
 def test_median_of_several_sets_is_shown() -> None:
     """What spreads between sets is not the spread of rounds."""
-    run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.1, 0.2))
-    first, *_ = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
-    others = [
-        {**first, "set": f"A{number}", "seconds": [[seconds]] * 4}
+    run = calls(1024, 2048)
+    samples = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
+    samples += [
+        {**samples[0], "set": f"A{number}", "seconds": [[seconds]] * 4}
         for number, seconds in ((2, 0.2), (3, 0.11))
     ]
-    run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"] += others
     lines = summary_lines(run)
     assert lines[0].endswith("10 rounds, 3 process sets")
-    assert row(lines, "test") == ["test", "time", "IQR", "ranks", "sets", "overhead", "outcome", "metrics"]
-    assert row(lines, "test_a") == ["test_a", "110.0 ms", "0.0%", "-", "90.9%", "-", "passed"]
-    assert row(lines, "test_b")[1:5] == ["100.0 ms", "25.0%", "-", "-"]
+    assert row(lines, "1 KiB") == ["1 KiB", "110.0", "0%"]
+    assert row(lines, "2 KiB") == ["2 KiB", "100.0", "0%"]
 
 
-def test_run_without_ranks_has_a_table_and_reasons() -> None:
+def test_metric_that_is_equal_in_all_rows_stands_in_the_heading() -> None:
+    tests = {
+        f"test_messages[{strategy}]": stored(
+            0.1,
+            spec=MessagesSpec(world_size=2, per_rank_batch_size=2, strategy=strategy),
+            metrics={"metrics_bytes": 4.0, "gradients_bytes": 1e6 * number},
+        )
+        for number, strategy in enumerate(STRATEGIES, 1)
+    }
+    lines = summary_lines(passed(**tests))
+    (title,) = starting(lines, "MESSAGES OF A STEP")
+    assert title.endswith("metrics 4 B")
+    assert row(lines, "zero1") == ["zero1", "2.000"]  # a count has no time
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.9, 1.3, "1.000 (0.9000 to 1.300) ms"), (0.1, 3.0, "no usable fit ms"), (1.0, 1.0, "1.000 ms")],
+)
+def test_interval_stands_beside_its_metric(low: float, high: float, text: str) -> None:
+    ends = {"latency_seconds_low": low * 1e-3, "latency_seconds_high": high * 1e-3}
+    test = stored(*[0.1] * 4, metrics={"latency_seconds": 1e-3} | ends)
+    (line,) = starting(summary_lines(passed(test_backend_model=test)), "ALL_REDUCE MODEL")
+    assert line.endswith(f"latency {text}")
+
+
+@pytest.mark.parametrize("width", [80, 110, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    tests = {
+        f"test_comm_split[{batch}]": stored(
+            *[0.1] * 4,
+            spec=replace(ALONE, per_rank_batch_size=batch),
+            metrics=dict.fromkeys(EXPERIMENTS["test_comm_split"].metrics or (), 0.5),
+        )
+        for batch in (2, 4)
+    }
+    values = summary_lines(passed(**tests), width=width)
+    assert max(map(len, values)) <= width
+    one = summary_lines(passed(**dict(list(tests.items())[:1])), width=width)
+    assert max(map(len, one)) <= width
+
+
+def test_first_metrics_are_shown_where_not_all_fit() -> None:
+    metrics = EXPERIMENTS["test_comm_split"].metrics or ()
+    tests = {
+        f"test_comm_split[{batch}]": stored(
+            *[0.1] * 4,
+            spec=replace(ALONE, per_rank_batch_size=batch),
+            metrics={name: 0.25 * batch + number for number, name in enumerate(metrics)},
+        )
+        for batch in (2, 4)
+    }
+    narrow, wide = (row(summary_lines(passed(**tests), width=width), "2") for width in (80, 200))
+    assert 4 < len(narrow) < len(wide)
+    assert wide[: len(narrow)] == narrow
+
+
+def test_failed_test_is_marked_in_its_row() -> None:
+    run = calls(1024, 2048)
+    run["ddpperf"]["outcomes"][f"{FILE}test_all_reduce[2048]"]["kind"] = "failed"
+    lines = summary_lines(run)
+    assert row(lines, "1 KiB")[1] == "passed"
+    assert row(lines, "2 KiB")[1] == "failed"
+
+
+def test_run_without_ranks_has_reasons() -> None:
     outcomes = {"test_a": "failed", "test_b": "not run", "test_c": "skipped"}
     run = document({}, outcomes, "FAIL", "test_a failed: no port", "second", "third")
     run["ddpperf"]["environment"] = {"commit": "nogit"}
-    lines = summary_lines(run)
-    assert lines[0] == "ddpperf on h200x4, 10 rounds, 0 process sets"
-    assert row(lines, "test_a") == ["test_a", "-", "-", "-", "-", "failed"]
-    assert row(lines, "test_b") == ["test_b", "-", "-", "-", "-", "not run"]
-    assert row(lines, "test_c") == ["test_c", "-", "-", "-", "-", "skipped"]
-    assert lines[-3:] == ["FAIL: test_a failed: no port", "      second", "      third"]
-
-
-def test_spread_over_ranks_excludes_ranks_that_worked_alone() -> None:
-    run = passed(test_a=stored((0.1, 0.2), spec=ALONE), test_b=stored((0.1, 0.2, 0.9)))
-    assert row(summary_lines(run), "test_a")[1:4] == ["100.0 ms", "-", "-"]
-    assert row(summary_lines(run), "test_b")[1:4] == ["200.0 ms", "-", "66.7%"]
+    assert summary_lines(run)[0] == "ddpperf on h200x4, 10 rounds"
+    assert verdict_lines(run["ddpperf"])[:3] == [
+        "FAIL: test_a failed: no port",
+        "      second",
+        "      third",
+    ]
 
 
 def check(metric: str, value: float | None, bound: float, kind: str, held: bool = True) -> Json:
@@ -158,53 +267,50 @@ MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
 def test_nearest_threshold_is_shown(checks: list[Json], words: str) -> None:
     run = passed(test_a=stored(0.1))
     run["ddpperf"]["thresholds"] = {"applied": len(checks), "known": 3, "checks": checks}
-    assert starting(summary_lines(run), "thresholds") == [f"thresholds: {words}"]
+    assert labelled(summary_lines(run), "thresholds") == [words]
 
 
 def test_older_run_has_only_counts_of_thresholds() -> None:
     run = passed(test_a=stored(0.1))
     run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
-    assert starting(summary_lines(run), "thresholds") == ["thresholds: 2 of 3 for h200x4 applied"]
+    assert labelled(summary_lines(run), "thresholds") == ["2 of 3 for h200x4 applied"]
 
 
-def test_overhead_is_shown() -> None:
-    run = passed(test_a=stored(0.1), test_b=stored(0.1), test_c=stored(0.1))
-    overhead = {f"{FILE}test_a": 2.34, f"{FILE}test_b": 0.04, f"{FILE}test_d": 1.26}
+def test_time_in_timed_rounds_is_shown() -> None:
+    run = passed(test_a=stored(0.1))
+    overhead = {f"{FILE}test_a": 2.34}
     run["ddpperf"]["timing"] = {"seconds": 80.0, "counted_seconds": 20.0, "overhead_seconds": overhead}
-    lines = summary_lines(run)
-    assert [row(lines, f"test_{name}")[4] for name in "abc"] == ["2.3 s", "0.0 s", "-"]
-    assert starting(lines, "took") == ["took 80 s, 25% in timed rounds; median overhead 1.3 s per test"]
+    assert labelled(summary_lines(run), "time") == ["80 s, 25% of it in timed rounds"]
     run["ddpperf"]["timing"]["overhead_seconds"] = {}
-    assert starting(summary_lines(run), "took") == []
+    assert labelled(summary_lines(run), "time") == []
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
         ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
-        ("images_per_second", 12345.6, "throughput 12,346 images/s"),
+        ("images_per_second", 12345.6, "12,346 images/s"),
         ("step_seconds", 0.0123, "step 12.30 ms"),
         ("loss_after_5_steps", 1.2346, "loss after 5 steps 1.235"),
         ("peak_memory_bytes", 1.234e9, "peak memory 1.234 GB"),
         ("busbw_bytes_per_second", 354.1e9, "busbw 354.1 GB/s"), ("missing_images", 3.0, "missing images 3"),
         ("loading_fraction_with_2_workers", 0.0456, "loading with 2 workers 4.6%"),
-        ("accuracy_over_one_device_low", -0.0123, "accuracy over one device's at least -1.2%"),
-        ("unknown", 1234.56, "unknown 1235 J"),
+        ("accuracy_over_one_device", -0.0123, "accuracy over one device's -1.2%"),
+        ("gradients_bytes", 0.0, "gradients 0 B"), ("unknown", 1234.56, "unknown 1235 J"),
     ],
 )  # fmt: skip
 def test_metrics_are_scaled_for_reading(name: str, value: float, text: str) -> None:
-    assert row(summary_lines(passed(test_a=stored(0.1, metrics={name: value}))), "test_a")[-1] == text
-    two = stored(0.1, metrics={name: value, "joules": 2})
-    assert row(summary_lines(passed(test_a=two)), "test_a")[-1] == f"{text}, joules 2 J"
+    (line,) = starting(summary_lines(passed(test_own=stored(0.1, metrics={name: value}))), "OWN")
+    assert line.endswith(f", {text} !1")
 
 
 @pytest.mark.parametrize(
     ("environment", "rounds", "sets", "title"),
     [
-        ({}, 10, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 10 rounds, 1 process set"),
+        ({}, 10, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 10 rounds"),
         ({"nvls": "0"}, 10, 2, "nccl 2.27.5, NVLS off, commit 0a1b2c3d4+, 10 rounds, 2 process sets"),
-        ({"nvls": "1"}, 1, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 1 round, 1 process set"),
-        ({"backend": "gloo", "nccl": None}, 3, 1, "gloo, commit 0a1b2c3d4+, 3 rounds, 1 process set"),
+        ({"nvls": "1"}, 1, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 1 round"),
+        ({"backend": "gloo", "nccl": None}, 3, 1, "gloo, commit 0a1b2c3d4+, 3 rounds"),
     ],
 )  # fmt: skip
 def test_title_says_what_was_run(environment: Json, rounds: int, sets: int, title: str) -> None:
@@ -216,149 +322,284 @@ def test_title_says_what_was_run(environment: Json, rounds: int, sets: int, titl
     assert summary_lines(run)[0] == f"ddpperf on h200x4, torch 2.11.0, {title}"
 
 
-def test_comparison_shows_ratio_and_limit() -> None:
-    run = passed(test_a=stored(0.1), test_b=stored(0.1))
-    change = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
-    lines = summary_lines(run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": change}))
-    assert row(lines, "test") == [
-        "test",
-        "time",
-        "IQR",
-        "ranks",
-        "ratio",
-        "limit",
-        "overhead",
-        "outcome",
-        "metrics",
-    ]
-    assert row(lines, "test_a")[4:6] == ["2.000", "1.5"]
-    assert row(lines, "test_b")[4:6] == ["-", "-"]
-    assert starting(lines, "ratio: step time over that in 0001_x.json; above its limit the test is measured")
-    assert not starting(lines, "ratio with cpu")
-    assert not starting(summary_lines(run), "ratio")
-
-
-def test_ratio_of_cpu_seconds_is_marked() -> None:
-    run = passed(test_a=stored(0.1), test_b=stored(0.1))
-    time = Change(then_seconds=0.1, now_seconds=0.1, limit=1.5)
-    cpu = Change(then_seconds=0.004, now_seconds=0.00412, limit=1.25, quantity="CPU seconds")
-    lines = summary_lines(
-        run, Comparison(baseline="0001_x.json", changes={f"{FILE}test_a": cpu, f"{FILE}test_b": time})
+def compared(run: Json, **changes: Change) -> Json:
+    """A run that was compared with 0001_x.json; `changes` is by test, without its brackets."""
+    comparison = Comparison(
+        baseline="0001_x.json",
+        changes={f"{FILE}test_all_reduce[{name[1:]}]": c for name, c in changes.items()},
     )
-    assert row(lines, "test_a")[4:6] == ["1.030 cpu", "1.25"]
-    assert row(lines, "test_b")[4:6] == ["1.000", "1.5"]
-    assert "ratio with cpu: CPU seconds, because the step waits for the CPU" in lines
+    run["ddpperf"] |= {"comparison": comparison.to_json(), "compared_with": "0001_x.json"}
+    return run
 
 
-# --- what follows it
+@pytest.mark.parametrize(
+    ("change", "cells"),
+    [
+        (Change(then_seconds=0.05, now_seconds=0.1, limit=1.5), ["2.000", "limit 1.5", "slower"]),
+        (Change(then_seconds=0.1, now_seconds=0.1, limit=1.5), ["1.000", "limit 1.5", "not slower"]),
+        (
+            Change(then_seconds=0.1, now_seconds=0.13, limit=1.5, suspect_limit=1.2),
+            ["1.300", "limit 1.5", "suspect"],
+        ),
+        (
+            Change(then_seconds=0.1, now_seconds=0.2, limit=1.5, judged=False),
+            ["2.000", "-", "for information"],
+        ),
+        (
+            Change(then_seconds=1.0, now_seconds=2.0, limit=inf, judged=False, quantity="CPU seconds"),
+            ["2.000 (CPU)", "-", "for information"],
+        ),
+    ],
+)
+def test_comparison_with_stored_times_has_ratio_and_finding(change: Change, cells: list[str]) -> None:
+    lines = summary_lines(compared(calls(1024, 2048), _1024=change))
+    assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "ratio", "interval", "finding"]
+    assert row(lines, "1 KiB")[3:] == cells
+    assert row(lines, "2 KiB")[3:] == ["-", "-", "-"]
+    assert labelled(lines, "compared")[0].startswith("with 0001_x.json")
+
+
+def ab_row(test: str, **fields: Any) -> Json:
+    """A stored finding of an A/B run."""
+    return {
+        "test": f"{FILE}{test}",
+        "metric": "time",
+        "base": 0.1,
+        "candidate": 0.11,
+        "ratio": 1.1,
+        "low": 1.05,
+        "high": 1.15,
+        "detectable": 0.03,
+        "finding": "worse",
+        "gated": True,
+        "primary": True,
+        "control": None,
+        "confirmed": False,
+        **fields,
+    }
+
+
+SIDE: Json = {"python": "/bin/python", "torch": "2.11", "root": None, "environment": {}}
+
+
+def test_confirmation_replaces_the_comparison_with_stored_times() -> None:
+    change = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
+    run = compared(calls(1024, 2048), _1024=change, _2048=change)
+    rows = [ab_row("test_all_reduce[1024]", confirmed=True), ab_row("negative control", control="negative")]
+    run["ddpperf"]["confirmed"] = {"base": SIDE, "candidate": SIDE, "rows": rows}
+    lines = summary_lines(run)
+    assert row(lines, "1 KiB")[3:] == ["1.100", "1.050 to 1.150", "worse, repeated"]
+    assert row(lines, "2 KiB")[3:] == ["2.000", "limit 1.5", "slower"]
+    assert labelled(lines, "controls") == ["a copy of memory 1.100 times (1.050 to 1.150)"]
+    assert "The largest change is that of test_all_reduce[1024]: 1.100 times (1.050 to 1.150)." in lines
+
+
+def test_ab_run_shows_base_and_candidate() -> None:
+    run = calls(1024, 2048)
+    memory = {"metric": "peak_memory_bytes", "base": 1e9, "candidate": 2e9, "primary": False}
+    rows = [
+        ab_row("test_all_reduce[1024]"),
+        ab_row("test_all_reduce[1024]", **memory),
+        ab_row("test_all_reduce[2048]", finding="unchanged"),
+        ab_row("test_all_reduce[2048]", **memory | {"finding": "unchanged"}),
+    ]
+    run["ddpperf"]["against"] = {"base": SIDE, "candidate": SIDE | {"root": "/other"}, "rows": rows}
+    lines = summary_lines(run)
+    figures = ["base", "candidate", "ratio", "95% interval", "detectable", "finding"]
+    assert row(lines, "case") == ["case", "buffer", "metric", *figures]
+    found = [re.split(r" {2,}", line) for line in starting(lines, "1024")]
+    assert found[0][2:] == ["time", "100.0 ms", "110.0 ms", "1.100", "1.050 to 1.150", "3.0%", "worse"]
+    assert found[1][2:5] == ["peak_memory_bytes", "1 GB", "2 GB"]
+    assert row(lines, "2048")[-1] == "unchanged"
+    assert labelled(lines, "A/B")[:2] == [
+        "base: /bin/python, torch 2.11",
+        "candidate: /bin/python, torch 2.11, code in /other",
+    ]
+
+
+# --- warnings, explanations and what was not measured
+
+
+def warned(lines: list[str]) -> list[str]:
+    """The warnings, without their numbers."""
+    return [text for line in lines if (text := re.sub(r"^  !\d+ ", "", line)) != line]
 
 
 @pytest.mark.parametrize(
     ("rounds", "spread", "warnings"),
     [
-        ((0.1,) * 4, "0.0%", []),
-        ((0.1,), "-", [FEW]),
-        ((0.1, 0.2, 0.3), "-", [FEW]),
-        ((0.1, 0.1, 0.125, 0.125), "22.2%", []),
-        ((0.1, 0.1, 0.13, 0.13), "26.1%", ["warning: the rounds spread by more than 25% (IQR)"]),
-        (RISING, "4.3%", ["warning: the rounds drift by +9% from the first to the last"]),
-        (RISING[::-1], "4.3%", ["warning: the rounds drift by -9% from the first to the last"]),
+        ((0.1,) * 4, "IQR 0%", []),
+        ((0.1,), "", [FEW]),
+        ((0.1, 0.2, 0.3), "", [FEW]),
+        ((0.1, 0.1, 0.125, 0.125), "IQR 22%", []),
+        ((0.1, 0.1, 0.13, 0.13), "IQR 26%", ["the rounds spread by more than 25% (IQR)"]),
+        (RISING, "IQR 4%", ["the rounds drift by +9% from the first to the last"]),
+        (RISING[::-1], "IQR 4%", ["the rounds drift by -9% from the first to the last"]),
     ],
 )
 def test_rounds_that_spread_or_drift_are_warnings(
     rounds: tuple[float, ...], spread: str, warnings: list[str]
 ) -> None:
-    lines = summary_lines(passed(test_a=stored(*rounds)))
-    assert starting(lines, "warning") == [f"{each}: test_a" for each in warnings]
-    assert row(lines, "test_a")[2] == spread
-    assert row(lines, "test_a")[5] == ("passed !" if warnings else "passed")
+    lines = summary_lines(passed(test_own=stored(*rounds)))
+    assert warned(lines) == warnings
+    (line,) = starting(lines, "OWN")
+    assert spread in line
+    assert ("IQR" in line) == bool(spread)
+    assert line.endswith(" !1") == bool(warnings)
 
 
 def test_warnings_of_references_are_the_tests() -> None:
     """A noisy t(1), or one from a slow device, makes a speedup look too good."""
     test = stored(*(0.1,) * 4)
     test["references"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=test)), "warning") == [
-        "warning: one_device's rounds spread by more than 25% (IQR): test_a",
-        "warning: single devices differ by more than 10%; t(1) is the slowest's: test_a",
+    assert warned(summary_lines(passed(test_a=test))) == [
+        "the rounds of one_device spread by more than 25% (IQR)",
+        "single devices differ by more than 10%; t(1) is the slowest's",
     ]
     test["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=test)), "warning") == [f"{FEW}: test_a"]
+    assert warned(summary_lines(passed(test_a=test))) == [FEW]
     test["references"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
-    assert starting(summary_lines(passed(test_a=test)), "warning") == []
+    assert warned(summary_lines(passed(test_a=test))) == []
 
 
-@pytest.mark.parametrize(("slowdown", "warned"), [(1.19, True), (1.02, False)])
-def test_graphs_at_the_slower_pace_are_a_warning(slowdown: float, warned: bool) -> None:
+@pytest.mark.parametrize(("slowdown", "slower"), [(1.19, True), (1.02, False)])
+def test_graphs_at_the_slower_pace_are_a_warning(slowdown: float, slower: bool) -> None:
     test = stored(*(0.1,) * 4, spec=replace(ALONE, execution="graph"))
     test["samples"][0]["counters"] = {"graph_slowdown": [slowdown]}
-    warnings = [
-        "warning: the CUDA graphs were replayed at the GPU's slower pace: a small kernel took 1.19 times "
-        "as long: test_a"
+    (*found,) = warned(summary_lines(passed(test_a=test), width=200))
+    assert found == slower * [
+        "the CUDA graphs were replayed at the GPU's slower pace: a small kernel took 1.19 times as long"
     ]
-    assert starting(summary_lines(passed(test_a=test)), "warning") == warnings * warned
 
 
 def test_largest_drift_of_several_sets_is_shown() -> None:
     test = stored(*RISING)
     test["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
-    assert starting(summary_lines(passed(test_a=test)), "warning: the rounds drift by -17%")
+    assert warned(summary_lines(passed(test_a=test))) == [
+        "the rounds drift by -17% from the first to the last"
+    ]
 
 
-def test_warnings_notes_and_skips_are_grouped() -> None:
+def test_warning_of_several_tests_is_explained_once() -> None:
     shared = warning("4 ranks share 2 cores")
-    run = passed(
-        test_a=stored(*(0.1,) * 4, notes=(shared,)),
-        test_b=stored(*(0.1,) * 4, notes=(shared, warning("loading limits the epoch"))),
-        test_c=stored(
-            *(0.1,) * 4, notes=(info("1 spoiled round was measured again: process 7 also uses GPU 0"),)
-        ),
-    )
+    tests = {
+        "test_all_reduce[a]": stored(*(0.1,) * 4, notes=(shared,), spec=call(1024)),
+        "test_all_reduce[b]": stored(*(0.1,) * 4, notes=(shared, warning("other")), spec=call(2048)),
+        "test_own": stored(*(0.1,) * 4, notes=(shared,)),
+    }
+    lines = summary_lines(passed(**tests))
+    assert starting(lines, "  !") == ["  !1 4 ranks share 2 cores", "  !2 other"]
+    assert row(lines, "1 KiB")[-1] == "!1"
+    assert row(lines, "2 KiB")[-1] == "!1,2"
+    assert starting(lines, "OWN")[0].endswith(" !1")
+    assert lines.index("  !2 other") < lines.index(starting(lines, "OWN")[0])
+
+
+def test_explanations_follow_the_tables_of_few_experiments() -> None:
+    note = info("1 spoiled round was measured again: process 7 also uses GPU 0")
+    run = passed(test_own=stored(*(0.1,) * 4, notes=(note,)))
+    assert f"  {note.text}" in summary_lines(run)
+    many = passed(**{f"test_{name}": stored(*(0.1,) * 4, notes=(note,)) for name in "abcd"})
+    assert f"  {note.text}" not in summary_lines(many)
+    assert f"{note.text}: 4 tests" in markdown(many, [])
+
+
+def test_skipped_tests_are_grouped_by_reason() -> None:
+    run = passed(test_a=stored(*(0.1,) * 4))
     for test, reason in {
         "test_d": "it needs a GPU",
         "test_e": "it needs a GPU",
         "test_f": "it needs two",
     }.items():
         run["ddpperf"]["outcomes"][FILE + test] = {"kind": "skipped", "reason": reason}
-    lines = summary_lines(run)
-    assert lines[lines.index("") + 8 :] == [
-        "",
-        "warning: 4 ranks share 2 cores: 2 tests",
-        "warning: loading limits the epoch: test_b",
-        "1 spoiled round was measured again: process 7 also uses GPU 0: test_c",
-        "skipped: it needs a GPU: 2 tests",
-        "skipped: it needs two: test_f",
-        "thresholds: none for h200x4",
-        "PASS: good",
-    ]
-    outcomes = [row(lines, f"test_{name}")[5] for name in "abcd"]
-    assert outcomes == ["passed !", "passed !", "passed", "skipped"]
+    assert labelled(summary_lines(run), "skipped") == ["it needs a GPU: 2 tests", "it needs two: test_f"]
 
 
 def test_columns_are_aligned() -> None:
-    run = passed(
-        test_a=stored(0.1, metrics={"speedup": 2}),
-        test_with_a_long_name=stored(0.0123, metrics={"speedup": 1}),
-    )
-    run["ddpperf"]["timing"] = {
-        "seconds": 9.0,
-        "counted_seconds": 1.0,
-        "overhead_seconds": {f"{FILE}test_a": 100.04},
+    tests = {
+        "test_own[a]": stored(0.1, spec=call(1024), metrics={"speedup": 2}),
+        "test_own[b]": stored(0.0123, spec=call(2**20), metrics={"speedup": 11}),
     }
-    header, first, second = summary_lines(run)[2:5]
-    for column, cases in {"time": ("100.0 ms", "12.30 ms"), "overhead": ("100.0 s", "-")}.items():
-        end = header.index(column) + len(column)
-        assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cases
-    assert first.index("passed") == second.index("passed") == header.index("outcome")
-    assert first.index("speedup") == second.index("speedup") == header.index("metrics")
+    lines = summary_lines(passed(**tests))
+    place = next(number for number, line in enumerate(lines) if line.startswith("buffer"))
+    headings, first, second = lines[place : place + 3]
+    for heading, cells in {"call ms": ("100.0", "12.30"), "speedup": ("2.00x", "11.00x")}.items():
+        end = headings.index(heading) + len(heading)
+        assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cells
 
 
-def test_many_noisy_references_share_one_warning() -> None:
-    for references, lines in ((3, 3), (4, 1)):
-        test = stored(1.0, 1.0, 1.0, 1.0) | {
-            "references": {f"leg{each}": stored(1.0, 2.0, 1.0, 2.0) for each in range(references)}
+@pytest.mark.parametrize(("references", "warning"), [(3, "ref0, ref1, ref2"), (4, "4 references")])
+def test_many_noisy_references_share_one_warning(references: int, warning: str) -> None:
+    test = stored(1.0, 1.0, 1.0, 1.0) | {
+        "references": {f"ref{number}": stored(1.0, 2.0, 1.0, 2.0) for number in range(references)}
+    }
+    spread = [text for text in warnings_of(test) if "spread by more than 25% (IQR)" in text]
+    assert spread == [f"the rounds of {warning} spread by more than 25% (IQR)"]
+
+
+# --- what is worth knowing, and what comes next
+
+
+def test_worst_scaling_names_the_communication_of_its_step() -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
+    speeds = {"speedup": 1.2, "efficiency": 0.6}
+    exposed = {"exposed_comm_seconds": 0.02, "traced_exposed_comm_seconds": 0.01}
+    better = replace(spec, per_rank_batch_size=16)
+    run = passed(
+        **{
+            "test_weak_scaling[a]": stored(*[0.1] * 4, spec=spec, metrics=speeds),
+            "test_weak_scaling[b]": stored(
+                *[0.1] * 4, spec=better, metrics={"speedup": 1.9, "efficiency": 0.95}
+            ),
+            "test_comm_split[a]": stored(*[0.1] * 4, spec=spec, metrics=exposed),
         }
-        assert (
-            len([warning for warning in warnings_of(test) if "spread by more than 25% (IQR)" in warning])
-            == lines
-        )
+    )
+    assert worth_knowing(run) == [
+        "2 GPUs, batch 8 per rank, ddp scale worst: weak scaling is 1.20x, an efficiency of 60.0%; 10% to "
+        "20% of this step only waits for communication."
+    ]
+
+
+def test_faster_algorithm_and_strategy_are_named() -> None:
+    over = {"speedup_of_the_best_other": 1.25, "ring_over_backend": 0.8, "tree_over_backend": 1.5}
+    zero1 = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="zero1")
+    run = passed(
+        **{
+            "test_fastest_all_reduce[a]": stored(*[0.1] * 4, spec=call(2**20), metrics=over),
+            "test_strategies[a]": stored(*[0.1] * 4, spec=zero1, metrics={"speedup_over_ddp": 1.3}),
+        }
+    )
+    assert worth_knowing(run) == [
+        "The algorithm ring is 1.25x as fast as the library's all_reduce of 1 MiB.",
+        "2 GPUs, batch 8 per rank, zero1 is 1.30x as fast as plain DDP.",
+    ]
+
+
+def test_noisiest_test_is_named_and_nothing_else() -> None:
+    run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.2, 0.2))
+    assert worth_knowing(run) == ["Trust test_b least: its rounds spread by 67% (IQR)."]
+    assert worth_knowing(passed(test_a=stored(*[0.1] * 4))) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "command"),
+    [
+        ("PASS", {}, "python -m pytest perf/ --benchmark-compare"),
+        ("PASS", {"compared_with": "0001_x.json"}, "python -m ddpperf.results.promote"),
+        ("PASS", {"against": {"rows": []}}, "python -m pytest perf/ --benchmark-save=NAME"),
+        ("FAIL", {"against": {"rows": [ab_row("test_a")]}}, f"python -m pytest '{FILE}test_a'"),
+        ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
+        ("NO VERDICT", {"compared_with": "0001_x.json"}, "--confirm-seconds 600"),
+        ("NO VERDICT", {}, "run the same command again"),
+    ],
+)
+def test_verdict_ends_with_the_next_command(status: str, header: Json, command: str) -> None:
+    lines = verdict_lines({"verdict": {"status": status, "reasons": ["why"]}, "outcomes": {}, **header})
+    assert lines[0] == f"{status}: why"
+    assert lines[1].startswith(" " * (len(status) + 2) + "next: ")
+    assert command in lines[1]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 110), (40, 80), (120, 120), (500, 200)])
+def test_width_follows_the_terminal(columns: int | None, width: int) -> None:
+    assert fitting_width(columns) == width

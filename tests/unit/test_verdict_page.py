@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ddpperf.report.summary import markdown
+from ddpperf.report.markdown import markdown
 from tests.canned import CannedSuite
 
 
@@ -18,11 +18,8 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
 
 
 def test_verdict_comes_first_and_is_no_markup() -> None:
-    document = {
-        "ddpperf": {
-            "verdict": {"status": "FAIL", "reasons": ["a failed: expected ```three``` *stars*", "second"]}
-        }
-    }
+    reasons = ["a failed: expected ```three``` *stars*", "second"]
+    document = {"benchmarks": [], "ddpperf": {"verdict": {"status": "FAIL", "reasons": reasons}}}
     page = markdown(document, ["a table", "with `one` tick"]).splitlines()
     assert page[:6] == [
         "## ddpperf: FAIL",
@@ -63,9 +60,10 @@ def test_ab_page_has_every_metric() -> None:
         for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
         for test in ("x.py::a", "x.py::b")
     ]
-    document = {"ddpperf": {"verdict": {"status": "FAIL", "reasons": ["a"]}, "against": {"rows": rows}}}
+    header = {"verdict": {"status": "FAIL", "reasons": ["a"]}, "against": {"rows": rows}}
+    document = {"benchmarks": [], "ddpperf": header}
     page = markdown(document, ["a table"]).splitlines()
-    table = page[page.index("<details><summary>all metrics</summary>") + 3 : -2]
+    table = page[page.index("<details><summary>base and candidate</summary>") + 3 : -2]
     assert [line.split()[:2] for line in table[1:-1]] == [
         [test, metric] for test in "ab" for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
     ]
@@ -82,7 +80,7 @@ def test_page_is_written_where_requested(project: CannedSuite) -> None:
     run.assert_one_sentence(0, "saved the verdict: verdict.md")
     page = (project.root / "verdict.md").read_text()
     assert page.startswith("## ddpperf: PASS\n\n```text\n1 test measured, not compared")
-    assert "test_all_reduce" in page
+    assert "COLLECTIVES  2 ranks" in page
     assert summary.read_text() == "an earlier step\n" + page
     project.environment["GITHUB_STEP_SUMMARY"] = "/nowhere/summary.md"
     project.run("perf").assert_one_sentence(

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ddpperf.errors import Refused
-from ddpperf.report.summary import PAGE_BEGINS
+from ddpperf.report.markdown import PAGE_BEGINS
 
 
 def verdict_file(text: str | None) -> Path | None:

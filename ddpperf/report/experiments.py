@@ -1,0 +1,151 @@
+"""The metrics that the table of each experiment shows.
+
+A test without an entry, such as a test of your own suite, has a table with all of its metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The title and the metrics of an experiment's table.
+
+    title: tests with the same title share a table.
+    kind: what distinguishes this test from other tests in its table, or "".
+    metrics: names or patterns of metrics, the most important first; None for all metrics. A table
+    leaves out the last metrics if its columns do not fit.
+    global_batch: whether the batch size in the table is that of all ranks together.
+    timed: whether the time of the test is a result.
+    """
+
+    title: str
+    kind: str = ""
+    metrics: tuple[str, ...] | None
+    global_batch: bool = False
+    timed: bool = True
+
+
+SCALING = ("speedup", "efficiency", "images_per_second", "ddp_over_data_parallel", "epoch_seconds")
+CALLS = ("algbw_bytes_per_second", "busbw_bytes_per_second", "link_utilization", "framework_seconds")
+LAW = ("serial_fraction", "speedup_of_*", "predicted_speedup_of_*")
+TRAINING = (
+    "test_accuracy",
+    "train_accuracy",
+    "accuracy_over_*",
+    "accuracy_without_set_epoch",
+    "accuracy_unscaled_rate",
+)
+SAMPLER = ("missing_images", "repeated_images", "repeated_places")
+EXPERIMENTS = {
+    "test_weak_scaling": Experiment(title="scaling", kind="weak", metrics=SCALING),
+    "test_strong_scaling": Experiment(title="scaling", kind="strong", metrics=SCALING),
+    "test_epoch_scaling": Experiment(
+        title="scaling of epochs", metrics=("speedup", "efficiency", "images_per_second", "step_seconds")
+    ),
+    "test_gustafson": Experiment(title="Gustafson's law", metrics=LAW),
+    "test_amdahl": Experiment(title="Amdahl's law", metrics=LAW, global_batch=True),
+    "test_projection": Experiment(
+        title="projection to more devices",
+        metrics=("projected_efficiency_on_*", "projected_excess_on_*", "excess_seconds", "projection_error"),
+    ),
+    "test_step_breakdown": Experiment(
+        title="step breakdown",
+        metrics=(
+            "data_seconds",
+            "forward_seconds",
+            "backward_seconds",
+            "gradient_sync_seconds",
+            "optimizer_seconds",
+            "straggler_spread",
+            "gpu_busy_fraction",
+            "mfu",
+        ),
+    ),
+    "test_comm_split": Experiment(
+        title="communication in a step",
+        metrics=(
+            "exposed_comm_seconds",
+            "traced_exposed_comm_seconds",
+            "traced_comm_seconds",
+            "replayed_comm_seconds",
+            "overlap_fraction",
+            "gradient_busbw_bytes_per_second",
+            "link_utilization",
+        ),
+    ),
+    "test_strategies": Experiment(
+        title="strategies",
+        metrics=(
+            "speedup_over_ddp",
+            "images_per_second",
+            "communicated_bytes_per_epoch",
+            "peak_memory_bytes",
+        ),
+    ),
+    "test_messages": Experiment(
+        title="messages of a step",
+        metrics=(
+            "gradients_bytes",
+            "parameters_bytes",
+            "buffers_bytes",
+            "metrics_bytes",
+            "gradients_over_parameters",
+            "start_initial_state_bytes",
+        ),
+        timed=False,
+    ),
+    "test_all_reduce": Experiment(title="collectives", metrics=CALLS),
+    "test_collective": Experiment(title="collectives", metrics=CALLS),
+    "test_fastest_all_reduce": Experiment(
+        title="fastest all_reduce", metrics=("speedup_of_the_best_other",)
+    ),
+    "test_backend_model": Experiment(
+        title="all_reduce model",
+        metrics=("latency_seconds", "asymptotic_busbw_bytes_per_second", "held_out_error"),
+    ),
+    "test_cost_model": Experiment(
+        title="all_reduce cost model",
+        metrics=("latency_seconds", "link_bytes_per_second", "held_out_error", "reduce_byte_seconds"),
+    ),
+    "test_execution": Experiment(
+        title="execution modes",
+        metrics=(
+            "speedup_over_eager",
+            "images_per_second",
+            "cpu_seconds",
+            "launch_bound",
+            "peak_memory_bytes",
+            "compile_seconds",
+            "capture_seconds",
+        ),
+    ),
+    "test_precision": Experiment(
+        title="precision", metrics=("images_per_second", "loss_after_5_steps", "peak_memory_bytes")
+    ),
+    "test_batch_size": Experiment(
+        title="batch size",
+        metrics=("images_per_second", "step_seconds", "loading_fraction", "peak_memory_bytes"),
+    ),
+    "test_loader_workers": Experiment(
+        title="loader workers", metrics=("enough_workers", "loading_fraction_with_*_workers")
+    ),
+    "test_largest_batch": Experiment(
+        title="largest batch", metrics=("largest_batch_size", "images_per_second_at_*")
+    ),
+    "test_large_batch": Experiment(title="whole trainings", metrics=TRAINING),
+    "test_long_run": Experiment(title="long trainings", metrics=TRAINING),
+    "test_same_result_on_more_devices": Experiment(
+        title="the same training on more devices", metrics=TRAINING
+    ),
+    "test_shards_are_disjoint_and_cover_the_data": Experiment(title="sampler", metrics=SAMPLER, timed=False),
+    "test_without_set_epoch_the_epochs_repeat": Experiment(title="sampler", metrics=SAMPLER, timed=False),
+}  # fmt: skip
+
+
+def experiment_of(test: str) -> Experiment:
+    """Return the experiment of a test, such as perf/test_scaling.py::test_weak_scaling[4gpu-b512]."""
+    name = test.rpartition("::")[-1].partition("[")[0]
+    title = name.removeprefix("test_").replace("_", " ")
+    return EXPERIMENTS.get(name) or Experiment(title=title, metrics=None)

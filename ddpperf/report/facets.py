@@ -1,0 +1,91 @@
+"""What a measurement spec measures, as named properties, such as ranks, batch and strategy."""
+
+from __future__ import annotations
+
+from ddpperf.results import units
+from ddpperf.specs import (
+    AllReduceSpec,
+    CollectiveSpec,
+    CopySpec,
+    EpochSpec,
+    RunSpec,
+    SamplerSpec,
+    Spec,
+    TrainingSpec,
+    format_bytes,
+)
+from ddpperf.specs.run import WORDS
+from ddpperf.specs.strategy import strategy_words
+
+SPACED = ("KiB", "MiB", "GiB")
+
+
+def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, str]:
+    """Return the properties of a spec that its id names, by name.
+
+    The properties are in the order of the columns of a table. A property that does not apply, such
+    as the strategy of a single device, is "". global_batch: name the images of a step on all ranks
+    together instead of those on one rank.
+    """
+    found = {"GPUs" if device == "cuda" else "ranks": str(spec.world_size)}
+    if isinstance(spec, TrainingSpec):
+        batch = spec.global_batch_size if global_batch else spec.per_rank_batch_size
+        found["global batch" if global_batch else "batch"] = f"{batch:,}"
+        found["model"] = spec.model
+        found["precision"] = spec.precision
+        found["execution"] = "+".join(filter(None, (spec.execution, spec.inductor)))
+        found["strategy"] = strategy_words(spec).removeprefix("single")
+        workers = f", {units.counted(spec.loader_workers, 'worker')}" if spec.loader_workers else ""
+        found["input"] = f"{spec.input}{workers}"
+        if isinstance(spec, RunSpec):
+            found |= _recipe(spec)
+    elif isinstance(spec, SamplerSpec):
+        found["last images"] = "dropped" if spec.drop_last else "repeated"
+        found["set_epoch"] = "yes" if spec.set_epoch else "no"
+    elif isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
+        found["buffer"] = size(spec.nbytes)
+        found["collective"] = spec.kind if isinstance(spec, CollectiveSpec) else spec.measurement
+        if isinstance(spec, AllReduceSpec):
+            found["algorithm"] = spec.algorithm
+            found["result"] = "in place" if spec.in_place else "out of place"
+        found["execution"] = spec.execution
+    return found
+
+
+def _recipe(spec: RunSpec) -> dict[str, str]:
+    words = [f"{spec.optimizer} {spec.rate:g}", spec.schedule]
+    words += [
+        text.format(getattr(spec, name))
+        for name, text in WORDS.items()
+        if getattr(spec, name) != type(spec).__dataclass_fields__[name].default
+    ]
+    return {"epochs": str(spec.epochs), "recipe": " ".join(words), "seed": str(spec.seed)}
+
+
+def in_words(name: str, value: str) -> str:
+    """Return a property as text for a heading, such as "2 ranks" or "batch 32 per rank"."""
+    if name == "input":
+        return {"fixed": "one fixed batch", "device": "images on the device"}.get(value, value)
+    if name in ("ranks", "GPUs", "epochs"):
+        return f"{value} {name if value != '1' else name.removesuffix('s')}"
+    if name == "batch":
+        return f"batch {value} per rank"
+    return f"{name} {value}" if name in ("global batch", "seed", "set_epoch", "last images") else value
+
+
+def size(nbytes: int) -> str:
+    """Return a buffer's size with a space before its unit, such as "64 MiB"."""
+    text = format_bytes(nbytes)
+    unit = next((unit for unit in SPACED if text.endswith(unit)), "B")
+    return f"{text.removesuffix(unit)} {unit}"
+
+
+def timed_work(spec: Spec) -> str:
+    """Return what the time of a spec's measurement is the time of, such as "step" or "call"."""
+    if isinstance(spec, RunSpec):
+        return "training"
+    if isinstance(spec, EpochSpec):
+        return "epoch"
+    if isinstance(spec, TrainingSpec):
+        return "step"
+    return "listing" if isinstance(spec, SamplerSpec) else "call"

@@ -1,0 +1,85 @@
+"""The summary of a test run as a Markdown page, for a pull request or a job's summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpperf.report.text import aligned, finding, format_metric, grouped, interval, short
+from ddpperf.results import metrics
+from ddpperf.results.notes import NoteKind
+
+PAGE_BEGINS = "## ddpperf: "
+COLUMNS = ("test", "metric", "base", "candidate", "ratio", "95% interval", "detectable", "finding")
+FIGURES = range(2, 7)
+
+
+def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return a Markdown page with the verdict and its reasons, and foldable tables below.
+
+    lines: the summary of the run. All metrics and all explanations follow it.
+    """
+    header = document["ddpperf"]
+    ab = header.get("against") or header.get("confirmed")
+    folded = {
+        "all tests": lines,
+        "base and candidate": _of_sides(ab) if ab is not None else [],
+        "all metrics": _metrics(document),
+        "explanations": _notes(document),
+    }
+    page = [f"{PAGE_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    for title, hidden in folded.items():
+        if hidden:
+            page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]
+    return "\n".join(page)
+
+
+def _metrics(document: Mapping[str, Any]) -> list[str]:
+    """Return a line for each test with all of its metrics."""
+    return [
+        f"{short(found['fullname'])}: "
+        + ", ".join(format_metric(name, metric["value"], metric["unit"]) for name, metric in values.items())
+        for found in document["benchmarks"]
+        if (values := found["extra_info"]["ddpperf"]["metrics"])
+    ]
+
+
+def _of_sides(ab: Mapping[str, Any]) -> list[str]:
+    """Return a table of all metrics measured by base and candidate, ordered by test."""
+    tests = list(dict.fromkeys(row["test"] for row in ab["rows"]))
+    rows = sorted(ab["rows"], key=lambda row: tests.index(row["test"]))
+    return aligned([COLUMNS, *map(_row, rows)], FIGURES)
+
+
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        short(row["test"]),
+        row["metric"],
+        metrics.formatted(row["metric"], row["base"]),
+        metrics.formatted(row["metric"], row["candidate"]),
+        f"{row['ratio']:.3f}",
+        interval(row),
+        f"{row['detectable']:.1%}",
+        finding(row),
+    )
+
+
+def _notes(document: Mapping[str, Any]) -> list[str]:
+    return grouped(
+        {
+            found["fullname"]: [
+                note["text"]
+                for note in found["extra_info"]["ddpperf"]["notes"]
+                if note["kind"] == NoteKind.INFO
+            ]
+            for found in document["benchmarks"]
+        }
+    )
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """Return a Markdown code block, whose fence has more backticks than any line."""
+    ticks = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return [f"{fence}text", *lines, fence]

@@ -1,0 +1,318 @@
+"""A stored run as tables, one for each experiment.
+
+What is the same in all rows of a table stands in its heading. The columns are what varies, the time,
+its comparison, and the metrics of the experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from statistics import median
+from typing import Any
+
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
+from ddpperf.report.experiments import Experiment, experiment_of
+from ddpperf.report.facets import facets, in_words, timed_work
+from ddpperf.report.text import finding, interval
+from ddpperf.report.warnings import warnings_of
+from ddpperf.results import metrics, units
+from ddpperf.results.notes import NoteKind
+from ddpperf.results.outcomes import OutcomeKind
+from ddpperf.results.samples import Measured
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
+
+SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
+SIDES = ("base", "candidate", "ratio", "95% interval", "detectable", "finding")  # columns of an A/B run
+NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table: its heading, its unit or "", and a text for each row.
+
+    is_text: whether the cells are no numbers. is_clear: whether the cells are clear without the
+    heading.
+    """
+
+    heading: str
+    unit: str = ""
+    cells: tuple[str, ...]
+    is_text: bool = False
+    is_clear: bool = False
+
+    def sentence(self, row: int) -> str:
+        """Return the heading, the text of one row, and the unit."""
+        heading = "" if self.is_clear else self.heading
+        return " ".join(filter(None, (heading, self.cells[row], self.unit)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The results of an experiment.
+
+    common: what is the same in all rows. facets: columns that distinguish the rows. figures:
+    columns with results, the most important first. marks: for each row, the numbers of its
+    warnings. warnings: the warnings that no earlier table has, by their numbers. notes:
+    explanations of results.
+    """
+
+    title: str
+    common: tuple[str, ...]
+    facets: tuple[Column, ...]
+    figures: tuple[Column, ...]
+    tests: tuple[str, ...]
+    marks: tuple[tuple[int, ...], ...]
+    warnings: Mapping[int, str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of a table: a measured test, or another metric of it that got worse."""
+
+    test: str
+    experiment: Experiment
+    stored: Mapping[str, Any]
+    measured: Measured
+    change: Change | None = None
+    ab: Mapping[str, Any] | None = None
+    is_new: bool = False
+    outcome: str = "passed"
+    warnings: Sequence[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, Any]]:
+        found: Mapping[str, Mapping[str, Any]] = self.stored["metrics"]
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """The explanations of the test's results."""
+        return [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
+
+
+def tables_of(document: Mapping[str, Any]) -> list[Table]:
+    """Return a table for each experiment of a stored run, in the order of the tests.
+
+    A warning has the same number in all tables.
+    """
+    header = document["ddpperf"]
+    comparison = comparison_of(header)
+    by_title: dict[str, list[Case]] = {}
+    for case in _cases(document, comparison):
+        by_title.setdefault(case.experiment.title, []).append(case)
+    numbers: dict[str, int] = {}
+    return [_table(cases, header, numbers, compared=comparison is not None) for cases in by_title.values()]
+
+
+def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
+    """Return the comparison of a stored run with an earlier run, or None if there was none."""
+    fields = header.get("comparison")
+    return Comparison.from_json(fields) if fields is not None else None
+
+
+def usual_facets(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the properties that the options of a run give its training steps, by name."""
+    options = header["options"]
+    usual = {"input": "fixed", "result": "in place", "algorithm": "backend", "set_epoch": "yes"}
+    usual["collective"] = "all_reduce"
+    usual |= {name: options[name] for name in ("model", "precision", "input") if name in options}
+    if executions := options.get("executions"):
+        usual["execution"] = executions[0]
+    return usual
+
+
+def _cases(document: Mapping[str, Any], comparison: Comparison | None) -> list[Case]:
+    header = document["ddpperf"]
+    stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
+    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
+    cases = []
+    for test, outcome in header["outcomes"].items():
+        if test not in stored:
+            continue
+        rows = [row for row in ab["rows"] if row["test"] == test]
+        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
+        for row in shown or [None]:
+            case = Case(
+                test=test,
+                experiment=experiment_of(test),
+                stored=stored[test],
+                measured=Measured.from_json(stored[test]),
+                change=comparison.changes.get(test) if comparison is not None else None,
+                ab=row,
+                is_new=comparison is not None and test in comparison.new,
+                outcome=outcome["kind"],
+                warnings=warnings_of(stored[test]),
+            )
+            cases.append(case)
+    return cases
+
+
+def _table(
+    cases: Sequence[Case], header: Mapping[str, Any], numbers: dict[str, int], *, compared: bool
+) -> Table:
+    """Return the table of an experiment. Warnings without a number are added to `numbers`."""
+    properties, distinct = _facets(cases, header["options"].get("device", "cpu"))
+    usual = usual_facets(header)
+    common = [in_words(name, value) for name, value in properties.items() if usual.get(name) != value]
+    figures: list[Column] = []
+    if any(case.outcome != OutcomeKind.PASSED for case in cases):
+        outcomes = tuple(case.outcome for case in cases)
+        figures.append(Column(heading="outcome", cells=outcomes, is_text=True))
+    if "against" in header:
+        figures += _sides(cases)
+    else:
+        figures += _times(cases)
+        figures += _comparison(cases) if compared else []
+        for column in _metrics(cases):
+            if len(cases) > 1 and len(set(column.cells)) == 1:
+                common.append(column.sentence(0))
+            else:
+                figures.append(column)
+    known = len(numbers)
+    for warning in (warning for case in cases for warning in case.warnings):
+        numbers.setdefault(warning, len(numbers) + 1)
+    return Table(
+        title=cases[0].experiment.title,
+        common=tuple(common),
+        facets=distinct,
+        figures=tuple(figures),
+        tests=tuple(case.test for case in cases),
+        marks=tuple(tuple(sorted(numbers[warning] for warning in case.warnings)) for case in cases),
+        warnings={number: warning for warning, number in numbers.items() if number > known},
+        notes=tuple(dict.fromkeys(note for case in cases for note in case.notes)),
+    )
+
+
+def _facets(cases: Sequence[Case], device: str) -> tuple[dict[str, str], tuple[Column, ...]]:
+    """Return the properties that all cases share, and columns of the properties that vary.
+
+    If two cases differ in another property, there is a column with their test ids, too.
+    """
+    rows = [
+        {"kind": case.experiment.kind}
+        | facets(case.measured.spec, device=device, global_batch=case.experiment.global_batch)
+        for case in cases
+    ]
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
+    common: dict[str, str] = {}
+    columns: list[Column] = []
+    for name in names:
+        values = [row.get(name, "") for row in rows]
+        different = set(values) - {""}
+        if len(different) <= 1 and (name != "kind" or "" not in values):
+            common |= dict.fromkeys(different and [name], *different)
+            continue
+        cells = tuple(value or "-" for value in values)
+        numeric = all(cell.replace(",", "").isdigit() for cell in cells)
+        columns.append(Column(heading="" if name == "kind" else name, cells=cells, is_text=not numeric))
+    if len(set(zip(*(column.cells for column in columns), strict=True)) if columns else {()}) < len(cases):
+        tests = tuple(case.test.rpartition("[")[-1].removesuffix("]") for case in cases)
+        if len({case.ab["metric"] for case in cases if case.ab}) > 1:
+            found = tuple(case.ab["metric"] if case.ab else "-" for case in cases)
+            columns.append(Column(heading="metric", cells=found, is_text=True))
+        if len(set(tests)) > 1:
+            columns.insert(0, Column(heading="case", cells=tests, is_text=True))
+    return common, tuple(columns)
+
+
+def _times(cases: Sequence[Case]) -> list[Column]:
+    if not any(case.experiment.timed for case in cases):
+        return []
+    seconds = [median(case.measured.median_step_seconds().values()) for case in cases]
+    works = dict.fromkeys(timed_work(case.measured.spec) for case in cases)
+    scale = units.common_scale("s", seconds)
+    assert scale is not None
+    unit, text = scale
+    spreads = tuple(map(_iqr, cases))
+    columns = [
+        Column(
+            heading=next(iter(works)) if len(works) == 1 else "time",
+            unit=unit,
+            cells=tuple(map(text, seconds)),
+        )
+    ]
+    return columns + ([Column(heading="IQR", cells=spreads)] if set(spreads) != {"-"} else [])
+
+
+def _iqr(case: Case) -> str:
+    rounds = [case.measured.step_seconds(sample) for sample in case.measured.samples]
+    return f"{median(map(relative_iqr, rounds)):.0%}" if min(map(len, rounds)) >= FEWEST_ROUNDS else "-"
+
+
+def _comparison(cases: Sequence[Case]) -> list[Column]:
+    """Return columns that compare a run with a stored run, or with the code of the stored run."""
+    ratios, bounds, findings = zip(*map(_compared, cases), strict=True)
+    return [
+        Column(heading="ratio", cells=ratios),
+        Column(heading="limit or interval", cells=bounds, is_text=True, is_clear=True),
+        Column(heading="finding", cells=findings, is_text=True, is_clear=True),
+    ]
+
+
+def _compared(case: Case) -> tuple[str, str, str]:
+    """Return the ratio of a test's times, its interval or limit, and what was found."""
+    if case.ab is not None:
+        return f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)
+    if (change := case.change) is None:
+        return "-", "-", "new" if case.is_new else "-"
+    cpu = " (CPU)" if change.quantity == "CPU seconds" else ""
+    if not change.judged:
+        return f"{change.ratio:.3f}{cpu}", "-", "for information"
+    found = "slower" if change.slower else "suspect" if change.suspect else "not slower"
+    return f"{change.ratio:.3f}{cpu}", f"limit {change.limit:.4g}", found
+
+
+def _sides(cases: Sequence[Case]) -> list[Column]:
+    """Return columns that compare base and candidate of an A/B run."""
+    found = [case.ab for case in cases]
+    columns: dict[str, list[str]] = {}
+    for row in found:
+        cells = dict.fromkeys(SIDES, "-")
+        if row is not None:
+            cells = {
+                "base": metrics.formatted(row["metric"], row["base"]),
+                "candidate": metrics.formatted(row["metric"], row["candidate"]),
+                "ratio": f"{row['ratio']:.3f}",
+                "95% interval": interval(row),
+                "detectable": f"{row['detectable']:.1%}",
+                "finding": finding(row),
+            }
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
+    text = ("95% interval", "finding")
+    return [Column(heading=name, cells=tuple(cells), is_text=name in text) for name, cells in columns.items()]
+
+
+def _metrics(cases: Sequence[Case]) -> list[Column]:
+    """Return a column for each metric that the experiment's table shows."""
+    known = dict.fromkeys(name for case in cases for name in case.metrics)
+    ends = {f"{name}_{end}" for name in known for end in ("low", "high")}
+    patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics or case.metrics)
+    names = [name for pattern in patterns for name in known if fnmatchcase(name, pattern)]
+    return [_metric(cases, name) for name in dict.fromkeys(names) if name not in ends]
+
+
+def _metric(cases: Sequence[Case], name: str) -> Column:
+    stored = [case.metrics[name] for case in cases if name in case.metrics]
+    values = [metric["value"] for metric in stored]
+    heading, unit, text = metrics.column(name, values, stored[0]["unit"])
+    cells = [_cell(case.metrics, name, unit, text) for case in cases]
+    return Column(heading=heading, unit=unit, cells=tuple(cells))
+
+
+def _cell(found: Mapping[str, Mapping[str, Any]], name: str, unit: str, text: Callable[[float], str]) -> str:
+    """Return a metric's value as text, with the ends of its interval if they are stored."""
+    if name not in found:
+        return "-"
+    value = found[name]["value"]
+    if f"{name}_low" not in found or f"{name}_high" not in found:
+        return text(value)
+    low, high = (found[f"{name}_{end}"]["value"] for end in ("low", "high"))
+    if low == high == value:
+        return text(value)
+    if unit and not 0 < low <= high < NO_USE * low:
+        return "no usable fit"
+    return f"{text(value)} ({text(low)} to {text(high)})"
