@@ -24,7 +24,7 @@ from ddpperf.plugin.measure_again import judge
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
-from ddpperf.plugin.options.outputs import verdict_file
+from ddpperf.plugin.options.outputs import requested_outputs
 from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.outcome_collector import measures
 from ddpperf.plugin.session import Session
@@ -69,14 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
     with refusals_as_usage_errors():
-        verdict_to = verdict_file(config.getoption("verdict"))
+        outputs = requested_outputs(config)
         gpus = hardware.visible_gpus()
         options = read_options(config, len(gpus))
         session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
         config.stash[SESSION] = session
         if not _is_xdist_worker(config):
             config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
-            config.pluginmanager.register(Ending(config, session, verdict_to), "ddpperf-ending")
+            config.pluginmanager.register(Ending(config, session, outputs), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     baseline = session.baseline

@@ -20,9 +20,11 @@ import pytest
 from _pytest.junitxml import LogXML, xml_key
 
 from ddpperf.plugin.core_suite import by_file
-from ddpperf.plugin.options.outputs import file_to_write
+from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.markdown import markdown
+from ddpperf.report.outputs import write_page, write_plots
+from ddpperf.report.report_tables import report_tables
 from ddpperf.report.summary import fitting_width, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
@@ -39,10 +41,10 @@ class Ending:
     The constructor reads the options as they were typed, before ddpperf changes them.
     answer: the result of a comparison; None before the verdict, or if nothing was compared.
     verdict: None before the run has ended, and always None if no performance test was collected.
-    verdict_to: the file of --verdict.
+    outputs: the requested files, such as that of --verdict.
     """
 
-    def __init__(self, config: pytest.Config, session: Session, verdict_to: Path | None) -> None:
+    def __init__(self, config: pytest.Config, session: Session, outputs: Outputs) -> None:
         self.answer: Answer | None = None
         self.verdict: Verdict | None = None
         self._lines: list[str] = []
@@ -55,7 +57,7 @@ class Ending:
             copy_to.close()  # pytest-benchmark has already opened it
             copy_to = copy_to.name
         self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
-        self._verdict_to = verdict_to
+        self._outputs = outputs
         self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
         self._signal = ""  # the name of the signal that interrupted the run
 
@@ -87,7 +89,8 @@ class Ending:
         self._save(document, markdown(document, summary_lines(document)))
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
-        self._lines = [*summary_lines(document, width=width), *self._lines, *verdict]
+        tables = report_tables(document).splitlines() if self._outputs.tables else []
+        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
         session.exitstatus = exit_status(self.verdict.status, saved=self._saved)
 
     def _width(self) -> int:
@@ -108,8 +111,14 @@ class Ending:
                 self._write("the baseline", storage.baselines, partial(storage.promote, document, name))
             elif name:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
-        if verdict_to := self._verdict_to:
-            self._write("the verdict", verdict_to, partial(write_atomically, verdict_to, page))
+        outputs = self._outputs
+        if path := outputs.verdict:
+            self._write("the verdict", path, partial(write_atomically, path, page))
+        kept = storage.kept() if outputs.page or outputs.plots else []
+        if path := outputs.page:
+            self._write("the page", path, partial(write_page, path, document, kept))
+        if path := outputs.plots:
+            self._write("the pictures", path, partial(write_plots, path, document, kept))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             path = Path(step_summary)
             self._write("the step's summary", path, partial(_append, path, page))

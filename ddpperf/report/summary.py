@@ -28,9 +28,8 @@ LABEL = 12  # characters, of a line's first word such as "skipped"
 def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
     """Return the tables of a stored run, and what is worth knowing about the run, as lines of text."""
     header = document["ddpperf"]
-    comparison = comparison_of(header)
     tables = sorted(tables_of(document), key=lambda table: len(table.tests) == 1)
-    lines = wrapped(_title(header, document), width)
+    lines = wrapped(title(header, document), width)
     was_sentence = False
     for table in tables:  # those of a single row are sentences, and come last
         is_sentence = len(table.tests) == 1
@@ -38,8 +37,20 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[st
         lines += table_lines(table, width, notes=len(tables) <= FEW_TABLES)
         was_sentence = is_sentence
     lines.append("")
-    facts = [
-        ("", worth_knowing(document)),
+    for sentence in worth_knowing(document):
+        lines += wrapped(sentence, width)
+    for label, sentences in summary_facts(document):
+        for number, sentence in enumerate(sentences):
+            first = ("" if number else label).ljust(LABEL)
+            lines += wrapped(sentence, width, first=first, indent=LABEL)
+    return lines
+
+
+def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return sentences on the whole run, with a label for each subject."""
+    header = document["ddpperf"]
+    comparison = comparison_of(header)
+    return [
         ("compared", _compared(comparison) if comparison is not None else []),
         ("A/B", _sides(header)),
         ("controls", _controls(header, comparison)),
@@ -48,11 +59,6 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[st
         ("left out", _left_out(header.get("left_out", {}))),
         ("time", _timing(header.get("timing"))),
     ]
-    for label, sentences in facts:
-        for number, sentence in enumerate(sentences):
-            first = (label if number == 0 else "").ljust(LABEL) if label else ""
-            lines += wrapped(sentence, width, first=first, indent=LABEL if label else 2)
-    return lines
 
 
 def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
@@ -87,7 +93,8 @@ def next_step(header: Mapping[str, Any]) -> str:
     return "remove the reasons above, then run the same command again"
 
 
-def _title(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def title(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Return the hardware, the software and the usual options of a run in one line."""
     environment = header["environment"]
     data = header["options"].get("data", {"name": "synthetic"})
     sets = max(

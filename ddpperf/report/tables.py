@@ -99,12 +99,12 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
     A warning has the same number in all tables.
     """
     header = document["ddpperf"]
-    comparison = comparison_of(header)
+    compared = comparison_of(header) is not None
     by_title: dict[str, list[Case]] = {}
-    for case in _cases(document, comparison):
+    for case in cases_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    return [_table(cases, header, numbers, compared=comparison is not None) for cases in by_title.values()]
+    return [_table(cases, header, numbers, compared=compared) for cases in by_title.values()]
 
 
 def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
@@ -124,8 +124,10 @@ def usual_facets(header: Mapping[str, Any]) -> dict[str, str]:
     return usual
 
 
-def _cases(document: Mapping[str, Any], comparison: Comparison | None) -> list[Case]:
+def cases_of(document: Mapping[str, Any]) -> list[Case]:
+    """Return the rows of all tables of a stored run, in the order of the tests."""
     header = document["ddpperf"]
+    comparison = comparison_of(header)
     stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
     ab = header.get("against") or header.get("confirmed") or {"rows": ()}
     cases = []

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
@@ -120,9 +121,24 @@ class Storage:
                 return {str(test): float(duration) for test, duration in seconds}
         return {}
 
+    def kept(self) -> list[tuple[str, dict[str, float]]]:
+        """Return the file name and the step seconds by test of the newest stored runs, oldest first.
+
+        Unreadable files and A/B runs are left out.
+        """
+        found = []
+        for path in reversed([*_numbered(self.baselines), *_numbered(self.runs)][-MOST_READ:]):
+            with contextlib.suppress(NoBaseline):
+                run = self.load(path)
+                seconds = {
+                    test: median(measured.all_step_seconds()) for test, measured in run.measured.items()
+                }
+                found.append((run.when, path.stem, seconds))
+        return [(name, seconds) for _, name, seconds in sorted(found, key=lambda run: run[0])]
+
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
-        return self._baseline(read_document(path), path)
+        return self.read(read_document(path), path)
 
     def history(self, compared: Baseline) -> list[PastRun]:
         """Return the stored runs of this hardware and the run to compare with, oldest first.
@@ -138,7 +154,7 @@ class Storage:
             with contextlib.suppress(NoBaseline):
                 document = read_document(path)
                 if path in promoted or _passed(document, compared=True):
-                    found.append(self._baseline(document, path))
+                    found.append(self.read(document, path))
         unique: list[Baseline] = []
         for run in [*found, compared]:
             if all(run.measured != known.measured for known in unique):
@@ -151,7 +167,8 @@ class Storage:
             for run in sorted(unique, key=lambda run: run.when)
         ]
 
-    def _baseline(self, document: Any, path: Path) -> Baseline:
+    def read(self, document: Any, path: Path) -> Baseline:
+        """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""
         try:
             header = document["ddpperf"]
             schema, key = header["schema"], header["hardware_key"]

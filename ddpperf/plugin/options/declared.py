@@ -192,6 +192,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "A/B runs": AB_OPTIONS,
     "Where output goes": (
         Option("--verdict", NEW_FILE, "Write the verdict to this file as Markdown."),
+        Option("--report", NEW_FILE, "Write an HTML page with tables and pictures to this file."),
+        Option("--plots", NEW_FOLDER, "Write the pictures of the page to this folder, as PNG and SVG."),
+        Option("--tables", NOTHING, "Print the tables that a report on parallel training asks for."),
         Option("--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder."),
         Option(
             "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.report.markdown import PAGE_BEGINS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The outputs of a run besides its stored JSON, as the command line requests them.
+
+    verdict, page: files, or None. plots: a folder, or None. tables: whether to print the tables of a
+    report.
+    """
+
+    verdict: Path | None = None
+    page: Path | None = None
+    plots: Path | None = None
+    tables: bool = False
+
+
+def requested_outputs(config: pytest.Config) -> Outputs:
+    """Return the requested outputs, and delete an earlier run's verdict in the file of --verdict.
+
+    Raises Refused if one of them cannot be written.
+    """
+    page, plots = config.getoption("report"), config.getoption("plots")
+    for option, value in (("--report", page), ("--plots", plots)):
+        if value is not None and importlib.util.find_spec("matplotlib") is None:
+            raise Refused(f"{option} needs matplotlib, which is not installed; pip install matplotlib")
+    folder = Path(plots).resolve() if plots is not None else None
+    make_folder("--plots", folder)
+    return Outputs(
+        verdict=verdict_file(config.getoption("verdict")),
+        page=file_to_write("--report", page) if page is not None else None,
+        plots=folder,
+        tables=bool(config.getoption("tables")),
+    )
 
 
 def verdict_file(text: str | None) -> Path | None:

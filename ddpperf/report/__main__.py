@@ -1,0 +1,92 @@
+"""Make a page, pictures or tables from a stored run, without measuring anything.
+
+    python -m ddpperf.report RUN.json [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
+
+Without -o, --plots and --tables, the summary of the run is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddpperf.errors import Refused
+from ddpperf.report.outputs import write_page, write_plots
+from ddpperf.report.report_tables import report_tables
+from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, read_document
+from ddpperf.verdict.stored_run_comparison import Reference, compare
+from ddpperf.verdict.thresholds import read_threshold_file
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the document of a stored run; raise NoBaseline for any other file."""
+    document: dict[str, Any] = read_document(path)
+    header = document.get("ddpperf") if isinstance(document, dict) else None
+    if not isinstance(header, dict):
+        raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
+    if (schema := header.get("schema")) != SCHEMA:
+        raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; measure again")
+    if not document.get("benchmarks"):
+        raise NoBaseline(f"{path} holds no measured test; name another run")
+    return document
+
+
+def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, Any]:
+    """Return a stored run's document with its comparison with another stored run.
+
+    root: the project's root, whose perf/thresholds.toml has the settings of comparisons.
+    """
+    header = document["ddpperf"]
+    storage = Storage(root=root, hardware_key=header["hardware_key"])
+    now, then = storage.read(document, Path("the run")), storage.load(with_run)
+    device = header["options"].get("device", "cpu")
+    _, settings = read_threshold_file(root)
+    reference = Reference(
+        baseline=then, settings=settings["gpu" if device == "cuda" else "cpu"], device=device
+    )
+    comparison = compare(now.measured, reference, list(now.measured))
+    fields = {"comparison": comparison.to_json(), "compared_with": with_run.name, "confirmed": None}
+    return document | {"ddpperf": header | fields}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m ddpperf.report", description=__doc__)
+    parser.add_argument("run", type=Path, help="a stored run, such as .ddpperf/runs/KEY/0001_x.json")
+    parser.add_argument("--baseline", type=Path, metavar="OTHER.json", help="a stored run to compare with")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write a page to this file")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
+    parser.add_argument("--tables", action="store_true", help="print the tables of a report as Markdown")
+    given = parser.parse_args()
+    try:
+        document = load(given.run)
+        if given.baseline is not None:
+            document = compared(document, given.baseline, Path.cwd())
+        written = []
+        try:
+            kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
+            if given.output is not None:
+                written.append(write_page(given.output, document, kept))
+            if given.plots is not None:
+                written.append(write_plots(given.plots, document, kept))
+            if given.tables:
+                print(report_tables(document))
+            elif not written:
+                print("\n".join([*summary_lines(document), *verdict_lines(document["ddpperf"])]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise NoBaseline(f"{given.run} is damaged ({error!r}); name another run") from error
+        for path in written:
+            print(f"saved {path}")
+    except (NoBaseline, Refused) as problem:
+        print(problem, file=sys.stderr)
+        return 4
+    except OSError as error:
+        print(f"{error.filename} cannot be written ({error.strerror}); name another file", file=sys.stderr)
+        return 4
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A stored run as one HTML page, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import median
+from typing import Any
+
+from ddpperf.report.plots import STYLE, SVG, Picture, pictures_of
+from ddpperf.report.summary import next_step, summary_facts, title
+from ddpperf.report.tables import Case, cases_of, tables_of
+from ddpperf.report.text import finding, format_metric, interval, short
+from ddpperf.report.worth_knowing import worth_knowing
+from ddpperf.results import units
+
+MOST_IMPORTANT = 3  # rows on top of the page
+
+
+def page(document: Mapping[str, Any], history: Sequence[tuple[str, Mapping[str, float]]] = ()) -> str:
+    """Return the HTML page of a stored run.
+
+    history: the name and the step seconds by test of each kept run, oldest first.
+    """
+    header = document["ddpperf"]
+    cases = cases_of(document)
+    pictures = pictures_of(cases, header, history)
+    sections = [
+        {
+            "table": table,
+            "columns": [*table.facets, *table.figures],
+            "pictures": [_embedded(picture) for picture in pictures if picture.experiment == table.title],
+        }
+        for table in tables_of(document)
+    ]
+    html: str = _template().render(
+        title=title(header, document),
+        verdict=header["verdict"],
+        next_step=next_step(header),
+        important=_important(cases),
+        sentences=worth_knowing(document),
+        sections=sections,
+        pictures=[_embedded(picture) for picture in pictures if not picture.experiment],
+        facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
+        metrics=[(short(case.test), _metrics(case)) for case in cases],
+        environment=sorted((name, str(value)) for name, value in header["environment"].items()),
+        command_line=header["options"].get("command_line", ""),
+    )
+    return html
+
+
+def _metrics(case: Case) -> list[str]:
+    return [format_metric(name, found["value"], found["unit"]) for name, found in case.metrics.items()]
+
+
+def _important(cases: Sequence[Case]) -> list[tuple[str, str, str]]:
+    """Return the tests that changed most, or else those that scaled worst, with what was found."""
+    compared = [case for case in cases if case.ab is not None and case.ab["primary"]]
+    if compared:
+        compared.sort(key=lambda case: -max(case.ab["ratio"], 1 / case.ab["ratio"]) if case.ab else 0.0)
+        return [
+            (short(case.test), f"{case.ab['ratio']:.3f} times ({interval(case.ab)})", finding(case.ab))
+            for case in compared[:MOST_IMPORTANT]
+            if case.ab is not None
+        ]
+    scaled = [case for case in cases if "efficiency" in case.metrics]
+    scaled.sort(key=lambda case: case.metrics["efficiency"]["value"])
+    return [
+        (
+            short(case.test),
+            units.seconds(median(case.measured.median_step_seconds().values())),
+            f"efficiency {units.percent(case.metrics['efficiency']['value'])}",
+        )
+        for case in (scaled or list(cases))[:MOST_IMPORTANT]
+        if scaled
+    ]
+
+
+def _embedded(picture: Picture) -> dict[str, str]:
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context(STYLE):
+        picture.figure.savefig(file, format="svg", metadata=SVG)
+    image = base64.b64encode(file.getvalue()).decode()
+    return {"source": f"data:image/svg+xml;base64,{image}", "description": picture.description}
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("ddpperf.report", "templates")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html")

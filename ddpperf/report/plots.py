@@ -1,0 +1,434 @@
+"""Pictures of a stored run's experiments, made with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ddpperf.analysis.bandwidth import all_reduce_busbw
+from ddpperf.analysis.scaling import over_sets
+from ddpperf.report.facets import facets
+from ddpperf.report.tables import Case
+from ddpperf.report.text import short
+from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+WIDTH, ROW_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 2.6  # inches
+MOST_ROWS = 40  # of a picture with a bar for each case
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
+SVG = {"Date": None}  # metadata without the time, so that equal runs give equal files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture of an experiment.
+
+    name: the name of its files. experiment: the title of the experiment's table, or "" for the whole
+    run. description: what the picture shows, for readers who cannot see it.
+    """
+
+    name: str
+    experiment: str
+    description: str
+    figure: Figure
+
+
+def save(pictures: Sequence[Picture], folder: Path) -> None:
+    """Write each picture as PNG and SVG to a folder, which is made if it does not exist."""
+    from matplotlib import rc_context
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        for ending, options in (("png", {"dpi": 150}), ("svg", {"metadata": SVG})):
+            path = folder / f"{picture.name}.{ending}"
+            with rc_context(STYLE):
+                picture.figure.savefig(path, **options)
+
+
+def pictures_of(
+    cases: Sequence[Case],
+    header: Mapping[str, Any],
+    history: Sequence[tuple[str, Mapping[str, float]]] = (),
+) -> list[Picture]:
+    """Return the pictures of a run, in the order of its tables.
+
+    history: the name and the step seconds by test of each kept run, oldest first.
+    """
+    from matplotlib import rc_context
+
+    drawn: list[Picture | None] = []
+    with rc_context(STYLE):
+        for name, experiments, draw, description in DRAWN:
+            titles = [case.experiment.title for case in cases]
+            title = next((title for title in titles if title in experiments), "")
+            chosen = [case for case in cases if case.experiment.title in experiments]
+            figure = draw(chosen, header) if chosen else None
+            if figure is not None:
+                drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
+        drawn += [_forest(header), _history(history)]
+    return [picture for picture in drawn if picture is not None]
+
+
+def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+    """Return the properties of a case in one line, without properties that the options give."""
+    options = header["options"]
+    usual = {options.get("model"), options.get("precision"), *options.get("executions", ())[:1]}
+    usual |= {options.get("input", "fixed"), "in place"}
+    found = facets(case.measured.spec, device=options.get("device", "cpu"))
+    words = {"batch": "batch {}", "GPUs": "{} GPUs", "ranks": "{} ranks"}
+    named = [
+        words.get(name, "{}").format(value)
+        for name, value in found.items()
+        if value and value not in usual and name not in without
+    ]
+    return ", ".join([case.experiment.kind] * bool(case.experiment.kind) + named)
+
+
+def _value(case: Case, name: str) -> float | None:
+    return case.metrics[name]["value"] if name in case.metrics else None
+
+
+def _series(
+    cases: Sequence[Case], header: Mapping[str, Any], x: str, metric: str, without: Sequence[str] = ()
+) -> dict[str, list[tuple[float, float, Case]]]:
+    """Return points (x, metric, case) for each label of cases, where x is a property such as batch."""
+    series: dict[str, list[tuple[float, float, Case]]] = {}
+    device = header["options"].get("device", "cpu")
+    for case in cases:
+        at = facets(case.measured.spec, device=device).get(x, "").replace(",", "")
+        value = _value(case, metric) if metric else median(case.measured.median_step_seconds().values())
+        if at.isdigit() and value is not None:
+            name = label(case, header, without=(x, *without))
+            series.setdefault(name, []).append((float(at), value, case))
+    return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
+
+
+def _figure(rows: int = 0, columns: int = 1) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows) if rows else 3.6
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def _line(axes: Axes, number: int, points: Sequence[tuple[float, float, Case]], name: str) -> None:
+    axes.plot(
+        [point[0] for point in points],
+        [point[1] for point in points],
+        color=COLOURS[number % len(COLOURS)],
+        marker=MARKERS[number % len(MARKERS)],
+        label=name or "all",
+    )
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(fontsize=7, frameon=False)
+    axes.grid(alpha=0.3)
+
+
+Part = Callable[[Case], "float | None"]
+
+
+def _stacked(
+    cases: Sequence[Case], header: Mapping[str, Any], parts: Mapping[str, Part], unit: str
+) -> Figure | None:
+    """Return horizontal bars, one for each case, each a stack of parts."""
+    rows = [case for case in cases if any(part(case) is not None for part in parts.values())][:MOST_ROWS]
+    if not rows:
+        return None
+    figure, axes = _figure(len(rows))
+    left = [0.0] * len(rows)
+    names = [label(case, header) for case in rows]
+    places = range(len(rows))
+    for number, (name, part) in enumerate(parts.items()):
+        widths = [max(0.0, part(case) or 0.0) for case in rows]
+        look: dict[str, Any] = {"color": COLOURS[number], "hatch": HATCHES[number], "edgecolor": "white"}
+        axes.barh(places, widths, left=left, label=name, **look)
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    _legend(axes)
+    return figure
+
+
+# --- one function for each picture; it returns None if there is nothing to show
+
+
+def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
+    series = _series(cases, header, x, "speedup")
+    if not series:
+        return None
+    figure, axes = _figure()
+    most = max(point[0] for points in series.values() for point in points)
+    axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
+    floors = {
+        check["test"]: check["bound"]
+        for check in header.get("thresholds", {}).get("checks", ())
+        if check["metric"] == "efficiency"
+    }
+    for number, (name, points) in enumerate(series.items()):
+        axes.errorbar(
+            [1.0, *(point[0] for point in points)],
+            [1.0, *(point[1] for point in points)],
+            yerr=[0.0, *(_half_width(point[2], "speedup") for point in points)],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            capsize=3,
+            label=name,
+        )
+        bounds = [(N, floors[case.test] * N) for N, _, case in points if case.test in floors]
+        if bounds:
+            axes.scatter(*zip(*bounds, strict=True), marker="_", s=150, color="black")
+    axes.set_xlabel(f"{x} (black bars: thresholds)" if floors else x)
+    axes.set_ylabel("speedup")
+    axes.set_xticks(sorted({1.0, *(point[0] for points in series.values() for point in points)}))
+    _legend(axes)
+    return figure
+
+
+def _half_width(case: Case, metric: str) -> float:
+    """Return half of the 95% interval over process sets; 0 if there is a single process set."""
+    values = list(case.metrics[metric]["by_set"].values())
+    if len(values) < 2:
+        return 0.0
+    interval = over_sets(values)
+    return (interval.high - interval.low) / 2
+
+
+def _batch(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    epochs, speeds = (_series(cases, header, "batch", metric) for metric in ("", "images_per_second"))
+    if not speeds:
+        return None
+    figure, (left, right) = _figure(columns=2)
+    for axes, series, what in ((left, epochs, "epoch (s)"), (right, speeds, "images/s")):
+        for number, (name, points) in enumerate(series.items()):
+            _line(axes, number, points, name)
+        axes.set(xscale="log", xlabel="batch size", ylabel=what, ylim=(0, None))
+        _legend(axes)
+    return figure
+
+
+def _comm(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def overlapped(case: Case) -> float | None:
+        whole, exposed = _value(case, "traced_comm_seconds"), _value(case, "traced_exposed_comm_seconds")
+        return None if whole is None or exposed is None else (whole - exposed) * 1e3
+
+    def computed(case: Case) -> float | None:
+        compute, hidden = _value(case, "compute_seconds"), overlapped(case)
+        return None if compute is None or hidden is None else compute * 1e3 - hidden
+
+    def exposed(case: Case) -> float | None:
+        found = _value(case, "traced_exposed_comm_seconds")
+        return None if found is None else found * 1e3
+
+    parts = {
+        "compute alone": computed,
+        "compute and communication overlap": overlapped,
+        "exposed communication": exposed,
+    }
+    return _stacked(cases, header, parts, "ms of a profiled step")
+
+
+def _bandwidth(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def busbw(case: Case) -> float | None:
+        found = _value(case, "gradient_busbw_bytes_per_second")
+        return None if found is None else found / 1e9
+
+    return _stacked(cases, header, {"gradients' bus bandwidth": busbw}, "GB/s")
+
+
+def _parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def of(part: str) -> Callable[[Case], float | None]:
+        def milliseconds(case: Case) -> float | None:
+            found = _value(case, f"{part}_seconds")
+            return None if found is None else found * 1e3
+
+        return milliseconds
+
+    return _stacked(cases, header, {part.replace("_", " "): of(part) for part in PARTS}, "ms of a step")
+
+
+def _cost(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def minutes(case: Case) -> float | None:
+        found = _value(case, "device_seconds_per_epoch")
+        return None if found is None else found / 60
+
+    device = "GPU" if header["options"].get("device") == "cuda" else "rank"
+    return _stacked(cases, header, {"all devices together": minutes}, f"{device}-minutes of an epoch")
+
+
+def _messages(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def of(kind: str) -> Callable[[Case], float | None]:
+        def megabytes(case: Case) -> float | None:
+            found = _value(case, f"{kind}_bytes")
+            return None if found is None else found / 1e6
+
+        return megabytes
+
+    kinds = ("gradients", "parameters", "buffers", "metrics", "other")
+    return _stacked(cases, header, {kind: of(kind) for kind in kinds}, "MB that a rank sends in a step")
+
+
+def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    calls: dict[str, list[tuple[float, float]]] = {}
+    models = []
+    for case in cases:
+        spec = case.measured.spec
+        if not isinstance(spec, AllReduceSpec):
+            continue
+        seconds = median(case.measured.median_step_seconds().values())
+        if case.experiment.title == "all_reduce model":
+            models.append((spec, case))
+        elif case.experiment.title == "collectives":
+            busbw = all_reduce_busbw(spec.nbytes, seconds, spec.world_size) / 1e9
+            calls.setdefault(label(case, header, without=("buffer", "collective")), []).append(
+                (spec.nbytes, busbw)
+            )
+    if not calls:
+        return None
+    figure, axes = _figure()
+    for number, (name, points) in enumerate(calls.items()):
+        axes.plot(
+            *zip(*sorted(points), strict=True),
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            label=name,
+        )
+    sizes = sorted({nbytes for points in calls.values() for nbytes, _ in points})
+    for spec, case in models:
+        latency, best = _value(case, "latency_seconds"), _value(case, "asymptotic_busbw_bytes_per_second")
+        if latency and best and latency > 0:
+            scale = all_reduce_busbw(1, 1, spec.world_size)
+            modelled = [size * scale / (latency + size * scale / best) / 1e9 for size in sizes]
+            axes.plot(sizes, modelled, color="gray", linestyle=":", label=f"model, {spec.world_size} ranks")
+    for link in {link for case in cases if (link := _link(case))}:
+        axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
+    axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
+    _legend(axes)
+    return figure
+
+
+def _link(case: Case) -> float | None:
+    used, busbw = _value(case, "link_utilization"), _value(case, "busbw_bytes_per_second")
+    return round(busbw / used, -6) if used and busbw else None
+
+
+def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    runs = [case for case in cases if isinstance(case.measured.spec, RunSpec)]
+    if not runs:
+        return None
+    figure, (left, right) = _figure(columns=2)
+    for number, case in enumerate(runs):
+        spec = case.measured.spec
+        assert isinstance(spec, RunSpec)
+        for axes, name in ((left, "train_loss"), (right, "test_accuracy")):
+            counters = case.measured.samples[0].counters
+            points = [
+                (epoch, counters[f"{name}_{epoch}"][0])
+                for epoch in range(1, spec.epochs + 1)
+                if f"{name}_{epoch}" in counters
+            ]
+            if points:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    color=COLOURS[number % len(COLOURS)],
+                    marker=MARKERS[number % len(MARKERS)],
+                    label=label(case, header, without=("model", "input")),
+                )
+            axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
+    _legend(left)
+    right.grid(alpha=0.3)
+    return figure
+
+
+def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    found = [case for case in cases if _value(case, "test_accuracy") is not None][:MOST_ROWS]
+    if not found:
+        return None
+    figure, axes = _figure(len(found))
+    for place, case in enumerate(found):
+        middle = case.metrics["test_accuracy"]["value"]
+        low, high = (_value(case, f"test_accuracy_{end}") for end in ("low", "high"))
+        ends = [[max(0.0, middle - (low or middle))], [max(0.0, (high or middle) - middle)]]
+        axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
+    axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy, with 95% interval over seeds")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
+# The name of a picture, the titles of its experiments, its function, and its description.
+DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
+    ("scaling", ("scaling",), _scaling, "Speedup of weak and strong scaling by number of devices"),
+    ("epoch_scaling", ("scaling of epochs",), _scaling, "Speedup of an epoch by number of devices"),
+    ("batch_size", ("batch size",), _batch, "Epoch time and images per second by batch size"),
+    ("communication", ("communication in a step",), _comm, "Compute, overlapped and exposed communication"),
+    ("bandwidth", ("communication in a step",), _bandwidth, "Bus bandwidth of gradients while training"),
+    ("step_parts", ("step breakdown",), _parts, "Time of the parts of a training step"),
+    ("cost", ("step breakdown",), _cost, "Device time of an epoch on all devices together"),
+    (
+        "all_reduce",
+        ("collectives", "all_reduce model"),
+        _all_reduce,
+        "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
+    ),
+    ("messages", ("messages of a step",), _messages, "Bytes that a rank sends in a step, by kind"),
+    ("curves", ("whole trainings", "long trainings"), _curves, "Training loss and test accuracy by epoch"),
+    ("accuracy", ("whole trainings", "long trainings"), _accuracy, "Test accuracy by batch size and recipe"),
+)
+
+
+# --- pictures of the whole run
+
+
+def _forest(header: Mapping[str, Any]) -> Picture | None:
+    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
+    rows = [row for row in ab["rows"] if row["primary"] or row["control"] is not None]
+    rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
+    if not rows:
+        return None
+    figure, axes = _figure(len(rows))
+    colours = {"worse": COLOURS[5], "suspect": COLOURS[1], "better": COLOURS[2], "undecided": COLOURS[3]}
+    for place, row in enumerate(rows):
+        ends = [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
+        worse = row["finding"] == "worse"
+        colour = colours.get(row["finding"], COLOURS[0])
+        axes.errorbar(row["ratio"], place, xerr=ends, fmt="X" if worse else "o", color=colour, capsize=3)
+    axes.axvline(1.0, color="gray", linestyle="--")
+    names = [short(row["test"]) + f": {row['finding']}" * (row["finding"] != "unchanged") for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("time of the candidate over the base, with 95% interval")
+    axes.grid(alpha=0.3)
+    description = "Time ratio of each test in the A/B run, with its 95% interval"
+    return Picture(name="ab", experiment="", description=description, figure=figure)
+
+
+def _history(history: Sequence[tuple[str, Mapping[str, float]]]) -> Picture | None:
+    tests = list(dict.fromkeys(test for _, seconds in history for test in seconds))[: 2 * MOST_ROWS]
+    if len(history) < 2 or not tests:
+        return None
+    usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
+    nothing = float("nan")
+    ratios = [[seconds.get(test, nothing) / usual[test] for _, seconds in history] for test in tests]
+    figure, axes = _figure(len(tests) // 2)
+    image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
+    axes.set_yticks(range(len(tests)), [short(test) for test in tests], fontsize=5)
+    axes.set_xticks(range(len(history)), [name for name, _ in history], rotation=90, fontsize=6)
+    figure.colorbar(image, label="time over the median of all kept runs")
+    description = "Time of each test in each kept run, relative to the median of all kept runs"
+    return Picture(name="history", experiment="", description=description, figure=figure)

@@ -1,0 +1,237 @@
+"""The page, the pictures and the command that make them from a stored run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import time
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddpperf.report.page import page
+from ddpperf.report.plots import pictures_of
+from ddpperf.report.tables import cases_of, tables_of
+from tests.canned import CannedSuite
+
+ROOT = Path(__file__).parents[2]
+CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
+GPU = ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json"
+GATE = ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
+RUNS = (CPU, GPU, GATE)
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+def stored(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text_of(path))
+    return document
+
+
+class Parsed(HTMLParser):
+    """The elements of a page with their attributes, and its visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_page_is_small_and_quickly_made(path: Path) -> None:
+    page(stored(CPU))  # imports matplotlib
+    began = time.perf_counter()
+    html = page(stored(path))
+    assert time.perf_counter() - began < 5
+    assert len(html.encode()) < 3_000_000
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_page_needs_no_other_file_and_no_script(path: Path) -> None:
+    parsed = Parsed(page(stored(path)))
+    assert parsed.open == []
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in parsed.elements}
+    for _, attributes in parsed.elements:
+        for name in ("src", "href", "srcset"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_page_has_verdict_tables_and_pictures(path: Path) -> None:
+    document = stored(path)
+    parsed = Parsed(page(document))
+    for reason in document["ddpperf"]["verdict"]["reasons"]:
+        assert reason in parsed.text
+    for table in tables_of(document):
+        assert table.title.capitalize() in parsed.text
+        for column in (*table.facets, *table.figures):
+            for cell in column.cells:
+                assert cell in parsed.text
+    images = [attributes for tag, attributes in parsed.elements if tag == "img"]
+    assert len(images) == len(pictures_of(cases_of(document), document["ddpperf"]))
+    assert all(image["alt"] for image in images)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (CPU, {"scaling", "epoch_scaling", "batch_size", "communication", "bandwidth", "step_parts", "cost"}),
+        (CPU, {"all_reduce", "messages", "curves", "accuracy"}),
+        (GPU, {"scaling", "batch_size", "epoch_scaling", "all_reduce"}),
+        (GATE, {"ab"}),
+    ],
+)
+def test_pictures_are_those_of_the_measured_experiments(path: Path, names: set[str]) -> None:
+    document = stored(path)
+    assert names <= {picture.name for picture in pictures_of(cases_of(document), document["ddpperf"])}
+
+
+def test_scaling_picture_shows_the_stored_speedups() -> None:
+    document = stored(GPU)
+    pictures = pictures_of(cases_of(document), document["ddpperf"])
+    (scaling,) = [picture for picture in pictures if picture.name == "scaling"]
+    (axes,) = scaling.figure.axes
+    drawn = {
+        (float(x), round(float(y), 9))
+        for line in axes.get_lines()
+        for x, y in np.transpose([line.get_xdata(), line.get_ydata()])
+    }
+    for test in document["benchmarks"]:
+        found = test["extra_info"]["ddpperf"]
+        if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:
+            speedup = round(found["metrics"]["speedup"]["value"], 9)
+            assert (float(found["spec"]["world_size"]), speedup) in drawn
+
+
+def test_history_shows_every_kept_run() -> None:
+    document = stored(GATE)
+    history = [("0001_a", {"x.py::t": 1.0, "x.py::u": 2.0}), ("0002_b", {"x.py::t": 1.1})]
+    pictures = pictures_of([], document["ddpperf"], history)
+    (picture,) = [picture for picture in pictures if picture.name == "history"]
+    image = picture.figure.axes[0].get_images()[0].get_array()
+    assert image is not None
+    assert image.tolist()[0] == pytest.approx([1 / 1.05, 1.1 / 1.05])
+
+
+def test_names_with_markup_are_escaped() -> None:
+    document = copy.deepcopy(stored(CPU))
+    evil = "<script>alert(1)</script>"
+    test = document["benchmarks"][0]
+    outcome = document["ddpperf"]["outcomes"].pop(test["fullname"])
+    test["fullname"] += evil
+    document["ddpperf"]["outcomes"][test["fullname"]] = outcome
+    document["ddpperf"]["verdict"]["reasons"] = [f"{evil} failed"]
+    html = page(document)
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; failed" in html
+
+
+# --- python -m ddpperf.report
+
+
+def command(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddpperf.report", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_command_writes_page_and_pictures(tmp_path: Path) -> None:
+    finished = command(CPU, "-o", tmp_path / "report.html", "--plots", tmp_path / "plots")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    for ending in ("png", "svg"):
+        assert (tmp_path / "plots" / f"scaling.{ending}").stat().st_size > 1000
+
+
+def test_command_compares_two_stored_runs() -> None:
+    finished = command(CPU, "--baseline", CPU)
+    assert finished.returncode == 0, finished.stderr
+    assert "ratio 1.000" in finished.stdout
+    assert "with 0014_core.json: 45 times, in the median 0.0% shorter than stored" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"benchmarks": []}', "was not saved by ddpperf"),
+        ("[1, 2]", "was not saved by ddpperf"),
+        ("{", "cannot be read"),
+        ('{"ddpperf": {"schema": 1}, "benchmarks": []}', "has schema 1, this ddpperf reads 2"),
+        ('{"ddpperf": {"schema": 2}, "benchmarks": []}', "holds no measured test"),
+        ('{"ddpperf": {"schema": 2}, "benchmarks": [{"fullname": "x"}]}', "is damaged"),
+    ],
+)
+def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: str, words: str) -> None:
+    run = tmp_path / "run.json"
+    run.write_text(content)
+    finished = command(run, "-o", tmp_path / "report.html")
+    assert finished.returncode == 4
+    assert words in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_missing_run_or_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    for arguments in (("nowhere.json",), (CPU, "-o", tmp_path / "no" / "report.html")):
+        finished = command(*arguments)
+        assert finished.returncode == 4
+        assert len(finished.stderr.splitlines()) == 1, finished.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- options of a run
+
+
+def test_run_writes_page_pictures_and_tables(canned_suite: CannedSuite) -> None:
+    run = canned_suite.run("perf", "--report", "page.html", "--plots", "plots", "--tables")
+    run.assert_one_sentence(0, "saved the page: page.html")
+    run.assert_one_sentence(0, "saved the pictures: plots")
+    assert (canned_suite.root / "page.html").read_text().startswith("<!doctype html>")
+    assert (canned_suite.root / "plots" / "all_reduce.png").exists()
+    assert "## Q2: time and speedup by batch size and devices" in run.output
+    canned_suite.run("perf", "--report", "page.html")
+    html = (canned_suite.root / "page.html").read_text()
+    assert "Time of each test in each kept run" in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--report", "nowhere/page.html"), "--report takes a file in a writable folder, got"),
+        (("--report", ""), "--report takes a file in a writable folder, got ''"),
+        (("--plots", "perf/test_it.py"), "--plots cannot make "),
+    ],
+)
+def test_place_that_cannot_be_written_is_refused(
+    canned_suite: CannedSuite, arguments: tuple[str, ...], words: str
+) -> None:
+    canned_suite.run("perf", *arguments).assert_one_sentence(4, words)
+    assert not (canned_suite.root / ".ddpperf").exists()

@@ -1,0 +1,206 @@
+"""The tables of a report, each recomputed from the raw seconds of every rank and round."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from ddpperf.report.report_tables import QUESTIONS, report_tables
+
+ROOT = Path(__file__).parents[2] / "perf" / "baselines"
+CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
+GPU = ROOT / "h200x4" / "0005_forms.json"
+RUNS = pytest.mark.parametrize("path", [CPU, GPU], ids=lambda path: path.stem)
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
+UNITS |= {"GB/s": 1e9, "MB/s": 1e6, "KB/s": 1e3}
+Json = dict[str, Any]
+
+
+@cache
+def run(path: Path) -> Json:
+    document: Json = json.loads(path.read_text())
+    return document
+
+
+def stored_of(path: Path, *names: str) -> Iterator[Json]:
+    """The stored tests of these test functions."""
+    for test in run(path)["benchmarks"]:
+        if test["name"].partition("[")[0] in names:
+            yield test["extra_info"]["ddpperf"]
+
+
+def rows(path: Path, title: str) -> list[dict[str, str]]:
+    """The rows of a question's table by heading."""
+    section = report_tables(run(path)).split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+
+
+def number(text: str) -> float:
+    """The value of a text such as "1.5 ms", "95.0%", "1.95x" or "12,346"."""
+    first, *unit = text.replace(",", "").split()
+    if first.endswith("%"):
+        return float(first[:-1]) / 100
+    return float(first.removesuffix("x")) * (UNITS[unit[0]] if unit else 1.0)
+
+
+def close(text: str, value: float, places: float = 0.006) -> bool:
+    least = 0.006 if "%" in text or "x" in text else 0.0
+    return math.isclose(number(text), value, rel_tol=places, abs_tol=least)
+
+
+def _median(values: Iterator[float]) -> float:
+    return float(median(values))
+
+
+def step(stored: Json) -> float:
+    """The seconds of a step: the slowest rank of each round, the median over rounds, then over sets."""
+    N = stored["spec"]["world_size"]
+    ranks = N if stored["spec"].get("strategy") != "single" else 1
+    return _median(
+        median(max(seconds[:ranks]) / stored["iterations"] for seconds in sample["seconds"])
+        for sample in stored["samples"]
+    )
+
+
+def slowest_alone(stored: Json, N: int) -> float:
+    """t(1): the slowest device's median over rounds, in the median process set."""
+    return _median(
+        max(
+            median(round_[rank] / stored["iterations"] for round_ in sample["seconds"])
+            for rank in range(min(N, len(sample["seconds"][0])))
+        )
+        for sample in stored["samples"]
+    )
+
+
+def steps_per_epoch(spec: Json) -> int:
+    images = spec["epoch_images"] // spec["world_size"]
+    return int(images // spec["per_rank_batch_size"])
+
+
+@RUNS
+def test_epoch_times_are_those_of_the_samples(path: Path) -> None:
+    found = rows(path, "Q1: time per epoch by batch size")
+    for row, stored in zip(found, stored_of(path, "test_batch_size"), strict=True):
+        assert row["batch size"] == f"{stored['spec']['per_rank_batch_size']:,}"
+        epoch = step(stored)
+        assert close(row["epoch"], epoch)
+        if stored["spec"]["input"] != "fixed":
+            without = step(stored["references"]["without_loading"])
+            assert close(row["epoch without loading"], without)
+            assert close(row["loading"], 1 - without / epoch)
+
+
+@RUNS
+def test_speedups_are_those_of_the_samples(path: Path) -> None:
+    found = rows(path, "Q2: time and speedup by batch size and devices")
+    stored_tests = list(stored_of(path, "test_weak_scaling", "test_strong_scaling"))
+    assert len(found) == len(stored_tests)
+    for row, stored in zip(found, stored_tests, strict=True):
+        N = stored["spec"]["world_size"]
+        assert (row["devices"], close(row["step"], step(stored))) == (str(N), True)
+        if N > 1:
+            t1 = slowest_alone(stored["references"]["one_device"], N)
+            speedup = t1 / step(stored) * (N if row["scaling"] == "weak" else 1)
+            assert close(row["speedup"], speedup)
+            assert close(row["efficiency"], speedup / N)
+
+
+@RUNS
+def test_communication_is_that_of_the_traces(path: Path) -> None:
+    measured = [stored for stored in stored_of(path, "test_comm_split") if "trace" in stored["references"]]
+    found = rows(path, "Q3: computation and communication in an epoch") if measured else []
+    for row, stored in zip(found, measured, strict=True):
+        N, steps = stored["spec"]["world_size"], steps_per_epoch(stored["spec"])
+        (sample,) = stored["references"]["trace"]["samples"][:1]
+        counters = sample["counters"]
+        exposed = counters["exposed_comm_seconds"][:N]
+        rank = exposed.index(max(exposed))  # the rank with the most exposed communication
+        if len(stored["samples"]) == 1:
+            assert close(row["exposed, by trace"], max(exposed) * steps)
+            assert close(row["communication"], counters["comm_seconds"][rank] * steps)
+            assert close(row["computation"], counters["compute_seconds"][rank] * steps)
+
+
+@RUNS
+def test_parts_and_costs_are_those_of_the_samples(path: Path) -> None:
+    stored_tests = list(stored_of(path, "test_step_breakdown"))
+    for row, stored in zip(rows(path, "Parts of a step"), stored_tests, strict=True):
+        assert close(row["step"], step(stored))
+    costs = rows(path, "Cost")
+    several = [stored for stored in stored_tests if stored["spec"]["world_size"] > 1]
+    for row, stored in zip(costs, several, strict=True):
+        spec = stored["spec"]
+        N = spec["world_size"]
+        TN = step(stored) * steps_per_epoch(spec)
+        alone = slowest_alone(stored["references"]["one_device"], N)
+        T1 = alone * N * steps_per_epoch(spec)
+        assert close(row["device-minutes per epoch"], N * TN / 60, 0.02)
+        assert close(row["time saved"], T1 - TN, 0.02)
+        assert close(row["extra device time"], N * TN - T1, 0.02)
+
+
+def test_bandwidth_and_formulas_are_those_of_the_trace() -> None:
+    (row,) = rows(CPU, "Q3: bandwidth while training")
+    (stored,) = stored_of(CPU, "test_comm_split")
+    N = stored["spec"]["world_size"]
+    (sample,) = stored["references"]["trace"]["samples"]
+    S = max(stored["references"]["replay"]["samples"][0]["counters"]["gradient_bytes"])
+    sending = min(sample["counters"]["all_reduce_seconds"][:N])
+    assert close(row["bus bandwidth"], 2 * (N - 1) / N * S / sending)
+    assert close(row["2 (N-1) S / N"], 2 * (N - 1) * S / N / sending)
+    assert close(row["(S / B) log2 N"], S * math.log2(N) / sending)
+    assert close(row["2 (N-1) S"], 2 * (N - 1) * S / sending)
+
+
+def test_accuracies_are_those_of_the_last_epoch() -> None:
+    (row,) = rows(CPU, "Q4: accuracy with a large batch")
+    (stored,) = stored_of(CPU, "test_large_batch")
+    seeds = [stored, *stored["references"].values()]
+    last = stored["spec"]["epochs"]
+    for name in ("train", "test"):
+        values = [seed["samples"][0]["counters"][f"{name}_accuracy_{last}"][0] for seed in seeds]
+        heading = "training accuracy" if name == "train" else "test accuracy"
+        assert close(row[heading], sum(values) / len(values))
+
+
+@RUNS
+def test_messages_are_those_that_were_counted(path: Path) -> None:
+    measured = list(stored_of(path, "test_messages"))
+    found = rows(path, "Q6 and Q7: messages besides gradients") if measured else []
+    for row, stored in zip(found, measured, strict=True):
+        counters = stored["samples"][0]["counters"]
+        for kind in ("gradients", "buffers", "parameters", "metrics"):
+            nbytes = max(counters.get(f"{kind}: bytes", [0]))
+            assert (row[kind] == "-") == (nbytes == 0)
+            if nbytes:
+                size, count = row[kind].split(" in ")
+                assert close(size, nbytes)
+                assert int(count) == max(counters[f"{kind}: messages"])
+
+
+def test_set_epoch_is_compared() -> None:
+    found = rows(CPU, "Q5: with and without set_epoch")
+    assert {row["set_epoch"]: row["same place next epoch"] for row in found} == {
+        "called": "0.0%",
+        "not called": "100.0%",
+    }
+    assert "100% of the images keep their place in the next epoch" in report_tables(run(CPU))
+
+
+def test_question_that_was_not_measured_names_its_command() -> None:
+    nothing = {"benchmarks": [], "ddpperf": {**run(CPU)["ddpperf"], "outcomes": {}}}
+    text = report_tables(nothing)
+    for question in QUESTIONS:
+        assert (
+            f"## {question.title}\n\nNot measured in this run: `python -m pytest perf/{question.file}`."
+            in text
+        )
