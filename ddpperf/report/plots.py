@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import over_sets
-from ddpperf.report.facets import facets
+from ddpperf.report.facets import facets, in_words
 from ddpperf.report.tables import Case
 from ddpperf.report.text import short
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
@@ -24,6 +25,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 MARKERS = "osD^vPX*"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 WIDTH, ROW_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 2.6  # inches
+NOT_IN_LABELS = ("epochs", "seed")
 MOST_ROWS = 40  # of a picture with a bar for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
 SVG = {"Date": None}  # metadata without the time, so that equal runs give equal files
@@ -85,11 +87,10 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
     usual = {options.get("model"), options.get("precision"), *options.get("executions", ())[:1]}
     usual |= {options.get("input", "fixed"), "in place"}
     found = facets(case.measured.spec, device=options.get("device", "cpu"))
-    words = {"batch": "batch {}", "GPUs": "{} GPUs", "ranks": "{} ranks"}
     named = [
-        words.get(name, "{}").format(value)
+        in_words(name, value)
         for name, value in found.items()
-        if value and value not in usual and name not in without
+        if value and value not in usual and name not in (*without, *NOT_IN_LABELS)
     ]
     return ", ".join([case.experiment.kind] * bool(case.experiment.kind) + named)
 
@@ -132,8 +133,9 @@ def _line(axes: Axes, number: int, points: Sequence[tuple[float, float, Case]], 
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
 
 
 Part = Callable[[Case], "float | None"]
@@ -144,7 +146,7 @@ def _stacked(
 ) -> Figure | None:
     """Return horizontal bars, one for each case, each a stack of parts."""
     rows = [case for case in cases if any(part(case) is not None for part in parts.values())][:MOST_ROWS]
-    if not rows:
+    if not rows or len(rows) == len(parts) == 1:  # the table says a single figure better
         return None
     figure, axes = _figure(len(rows))
     left = [0.0] * len(rows)
@@ -153,10 +155,10 @@ def _stacked(
     for number, (name, part) in enumerate(parts.items()):
         widths = [max(0.0, part(case) or 0.0) for case in rows]
         look: dict[str, Any] = {"color": COLOURS[number], "hatch": HATCHES[number], "edgecolor": "white"}
-        axes.barh(places, widths, left=left, label=name, **look)
+        axes.barh(places, widths, 0.6, left=left, label=name, **look)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     axes.set_yticks(places, names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(unit)
     _legend(axes)
     return figure
@@ -209,7 +211,7 @@ def _half_width(case: Case, metric: str) -> float:
 
 def _batch(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     epochs, speeds = (_series(cases, header, "batch", metric) for metric in ("", "images_per_second"))
-    if not speeds:
+    if sum(map(len, speeds.values())) < 2:
         return None
     figure, (left, right) = _figure(columns=2)
     for axes, series, what in ((left, epochs, "epoch (s)"), (right, speeds, "images/s")):
@@ -355,7 +357,7 @@ def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
 
 def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     found = [case for case in cases if _value(case, "test_accuracy") is not None][:MOST_ROWS]
-    if not found:
+    if len(found) < 2:
         return None
     figure, axes = _figure(len(found))
     for place, case in enumerate(found):
@@ -419,8 +421,9 @@ def _forest(header: Mapping[str, Any]) -> Picture | None:
 
 
 def _history(history: Sequence[tuple[str, Mapping[str, float]]]) -> Picture | None:
-    tests = list(dict.fromkeys(test for _, seconds in history for test in seconds))[: 2 * MOST_ROWS]
-    if len(history) < 2 or not tests:
+    counts = Counter(test for _, seconds in history for test in seconds)
+    tests = [test for test, runs in counts.items() if runs > 1][: 2 * MOST_ROWS]
+    if not tests:
         return None
     usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
     nothing = float("nan")

@@ -85,9 +85,6 @@ def _reference(case: Case, name: str) -> float | None:
     return _seconds(Measured.from_json(stored)) if stored is not None else None
 
 
-# --- Q1: batch size and loading
-
-
 def _batch_sizes(cases: Sequence[Case]) -> tuple[Rows, str]:
     rows: Rows = []
     speeds: dict[int, float] = {}
@@ -120,9 +117,6 @@ def _batch_sizes(cases: Sequence[Case]) -> tuple[Rows, str]:
     return rows, sentence
 
 
-# --- Q2: scaling
-
-
 def _scaling(cases: Sequence[Case]) -> tuple[Rows, str]:
     rows: Rows = []
     efficiencies: dict[str, float] = {}
@@ -151,9 +145,6 @@ def _scaling(cases: Sequence[Case]) -> tuple[Rows, str]:
     worst = min(efficiencies, key=efficiencies.__getitem__)
     sentence = f"The best efficiency is {efficiencies[best]:.1%} ({best})"
     return rows, sentence + (f", the worst is {efficiencies[worst]:.1%} ({worst})." if best != worst else ".")
-
-
-# --- Q3: compute, communication and bandwidth
 
 
 def _communication(cases: Sequence[Case]) -> tuple[Rows, str]:
@@ -209,9 +200,6 @@ def _bandwidth(cases: Sequence[Case]) -> tuple[Rows, str]:
         )
     said = "; ".join(f"{formula.formula}: {formula.describes}" for formula in REPORT_FORMULAS)
     return rows, f"What the formulas of reports say, divided by the same seconds: {said}."
-
-
-# --- Q4 and Q5: accuracy
 
 
 def _accuracy(cases: Sequence[Case]) -> tuple[Rows, str]:
@@ -276,9 +264,6 @@ def _set_epoch(cases: Sequence[Case]) -> tuple[Rows, str]:
     )
 
 
-# --- Q6 and Q7: messages
-
-
 def _messages(cases: Sequence[Case]) -> tuple[Rows, str]:
     rows: Rows = []
     others: dict[str, float] = {}
@@ -298,13 +283,10 @@ def _messages(cases: Sequence[Case]) -> tuple[Rows, str]:
             )
         )
         whole = sum(value or 0.0 for value in sent.values())
-        others[spec.strategy] = 1 - (sent["gradients"] or 0.0) / whole if whole else 0.0
+        others.setdefault(spec.strategy, 1 - (sent["gradients"] or 0.0) / whole if whole else 0.0)
     if "ddp" not in others:
         return rows, ""
     return rows, f"In a step of DDP, {others['ddp']:.2%} of the bytes are no gradients."
-
-
-# --- parts of a step, laws and costs
 
 
 def _parts(cases: Sequence[Case]) -> tuple[Rows, str]:

@@ -77,11 +77,11 @@ def next_step(header: Mapping[str, Any]) -> str:
     compared = header.get("compared_with")
     match header["verdict"]["status"]:
         case Status.PASS if compared:
-            return "python -m ddpperf.results.promote makes this run the baseline"
+            return "make this run the baseline: python -m ddpperf.results.promote"
         case Status.PASS if "against" in header:
-            return "python -m pytest perf/ --benchmark-save=NAME stores a baseline of the accepted code"
+            return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
         case Status.PASS:
-            return "change the code, then python -m pytest perf/ --benchmark-compare compares with this run"
+            return "change the code, then compare: python -m pytest perf/ --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             ab = header.get("against") or header.get("confirmed") or {"rows": ()}
@@ -89,7 +89,7 @@ def next_step(header: Mapping[str, Any]) -> str:
             test = next(iter([*failed, *worse]), "FILE::TEST")
             return f"look at one test alone, with the same options: python -m pytest '{test}'"
     if compared:
-        return "repeat the comparison on a quieter machine, or give it more time: --confirm-seconds 600"
+        return "repeat the run on a quieter machine, or give it more time: --confirm-seconds 600"
     return "remove the reasons above, then run the same command again"
 
 

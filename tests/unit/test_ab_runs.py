@@ -69,7 +69,7 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step is worse: its time is 1.")
     assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
     assert rows(project)["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
-    assert "measured again on new process sets" in finished.output
+    finished.assert_one_sentence(1, "measured again on new process sets")
     assert rows(project)["test_step", "time"]["confirmed"] is True
     (document,) = project.saved_runs()
     screened = document["benchmarks"][0]["extra_info"]["ddpperf"]
@@ -188,10 +188,8 @@ def test_many_unmeasurable_candidates_are_no_verdict(
         project, "--world-sizes", "2", "-m", "gate", "--against-spec", "static_graph=true", rounds="1"
     )
     assert "1 passed, 1 skipped" in finished.output, finished
-    assert finished.status == 125, finished
-    assert (
-        " 1 of 2 tests cannot be measured by the candidate, such as perf/test_it.py::test_step["
-        in finished.output
+    finished.assert_one_sentence(
+        125, " 1 of 2 tests cannot be measured by the candidate, such as perf/test_it.py::test_step["
     )
 
 

@@ -176,8 +176,10 @@ def test_tests_of_equal_work_fail_together(suite: CannedSuite) -> None:
     assert saved.status == 0, saved
     suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
     finished = compare(suite)
-    for test in ("test_step", "test_more"):
-        finished.assert_one_sentence(1, f"perf/test_it.py::{test}[2rank-b8] is worse: its time is 1.")
+    step, more = (f"perf/test_it.py::{test}[2rank-b8]" for test in ("test_step", "test_more"))
+    finished.assert_one_sentence(
+        1, f"{step} is worse: its time is 1.", f"; the same measurement is that of {more}"
+    )
     assert "b16] is worse" not in finished.output
 
 

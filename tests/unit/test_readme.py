@@ -21,7 +21,13 @@ README = REPOSITORY / "README.md"
 PAGES = (README, *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "perf" / "baselines" / "README.md")
 MOST_WORDS = 1500
 MOST_COLUMNS = 100
-OTHER_TOOLS = {"--editable", "--storage", "--signal", "--preserve-status"}  # options, but not pytest's
+OTHER_TOOLS = {
+    "--baseline",
+    "--editable",
+    "--storage",
+    "--signal",
+    "--preserve-status",
+}  # options, but not pytest's
 
 
 @pytest.fixture(scope="module")

@@ -98,8 +98,10 @@ def test_page_has_verdict_tables_and_pictures(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "names"),
     [
-        (CPU, {"scaling", "epoch_scaling", "batch_size", "communication", "bandwidth", "step_parts", "cost"}),
-        (CPU, {"all_reduce", "messages", "curves", "accuracy"}),
+        (
+            CPU,
+            {"scaling", "epoch_scaling", "communication", "step_parts", "all_reduce", "messages", "curves"},
+        ),
         (GPU, {"scaling", "batch_size", "epoch_scaling", "all_reduce"}),
         (GATE, {"ab"}),
     ],
@@ -128,12 +130,12 @@ def test_scaling_picture_shows_the_stored_speedups() -> None:
 
 def test_history_shows_every_kept_run() -> None:
     document = stored(GATE)
-    history = [("0001_a", {"x.py::t": 1.0, "x.py::u": 2.0}), ("0002_b", {"x.py::t": 1.1})]
+    history = [("0001_a", {"x.py::t": 1.0, "x.py::once": 2.0}), ("0002_b", {"x.py::t": 1.1})]
     pictures = pictures_of([], document["ddpperf"], history)
     (picture,) = [picture for picture in pictures if picture.name == "history"]
     image = picture.figure.axes[0].get_images()[0].get_array()
     assert image is not None
-    assert image.tolist()[0] == pytest.approx([1 / 1.05, 1.1 / 1.05])
+    assert image.tolist() == [pytest.approx([1 / 1.05, 1.1 / 1.05])]
 
 
 def test_names_with_markup_are_escaped() -> None:
