@@ -25,7 +25,7 @@ from ddpperf.plugin.session import Session
 from ddpperf.report.markdown import markdown
 from ddpperf.report.outputs import write_page, write_plots
 from ddpperf.report.report_tables import report_tables
-from ddpperf.report.summary import fitting_width, summary_lines, verdict_lines
+from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
 from ddpperf.verdict.exit_status import Answer, exit_status
@@ -153,7 +153,7 @@ class Ending:
             if self._lines:
                 terminalreporter.section("ddpperf", bold=True)
                 for line in self._lines:
-                    terminalreporter.line(line)
+                    terminalreporter.line(line, **markup(line))
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from string import ascii_lowercase
 
 from ddpperf.report.tables import Column, Table
 
-WIDEST_HEADING = 13  # characters; a longer heading takes several lines
+WIDEST_HEADING = 16  # characters; a longer heading takes several lines
 ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated
 LONGEST_TEXT = 14  # characters of a text that is never abbreviated
 GAP = "  "

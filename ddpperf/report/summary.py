@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,6 +23,7 @@ WIDTH = 110  # characters of a line, unless the output is a terminal
 WIDTHS = range(80, 201)  # of a terminal
 MOST_NAMED = 3  # tests that one line names
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
+MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
 
 
@@ -237,6 +239,16 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]
     return [f"{total:.0f} s, {counted / total:.0%} of it in timed rounds"]
+
+
+def markup(line: str) -> dict[str, bool]:
+    """Return pytest's markup for a line of the output, which shows on a terminal only."""
+    for status, look in MARKUP.items():
+        if line.startswith(f"{status}: "):
+            return {look: True, "bold": True}
+    if re.match(r"  !\d", line):
+        return {"yellow": True}
+    return {"bold": True} if re.match(r"[A-Z_]{4,}[A-Z_' ]*  ", line) else {}
 
 
 def fitting_width(columns: int | None) -> int:

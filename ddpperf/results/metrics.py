@@ -261,6 +261,6 @@ _ALL = (
     # The sampler
     _ratio("missing_images", "missing images", units.whole),
     _ratio("repeated_images", "repeated images", units.whole),
-    _ratio("repeated_places", "images in the same place next epoch", units.percent),
+    _ratio("repeated_places", "same place next epoch", units.percent),
 )
 _METRICS = {metric.name: metric for metric in _ALL}

@@ -12,13 +12,14 @@ import pytest
 
 from ddpperf.report.experiments import EXPERIMENTS
 from ddpperf.report.markdown import markdown
-from ddpperf.report.summary import fitting_width, summary_lines, verdict_lines
+from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.report.warnings import warnings_of
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, MessagesSpec, Spec, Strategy, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from tests.canned import CannedSuite
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
@@ -603,3 +604,26 @@ def test_verdict_ends_with_the_next_command(status: str, header: Json, command: 
 @pytest.mark.parametrize(("columns", "width"), [(None, 110), (40, 80), (120, 120), (500, 200)])
 def test_width_follows_the_terminal(columns: int | None, width: int) -> None:
     assert fitting_width(columns) == width
+
+
+@pytest.mark.parametrize(
+    ("line", "look"),
+    [
+        ("PASS: good", {"green": True, "bold": True}),
+        ("FAIL: bad", {"red": True, "bold": True}),
+        ("NO VERDICT: unknown", {"yellow": True, "bold": True}),
+        ("  !1 the rounds drift", {"yellow": True}),
+        ("ALL_REDUCE MODEL  2 ranks: call 1.000 ms", {"bold": True}),
+        ("skipped     it needs a GPU", {}),
+        ("1 KiB   all_reduce", {}),
+    ],
+)
+def test_verdict_warnings_and_titles_stand_out(line: str, look: dict[str, bool]) -> None:
+    assert markup(line) == look
+
+
+def test_colours_are_for_terminals_only(canned_suite: CannedSuite) -> None:
+    assert "\x1b[" not in canned_suite.run("perf").output
+    assert "\x1b[1m\x1b[32mPASS: " in canned_suite.run("perf", "--color=yes").output.replace(
+        "\x1b[32m\x1b[1m", "\x1b[1m\x1b[32m"
+    )
