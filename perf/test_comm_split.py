@@ -119,7 +119,7 @@ def compared(
     measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
     for _, reason in apart.values():
         if reason:
-            measure.note(reason)
+            measure.warn(reason)
 
 
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:

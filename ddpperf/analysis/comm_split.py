@@ -101,12 +101,12 @@ def disagreement(
     copies = a.bucket_copies / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
-        f"difference and trace disagree by {fraction:+.1%} of the step: {copies:+.1%} is DDP's bucket "
-        f"copies, which send nothing, {fraction - copies:+.1%} is not explained; the profiler makes the "
-        f"step {longer:+.1%} longer"
+        f"exposed communication by difference exceeds that by trace by {fraction:+.1%} of the step; "
+        f"{copies:+.1%} is DDP's bucket copies, and {fraction - copies:+.1%} is not explained; the profiler "
+        f"makes the step {longer:+.1%} longer"
     )
-    if longer > MOST_PROFILING:
-        reason += ", too much for its trace to stand for the step"
+    if abs(longer) > MOST_PROFILING:
+        reason += ", so the traced step is another one than the step"
     return fraction, reason
 
 

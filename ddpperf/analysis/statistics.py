@@ -30,6 +30,15 @@ def median_and_error(values: Sequence[float]) -> tuple[float, float]:
     return middle, math.sqrt(math.pi / 2) * (upper - lower) / 1.349 / math.sqrt(len(values))
 
 
+def not_longer(times: Sequence[float], least: Sequence[float]) -> bool:
+    """Return whether the median of `times` exceeds that of `least` by no more than its error.
+
+    The error is twice the standard error of the difference of the two medians.
+    """
+    (t, error), (t0, error0) = median_and_error(times), median_and_error(least)
+    return t - t0 <= 2 * math.hypot(error, error0)
+
+
 def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Return the confidence interval of the mean of two or more values, by Student's t."""
     from scipy.stats import t  # imported here because it takes 0.5 s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from ddpperf.errors import Refused
 from ddpperf.report.outputs import write_page, write_plots
 from ddpperf.report.report_tables import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, read_document
-from ddpperf.verdict.stored_run_comparison import Reference, compare
+from ddpperf.verdict.confirmed_comparison import answer_of
+from ddpperf.verdict.exit_status import decide
+from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
 from ddpperf.verdict.thresholds import read_threshold_file
 
 
@@ -35,9 +39,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, Any]:
-    """Return a stored run's document with its comparison with another stored run.
+    """Return a stored run's document, with its comparison with another stored run and a new verdict.
 
-    root: the project's root, whose perf/thresholds.toml has the settings of comparisons.
+    Nothing is measured, so only slow-downs above the limits of the stored times are found. root: the
+    project's root, whose perf/thresholds.toml has the settings of comparisons.
     """
     header = document["ddpperf"]
     storage = Storage(root=root, hardware_key=header["hardware_key"])
@@ -47,18 +52,33 @@ def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, 
     reference = Reference(
         baseline=then, settings=settings["gpu" if device == "cuda" else "cpu"], device=device
     )
-    comparison = compare(now.measured, reference, list(now.measured))
-    fields = {"comparison": comparison.to_json(), "compared_with": with_run.name, "confirmed": None}
-    return document | {"ddpperf": header | fields}
+    found = compare(now.measured, reference, list(now.measured))
+    copies = negative_control(now.copied, reference, compared=len(found.changes))
+    found = replace(found, controls=Controls(negative=copies))
+    answer = answer_of(found, None, no_stored_code="two stored runs were compared, and nothing was measured")
+    outcomes = {
+        test: Outcome(kind=OutcomeKind(outcome["kind"]), reason=outcome["reason"])
+        for test, outcome in header["outcomes"].items()
+    }
+    verdict = decide(outcomes, measured=now.measured, answer=answer)
+    fields = {"comparison": found.to_json(), "compared_with": with_run.name, "verdict": asdict(verdict)}
+    return document | {"ddpperf": header | fields | {"confirmed": None}}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ddpperf.report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m ddpperf.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] RUN.json",
+    )
     parser.add_argument("run", type=Path, help="a stored run, such as .ddpperf/runs/KEY/0001_x.json")
-    parser.add_argument("--baseline", type=Path, metavar="OTHER.json", help="a stored run to compare with")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="OTHER.json", help="a stored run; show times as ratios to its times"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write a page to this file")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
-    parser.add_argument("--tables", action="store_true", help="print the tables of a report as Markdown")
+    parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
     given = parser.parse_args()
     try:
         document = load(given.run)

@@ -34,13 +34,14 @@ def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, 
         found["model"] = spec.model
         found["precision"] = spec.precision
         found["execution"] = "+".join(filter(None, (spec.execution, spec.inductor)))
-        found["strategy"] = strategy_words(spec).removeprefix("single")
+        found["strategy"] = _strategy(spec)
+        found["memory format"] = spec.memory_format
         workers = f", {units.counted(spec.loader_workers, 'worker')}" if spec.loader_workers else ""
         found["input"] = f"{spec.input}{workers}"
         if isinstance(spec, RunSpec):
             found |= _recipe(spec)
     elif isinstance(spec, SamplerSpec):
-        found["last images"] = "dropped" if spec.drop_last else "repeated"
+        found["uneven end"] = "dropped" if spec.drop_last else "padded"
         found["set_epoch"] = "yes" if spec.set_epoch else "no"
     elif isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
         found["buffer"] = size(spec.nbytes)
@@ -50,6 +51,13 @@ def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, 
             found["result"] = "in place" if spec.in_place else "out of place"
         found["execution"] = spec.execution
     return found
+
+
+def _strategy(spec: TrainingSpec) -> str:
+    """Return the strategy with its options; the name of a communication hook is marked as such."""
+    words = strategy_words(spec).removeprefix("single")
+    hook = spec.comm_hook
+    return words if hook == "none" else words.replace(f"+{hook}", f"+{hook}_hook", 1)
 
 
 def _recipe(spec: RunSpec) -> dict[str, str]:
@@ -66,11 +74,11 @@ def in_words(name: str, value: str) -> str:
     """Return a property as text for a heading, such as "2 ranks" or "batch 32 per rank"."""
     if name == "input":
         return {"fixed": "one fixed batch", "device": "images on the device"}.get(value, value)
-    if name in ("ranks", "GPUs", "epochs"):
+    if name in ("ranks", "GPUs", "epochs", "seeds"):
         return f"{value} {name if value != '1' else name.removesuffix('s')}"
     if name == "batch":
         return f"batch {value} per rank"
-    return f"{name} {value}" if name in ("global batch", "seed", "set_epoch", "last images") else value
+    return f"{name} {value}" if name in ("global batch", "seed", "set_epoch", "uneven end") else value
 
 
 def size(nbytes: int) -> str:

@@ -59,8 +59,9 @@ def _abbreviated(facets: Sequence[Column]) -> tuple[list[Column], list[str]]:
     columns = []
     for column in facets:
         for cell in column.cells if column.is_text else ():
-            if len(cell) > LONGEST_TEXT and cell not in short:
-                short[cell] = f"{re.split('[+:]', cell)[0]}[{ascii_lowercase[len(short) % 26]}]"
+            first = f"{re.split('[-+:_ ]', cell)[0]}[{ascii_lowercase[len(short) % 26]}]"
+            if len(first) < len(cell) > LONGEST_TEXT and cell not in short:
+                short[cell] = first
         columns.append(replace(column, cells=tuple(short.get(cell, cell) for cell in column.cells)))
     return columns, [f"{abbreviation} {text}" for text, abbreviation in short.items()]
 

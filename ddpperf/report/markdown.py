@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpperf.report.cases import ab_of
 from ddpperf.report.text import aligned, finding, format_metric, grouped, interval, short
 from ddpperf.results import metrics
 from ddpperf.results.notes import NoteKind
@@ -21,10 +22,10 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     lines: the summary of the run. All metrics and all explanations follow it.
     """
     header = document["ddpperf"]
-    ab = header.get("against") or header.get("confirmed")
+    ab = ab_of(header)
     folded = {
         "all tests": lines,
-        "base and candidate": _of_sides(ab) if ab is not None else [],
+        "base and candidate": _of_sides(ab) if ab else [],
         "all metrics": _metrics(document),
         "explanations": _notes(document),
     }

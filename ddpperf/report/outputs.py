@@ -20,8 +20,8 @@ def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -
 
 def write_plots(folder: Path, document: Mapping[str, Any], history: History = ()) -> Path:
     """Write each picture of a stored run as PNG and SVG to a folder, and return the folder."""
+    from ddpperf.report.cases import cases_of
     from ddpperf.report.plots import pictures_of, save
-    from ddpperf.report.tables import cases_of
 
     save(pictures_of(cases_of(document), document["ddpperf"], history), folder)
     return folder

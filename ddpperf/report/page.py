@@ -6,13 +6,13 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from functools import cache
-from statistics import median
 from typing import Any
 
+from ddpperf.report.cases import Case, cases_of, each_test
 from ddpperf.report.plots import STYLE, SVG, Picture, pictures_of
 from ddpperf.report.summary import next_step, summary_facts, title
-from ddpperf.report.tables import Case, cases_of, tables_of
-from ddpperf.report.text import finding, format_metric, interval, short
+from ddpperf.report.tables import compared_texts, tables_of
+from ddpperf.report.text import format_metric, short
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 
@@ -55,27 +55,26 @@ def _metrics(case: Case) -> list[str]:
     return [format_metric(name, found["value"], found["unit"]) for name, found in case.metrics.items()]
 
 
-def _important(cases: Sequence[Case]) -> list[tuple[str, str, str]]:
+def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     """Return the tests that changed most, or else those that scaled worst, with what was found."""
-    compared = [case for case in cases if case.ab is not None and case.ab["primary"]]
-    if compared:
-        compared.sort(key=lambda case: -max(case.ab["ratio"], 1 / case.ab["ratio"]) if case.ab else 0.0)
-        return [
-            (short(case.test), f"{case.ab['ratio']:.3f} times ({interval(case.ab)})", finding(case.ab))
-            for case in compared[:MOST_IMPORTANT]
-            if case.ab is not None
-        ]
-    scaled = [case for case in cases if "efficiency" in case.metrics]
-    scaled.sort(key=lambda case: case.metrics["efficiency"]["value"])
+    ratios = {case.test: case for case in cases if _ratio(case)}
+    if ratios:
+        most = sorted(ratios.values(), key=lambda case: -max(_ratio(case), 1 / _ratio(case)))
+        return [(short(case.test), *compared_texts(case)) for case in most[:MOST_IMPORTANT]]
+    scaled = [case for case in each_test(cases) if "efficiency" in case.metrics]
+    scaled.sort(key=lambda case: case.value("efficiency") or 0.0)
     return [
-        (
-            short(case.test),
-            units.seconds(median(case.measured.median_step_seconds().values())),
-            f"efficiency {units.percent(case.metrics['efficiency']['value'])}",
-        )
-        for case in (scaled or list(cases))[:MOST_IMPORTANT]
-        if scaled
+        (short(case.test), units.seconds(case.seconds), f"efficiency {units.percent(value)}")
+        for case in scaled[:MOST_IMPORTANT]
+        if (value := case.value("efficiency")) is not None
     ]
+
+
+def _ratio(case: Case) -> float:
+    """Return the ratio by which a judged test is compared, or 0 if it is not compared."""
+    if case.ab is not None:
+        return float(case.ab["ratio"]) if case.ab["primary"] and case.ab["gated"] else 0.0
+    return case.change.ratio if case.change is not None and case.change.judged else 0.0
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

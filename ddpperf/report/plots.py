@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import over_sets
+from ddpperf.report.cases import SEED, Case, ab_of, each_test
 from ddpperf.report.facets import facets, in_words
-from ddpperf.report.tables import Case
 from ddpperf.report.text import short
+from ddpperf.results.samples import Measured
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
+LINES = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
-WIDTH, ROW_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 2.6  # inches
-NOT_IN_LABELS = ("epochs", "seed")
+WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 MOST_ROWS = 40  # of a picture with a bar for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
 SVG = {"Date": None}  # metadata without the time, so that equal runs give equal files
@@ -86,17 +88,15 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
     options = header["options"]
     usual = {options.get("model"), options.get("precision"), *options.get("executions", ())[:1]}
     usual |= {options.get("input", "fixed"), "in place"}
-    found = facets(case.measured.spec, device=options.get("device", "cpu"))
-    named = [
+    found = dict(case.properties)
+    if case.experiment.kind == "strong":  # whose global batch is constant
+        own = facets(case.measured.spec, device=options.get("device", "cpu"), global_batch=True)
+        found |= {"batch": "", "global batch": own["global batch"]}
+    return ", ".join(
         in_words(name, value)
         for name, value in found.items()
         if value and value not in usual and name not in (*without, *NOT_IN_LABELS)
-    ]
-    return ", ".join([case.experiment.kind] * bool(case.experiment.kind) + named)
-
-
-def _value(case: Case, name: str) -> float | None:
-    return case.metrics[name]["value"] if name in case.metrics else None
+    )
 
 
 def _series(
@@ -104,38 +104,50 @@ def _series(
 ) -> dict[str, list[tuple[float, float, Case]]]:
     """Return points (x, metric, case) for each label of cases, where x is a property such as batch."""
     series: dict[str, list[tuple[float, float, Case]]] = {}
-    device = header["options"].get("device", "cpu")
-    for case in cases:
-        at = facets(case.measured.spec, device=device).get(x, "").replace(",", "")
-        value = _value(case, metric) if metric else median(case.measured.median_step_seconds().values())
+    for case in each_test(cases):
+        at = case.properties.get(x, "").replace(",", "")
+        value = case.value(metric) if metric else case.seconds
         if at.isdigit() and value is not None:
             name = label(case, header, without=(x, *without))
             series.setdefault(name, []).append((float(at), value, case))
     return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
 
 
-def _figure(rows: int = 0, columns: int = 1) -> tuple[Figure, Any]:
+def _figure(rows: int = 0, columns: int = 1, lines: int = 0) -> tuple[Figure, Any]:
+    """Return a figure for a number of bars, or for a number of lines with their legend."""
     from matplotlib.figure import Figure
 
-    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows) if rows else 3.6
+    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows) if rows else 3.4 + LEGEND_HEIGHT * lines
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(1, columns)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return colour, marker and line style of a line; the first 32 lines differ."""
+    which = number % len(COLOURS)
+    return {
+        "color": COLOURS[which],
+        "marker": MARKERS[which],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
 
 
 def _line(axes: Axes, number: int, points: Sequence[tuple[float, float, Case]], name: str) -> None:
     axes.plot(
         [point[0] for point in points],
         [point[1] for point in points],
-        color=COLOURS[number % len(COLOURS)],
-        marker=MARKERS[number % len(MARKERS)],
         label=name or "all",
+        **_look(number),
     )
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
+def _legend(figure: Figure, *axes: Axes) -> None:
+    """Put the legend of the first axes below the figure, where it hides nothing."""
+    for each in axes:
+        each.grid(alpha=0.3)
+        each.set_axisbelow(True)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)
 
 
 Part = Callable[[Case], "float | None"]
@@ -160,7 +172,7 @@ def _stacked(
     axes.set_yticks(places, names)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(unit)
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -172,7 +184,7 @@ def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     series = _series(cases, header, x, "speedup")
     if not series:
         return None
-    figure, axes = _figure()
+    figure, axes = _figure(lines=len(series))
     most = max(point[0] for points in series.values() for point in points)
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
     floors = {
@@ -185,8 +197,7 @@ def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
             [1.0, *(point[0] for point in points)],
             [1.0, *(point[1] for point in points)],
             yerr=[0.0, *(_half_width(point[2], "speedup") for point in points)],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
+            **_look(number),
             capsize=3,
             label=name,
         )
@@ -196,7 +207,7 @@ def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     axes.set_xlabel(f"{x} (black bars: thresholds)" if floors else x)
     axes.set_ylabel("speedup")
     axes.set_xticks(sorted({1.0, *(point[0] for points in series.values() for point in points)}))
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -213,26 +224,26 @@ def _batch(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     epochs, speeds = (_series(cases, header, "batch", metric) for metric in ("", "images_per_second"))
     if sum(map(len, speeds.values())) < 2:
         return None
-    figure, (left, right) = _figure(columns=2)
+    figure, (left, right) = _figure(columns=2, lines=len(epochs))
     for axes, series, what in ((left, epochs, "epoch (s)"), (right, speeds, "images/s")):
         for number, (name, points) in enumerate(series.items()):
             _line(axes, number, points, name)
         axes.set(xscale="log", xlabel="batch size", ylabel=what, ylim=(0, None))
-        _legend(axes)
+        _legend(figure, axes)
     return figure
 
 
 def _comm(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     def overlapped(case: Case) -> float | None:
-        whole, exposed = _value(case, "traced_comm_seconds"), _value(case, "traced_exposed_comm_seconds")
+        whole, exposed = case.value("traced_comm_seconds"), case.value("traced_exposed_comm_seconds")
         return None if whole is None or exposed is None else (whole - exposed) * 1e3
 
     def computed(case: Case) -> float | None:
-        compute, hidden = _value(case, "compute_seconds"), overlapped(case)
+        compute, hidden = case.value("compute_seconds"), overlapped(case)
         return None if compute is None or hidden is None else compute * 1e3 - hidden
 
     def exposed(case: Case) -> float | None:
-        found = _value(case, "traced_exposed_comm_seconds")
+        found = case.value("traced_exposed_comm_seconds")
         return None if found is None else found * 1e3
 
     parts = {
@@ -245,7 +256,7 @@ def _comm(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
 
 def _bandwidth(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     def busbw(case: Case) -> float | None:
-        found = _value(case, "gradient_busbw_bytes_per_second")
+        found = case.value("gradient_busbw_bytes_per_second")
         return None if found is None else found / 1e9
 
     return _stacked(cases, header, {"gradients' bus bandwidth": busbw}, "GB/s")
@@ -254,7 +265,7 @@ def _bandwidth(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | Non
 def _parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     def of(part: str) -> Callable[[Case], float | None]:
         def milliseconds(case: Case) -> float | None:
-            found = _value(case, f"{part}_seconds")
+            found = case.value(f"{part}_seconds")
             return None if found is None else found * 1e3
 
         return milliseconds
@@ -264,7 +275,7 @@ def _parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
 
 def _cost(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     def minutes(case: Case) -> float | None:
-        found = _value(case, "device_seconds_per_epoch")
+        found = case.value("device_seconds_per_epoch")
         return None if found is None else found / 60
 
     device = "GPU" if header["options"].get("device") == "cuda" else "rank"
@@ -274,7 +285,7 @@ def _cost(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
 def _messages(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     def of(kind: str) -> Callable[[Case], float | None]:
         def megabytes(case: Case) -> float | None:
-            found = _value(case, f"{kind}_bytes")
+            found = case.value(f"{kind}_bytes")
             return None if found is None else found / 1e6
 
         return megabytes
@@ -290,7 +301,7 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
         spec = case.measured.spec
         if not isinstance(spec, AllReduceSpec):
             continue
-        seconds = median(case.measured.median_step_seconds().values())
+        seconds = case.seconds
         if case.experiment.title == "all_reduce model":
             models.append((spec, case))
         elif case.experiment.title == "collectives":
@@ -300,17 +311,16 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
             )
     if not calls:
         return None
-    figure, axes = _figure()
+    figure, axes = _figure(lines=len(calls))
     for number, (name, points) in enumerate(calls.items()):
         axes.plot(
             *zip(*sorted(points), strict=True),
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
+            **_look(number),
             label=name,
         )
     sizes = sorted({nbytes for points in calls.values() for nbytes, _ in points})
     for spec, case in models:
-        latency, best = _value(case, "latency_seconds"), _value(case, "asymptotic_busbw_bytes_per_second")
+        latency, best = case.value("latency_seconds"), case.value("asymptotic_busbw_bytes_per_second")
         if latency and best and latency > 0:
             scale = all_reduce_busbw(1, 1, spec.world_size)
             modelled = [size * scale / (latency + size * scale / best) / 1e9 for size in sizes]
@@ -318,12 +328,12 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
     for link in {link for case in cases if (link := _link(case))}:
         axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
     axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
 def _link(case: Case) -> float | None:
-    used, busbw = _value(case, "link_utilization"), _value(case, "busbw_bytes_per_second")
+    used, busbw = case.value("link_utilization"), case.value("busbw_bytes_per_second")
     return round(busbw / used, -6) if used and busbw else None
 
 
@@ -331,38 +341,40 @@ def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     runs = [case for case in cases if isinstance(case.measured.spec, RunSpec)]
     if not runs:
         return None
-    figure, (left, right) = _figure(columns=2)
+    figure, (left, right) = _figure(columns=2, lines=len(runs))
     for number, case in enumerate(runs):
         spec = case.measured.spec
         assert isinstance(spec, RunSpec)
+        seeds = [case.measured, *(run for name, run in case.references.items() if name.startswith(SEED))]
         for axes, name in ((left, "train_loss"), (right, "test_accuracy")):
-            counters = case.measured.samples[0].counters
             points = [
-                (epoch, counters[f"{name}_{epoch}"][0])
+                (epoch, mean(values))
                 for epoch in range(1, spec.epochs + 1)
-                if f"{name}_{epoch}" in counters
+                if (values := _counted(seeds, f"{name}_{epoch}"))
             ]
             if points:
                 axes.plot(
                     *zip(*points, strict=True),
-                    color=COLOURS[number % len(COLOURS)],
-                    marker=MARKERS[number % len(MARKERS)],
+                    **_look(number),
                     label=label(case, header, without=("model", "input")),
                 )
             axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
-    _legend(left)
-    right.grid(alpha=0.3)
+    _legend(figure, left, right)
     return figure
 
 
+def _counted(runs: Sequence[Measured], name: str) -> list[float]:
+    return [run.samples[0].counters[name][0] for run in runs if name in run.samples[0].counters]
+
+
 def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    found = [case for case in cases if _value(case, "test_accuracy") is not None][:MOST_ROWS]
+    found = [case for case in cases if case.value("test_accuracy") is not None][:MOST_ROWS]
     if len(found) < 2:
         return None
     figure, axes = _figure(len(found))
     for place, case in enumerate(found):
         middle = case.metrics["test_accuracy"]["value"]
-        low, high = (_value(case, f"test_accuracy_{end}") for end in ("low", "high"))
+        low, high = (case.value(f"test_accuracy_{end}") for end in ("low", "high"))
         ends = [[max(0.0, middle - (low or middle))], [max(0.0, (high or middle) - middle)]]
         axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
     axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
@@ -389,7 +401,12 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
     ),
     ("messages", ("messages of a step",), _messages, "Bytes that a rank sends in a step, by kind"),
-    ("curves", ("whole trainings", "long trainings"), _curves, "Training loss and test accuracy by epoch"),
+    (
+        "curves",
+        ("whole trainings", "long trainings"),
+        _curves,
+        "Loss and accuracy by epoch, means over seeds",
+    ),
     ("accuracy", ("whole trainings", "long trainings"), _accuracy, "Test accuracy by batch size and recipe"),
 )
 
@@ -398,8 +415,7 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
 
 
 def _forest(header: Mapping[str, Any]) -> Picture | None:
-    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
-    rows = [row for row in ab["rows"] if row["primary"] or row["control"] is not None]
+    rows = [row for row in ab_of(header).get("rows", ()) if row["primary"] or row["control"] is not None]
     rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
     if not rows:
         return None

@@ -1,7 +1,8 @@
 """The tables that a report on data-parallel training asks for, in Markdown, from a stored run.
 
 Each question has a table and one sentence that is computed from its figures. A question that the run
-did not measure names the command that measures it.
+did not measure names the command that measures it. The first columns of a table are the devices,
+the batch size, and what else distinguishes the rows.
 """
 
 from __future__ import annotations
@@ -13,66 +14,70 @@ from typing import Any
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup
-from ddpperf.report.tables import Case, cases_of
+from ddpperf.report.cases import Case, cases_of, each_test
+from ddpperf.report.facets import in_words
+from ddpperf.report.tables import distinguished
 from ddpperf.results import units
-from ddpperf.results.samples import Measured
-from ddpperf.specs import PARTS, MessagesSpec, RunSpec, SamplerSpec, TrainingSpec
+from ddpperf.specs import PARTS, SamplerSpec, TrainingSpec
 
-Rows = list[tuple[str, ...]]
 PREDICTED = (2, 4, 8, 16)  # devices for which a law of scaling predicts the speedup
-NOTHING = "-"
 KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
+ALWAYS = ("GPUs", "ranks", "batch", "global batch")  # properties with a column even if they do not vary
+NOTHING = "-"
+Cells = Mapping[str, str]
+Form = Callable[[float], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question of a report: its title, the file of its experiment, and its table.
+    """A question of a report.
 
-    answer: returns the rows of the table and a sentence; no rows if the run did not measure it.
+    tests: the test functions that answer it. file: their file, with the options that they need.
+    row: returns the figures of a case by heading, or an empty mapping if it has none. sentence:
+    returns a sentence on the cases that have figures.
     """
 
     title: str
+    tests: tuple[str, ...]
     file: str
-    headings: tuple[str, ...]
-    answer: Callable[[Sequence[Case]], tuple[Rows, str]]
+    row: Callable[[Case], Cells]
+    sentence: Callable[[Sequence[Case]], str]
 
 
 def report_tables(document: Mapping[str, Any]) -> str:
-    """Return all tables of a stored run as Markdown."""
+    """Return all tables of a stored run as Markdown; of an A/B run, those of the candidate."""
     cases = cases_of(document)
     parts = []
     for question in QUESTIONS:
-        rows, sentence = question.answer(cases)
+        found = [case for case in each_test(cases, *question.tests) if question.row(case)]
         parts += [f"## {question.title}", ""]
-        if rows:
-            parts += [
-                f"| {' | '.join(question.headings)} |",
-                f"|{'---|' * len(question.headings)}",
-                *(f"| {' | '.join(row)} |" for row in rows),
-                "",
-            ]
+        if found:
+            parts += [*_table(found, question), "", question.sentence(found), ""]
         else:
-            sentence = f"Not measured in this run: `python -m pytest perf/{question.file}`."
-        parts += [sentence, ""] if sentence else []
+            parts += [f"Not measured in this run: `python -m pytest perf/{question.file}`.", ""]
     return "\n".join(parts)
 
 
-def _of(cases: Sequence[Case], *names: str) -> list[Case]:
-    """Return the cases of test functions, each case once."""
-    found = [case for case in cases if case.test.rpartition("::")[2].partition("[")[0] in names]
-    return [case for case in found if case.ab is None or case.ab["primary"]]
+def _table(cases: Sequence[Case], question: Question) -> list[str]:
+    """Return the lines of a question's table."""
+    figures = [question.row(case) for case in cases]
+    headings = list(dict.fromkeys(heading for row in figures for heading in row))
+    _, varying = distinguished(cases)
+    names = [name for name in ALWAYS if any(case.properties.get(name) for case in cases)]
+    columns = {name: [case.properties.get(name) or NOTHING for case in cases] for name in names}
+    columns |= {column.heading or "kind": list(column.cells) for column in varying}
+    rows = [
+        [*(cells[place] for cells in columns.values()), *(row.get(heading, NOTHING) for heading in headings)]
+        for place, row in enumerate(figures)
+    ]
+    head, *body = [f"| {' | '.join(line)} |" for line in ([*columns, *headings], *rows)]
+    return [head, "|" + "---|" * (len(columns) + len(headings)), *body]
 
 
-def _value(case: Case, name: str) -> float | None:
-    return case.metrics[name]["value"] if name in case.metrics else None
-
-
-def _text(value: float | None, form: Callable[[float], str]) -> str:
-    return form(value) if value is not None else NOTHING
-
-
-def _seconds(measured: Measured) -> float:
-    return median(measured.median_step_seconds().values())
+def _cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1.0) -> dict[str, str]:
+    """Return the metrics that a case has, by heading. metrics: name and format by heading."""
+    values = {heading: (case.value(name), form) for heading, (name, form) in metrics.items()}
+    return {heading: form(scale * value) for heading, (value, form) in values.items() if value is not None}
 
 
 def _training(case: Case) -> TrainingSpec:
@@ -80,398 +85,354 @@ def _training(case: Case) -> TrainingSpec:
     return case.measured.spec
 
 
-def _reference(case: Case, name: str) -> float | None:
-    stored = case.stored["references"].get(name)
-    return _seconds(Measured.from_json(stored)) if stored is not None else None
+def _words(case: Case) -> str:
+    names = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")
+    return ", ".join(in_words(name, case.properties[name]) for name in names if case.properties.get(name))
 
 
-def _batch_sizes(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    speeds: dict[int, float] = {}
-    costs: dict[str, float] = {}
-    for case in _of(cases, "test_batch_size"):
-        spec, epoch = _training(case), _seconds(case.measured)
-        without = epoch if spec.input == "fixed" else _reference(case, "without_loading")
-        loading = _value(case, "loading_fraction")
-        workers = f", {spec.loader_workers} workers" if spec.loader_workers else ""
-        rows.append(
-            (
-                f"{spec.per_rank_batch_size:,}",
-                f"{spec.input}{workers}",
-                units.seconds(epoch),
-                _text(without, units.seconds),
-                _text(loading, units.percent),
-                _text(_value(case, "images_per_second"), units.whole),
-            )
-        )
-        speeds[spec.per_rank_batch_size] = max(
-            speeds.get(spec.per_rank_batch_size, 0.0), spec.images_per_epoch / epoch
-        )
-        costs[f"batch {spec.per_rank_batch_size}, {spec.input}{workers}"] = loading or 0.0
-    if not rows:
-        return [], ""
-    best, worst = max(speeds, key=speeds.__getitem__), max(costs, key=costs.__getitem__)
-    sentence = f"Batch size {best:,} trains fastest, with {speeds[best]:,.0f} images/s."
-    if costs[worst] > 0:
-        sentence += f" Loading costs most with {worst}: {costs[worst]:.1%} of the epoch."
-    return rows, sentence
+def _extreme(cases: Sequence[Case], metric: str, *, most: bool) -> tuple[float, Case]:
+    """Return the largest or smallest value of a metric, and its case."""
+    found = [(value, case) for case in cases if (value := case.value(metric)) is not None]
+    return (max if most else min)(found, key=lambda pair: pair[0])
 
 
-def _scaling(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    efficiencies: dict[str, float] = {}
-    for case in _of(cases, "test_weak_scaling", "test_strong_scaling"):
-        spec, efficiency = _training(case), _value(case, "efficiency")
-        rows.append(
-            (
-                case.experiment.kind,
-                str(spec.world_size),
-                f"{spec.per_rank_batch_size:,}",
-                f"{spec.global_batch_size:,}",
-                spec.strategy,
-                spec.execution,
-                units.seconds(_seconds(case.measured)),
-                _text(_value(case, "epoch_seconds"), units.seconds),
-                _text(_value(case, "speedup"), units.factor),
-                _text(efficiency, units.percent),
-            )
-        )
-        if efficiency is not None:
-            name = f"{case.experiment.kind} scaling on {spec.world_size} devices"
-            efficiencies[f"{name}, batch {spec.per_rank_batch_size} per device, {spec.strategy}"] = efficiency
-    if not efficiencies:
-        return rows, ""
-    best = max(efficiencies, key=efficiencies.__getitem__)
-    worst = min(efficiencies, key=efficiencies.__getitem__)
-    sentence = f"The best efficiency is {efficiencies[best]:.1%} ({best})"
-    return rows, sentence + (f", the worst is {efficiencies[worst]:.1%} ({worst})." if best != worst else ".")
+# --- Q1: batch size and loading
 
 
-def _communication(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    hidden: list[float] = []
-    for case in _of(cases, "test_comm_split"):
-        spec = _training(case)
-        whole, exposed = (
-            _value(case, name) for name in ("traced_comm_seconds", "traced_exposed_comm_seconds")
-        )
-        seconds = [
-            _value(case, "compute_seconds"),
-            whole,
-            exposed,
-            _value(case, "exposed_comm_seconds"),
-        ]
-        epochs = [value * spec.steps_per_epoch if value is not None else None for value in seconds]
-        rows.append(
-            (
-                str(spec.world_size),
-                f"{spec.per_rank_batch_size:,}",
-                spec.execution,
-                *(_text(value, units.seconds) for value in epochs),
-            )
-        )
-        if whole and exposed is not None:
-            hidden.append(1 - exposed / whole)
-    if not hidden:
-        return rows, ""
-    some = f"{min(hidden):.0%} to {max(hidden):.0%}" if len(hidden) > 1 else f"{hidden[0]:.0%}"
-    return rows, f"Computation hides {some} of the communication; only the exposed rest makes a step longer."
-
-
-def _bandwidth(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    for case in _of(cases, "test_comm_split"):
-        spec = _training(case)
-        N, busbw = spec.world_size, _value(case, "gradient_busbw_bytes_per_second")
-        gradients = _value(case, "communicated_bytes_per_epoch")
-        if not busbw or not gradients:
-            continue
-        S = gradients / spec.steps_per_epoch
-        sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
-        by_formula = [formula.seconds(N, S, 1.0) / sending for formula in REPORT_FORMULAS]
-        rows.append(
-            (
-                str(N),
-                f"{spec.per_rank_batch_size:,}",
-                units.bandwidth(busbw),
-                _text(_value(case, "link_utilization"), units.percent),
-                *map(units.bandwidth, by_formula),
-            )
-        )
-    said = "; ".join(f"{formula.formula}: {formula.describes}" for formula in REPORT_FORMULAS)
-    return rows, f"What the formulas of reports say, divided by the same seconds: {said}."
-
-
-def _accuracy(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    accuracies: dict[int, dict[int, float]] = {}
-    for case in _of(cases, "test_large_batch", "test_long_run", "test_same_result_on_more_devices"):
-        spec = case.measured.spec
-        assert isinstance(spec, RunSpec)
-        train, test = _value(case, "train_accuracy"), _value(case, "test_accuracy")
-        low, high = _value(case, "test_accuracy_low"), _value(case, "test_accuracy_high")
-        over = _value(case, "accuracy_over_baseline")
-        rows.append(
-            (
-                f"{spec.global_batch_size:,}",
-                str(spec.world_size),
-                f"{spec.optimizer}, rate {spec.rate:g}, {spec.schedule}",
-                str(spec.epochs),
-                _text(train, units.percent),
-                _text(test, units.percent),
-                f"{low:.1%} to {high:.1%}" if low is not None and high is not None else NOTHING,
-                _text(over, units.change),
-            )
-        )
-        if train is not None:
-            accuracies.setdefault(spec.epochs, {})[spec.global_batch_size] = train
-    for epochs, by_batch in accuracies.items():
-        if len(by_batch) > 1:
-            small, large = min(by_batch), max(by_batch)
-            change = by_batch[large] - by_batch[small]
-            return rows, (
-                f"After {epochs} epochs, the training accuracy with batch {large:,} differs by "
-                f"{change * 100:+.1f} points from the one with batch {small:,}."
-            )
-    return rows, "One batch size was trained, so nothing is compared." if rows else ""
-
-
-def _set_epoch(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    names = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
-    repeated: dict[bool, float] = {}
-    for case in _of(cases, *names):
-        spec = case.measured.spec
-        assert isinstance(spec, SamplerSpec)
-        same = _value(case, "repeated_places")
-        rows.append(
-            (
-                str(spec.world_size),
-                "called" if spec.set_epoch else "not called",
-                "dropped" if spec.drop_last else "repeated",
-                _text(_value(case, "missing_images"), units.whole),
-                _text(_value(case, "repeated_images"), units.whole),
-                _text(same, units.percent),
-            )
-        )
-        if same is not None:
-            repeated[spec.set_epoch] = max(repeated.get(spec.set_epoch, 0.0), same)
-    if not repeated.keys() >= {True, False}:
-        return rows, ""
-    return rows, (
-        f"Without set_epoch, {repeated[False]:.0%} of the images keep their place in the next epoch; "
-        f"with set_epoch, at most {repeated[True]:.0%}."
+def _epoch(case: Case) -> Cells:
+    without = case.references.get("without_loading")
+    cells = {"epoch": units.seconds(case.seconds)}
+    if without is not None:
+        alone = median(without.median_step_seconds().values())
+        cells["epoch without loading"] = units.seconds(alone)
+    return cells | _cells(
+        case, {"loading": ("loading_fraction", units.percent), "images/s": ("images_per_second", units.whole)}
     )
 
 
-def _messages(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    others: dict[str, float] = {}
-    for case in _of(cases, "test_messages"):
-        spec = case.measured.spec
-        assert isinstance(spec, MessagesSpec | TrainingSpec)
-        sent = {kind: _value(case, f"{kind}_bytes") for kind in KINDS}
-        counts = {kind: _value(case, f"{kind}_messages") for kind in KINDS}
-        rows.append(
-            (
-                spec.strategy + (f"+{spec.comm_hook}" if spec.comm_hook != "none" else ""),
-                *(
-                    f"{_text(sent[kind], units.nbytes)} in {counts[kind] or 0:.0f}" if sent[kind] else NOTHING
-                    for kind in KINDS
-                ),
-                _text(_value(case, "start_initial_state_bytes"), units.nbytes),
-            )
-        )
-        whole = sum(value or 0.0 for value in sent.values())
-        others.setdefault(spec.strategy, 1 - (sent["gradients"] or 0.0) / whole if whole else 0.0)
-    if "ddp" not in others:
-        return rows, ""
-    return rows, f"In a step of DDP, {others['ddp']:.2%} of the bytes are no gradients."
+def _about_epochs(cases: Sequence[Case]) -> str:
+    speed, best = _extreme(cases, "images_per_second", most=True)
+    sentence = "One batch size was measured."
+    if len({case.properties["batch"] for case in cases}) > 1:
+        sentence = f"Batch size {best.properties['batch']} trains fastest, with {speed:,.0f} images/s."
+    loaded = [case for case in cases if "loading_fraction" in case.metrics]
+    if loaded:
+        fraction, worst = _extreme(loaded, "loading_fraction", most=True)
+        cost = f"costs at most {fraction:.1%} of an epoch" if fraction > 0 else "costs no time"
+        sentence += f" Loading {cost}, with batch size {worst.properties['batch']}."
+    return sentence
 
 
-def _parts(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    longest = ""
-    for case in _of(cases, "test_step_breakdown"):
-        spec = _training(case)
-        parts = {part: _value(case, f"{part}_seconds") for part in PARTS}
-        rows.append(
-            (
-                str(spec.world_size),
-                f"{spec.per_rank_batch_size:,}",
-                spec.execution,
-                *(_text(parts[part], units.seconds) for part in PARTS),
-                units.seconds(_seconds(case.measured)),
-            )
-        )
-        known = {part: value for part, value in parts.items() if value is not None}
-        if known:
-            part = max(known, key=known.__getitem__)
-            longest = (
-                f"On {spec.world_size} devices with batch {spec.per_rank_batch_size:,}, the longest part is "
-                f"{part.replace('_', ' ')}, with {known[part] / sum(known.values()):.0%} of the parts."
-            )
-    return rows, longest
+# --- Q2: scaling
 
 
-def _laws(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    laws = {"test_amdahl": ("Amdahl", amdahl_speedup), "test_gustafson": ("Gustafson", gustafson_speedup)}
-    sentence = ""
-    for name, (law, speedup) in laws.items():
-        for case in _of(cases, name):
-            fraction = _value(case, "serial_fraction")
-            if fraction is None:
-                continue
-            spec = _training(case)
-            low, high = (_value(case, f"serial_fraction_{end}") for end in ("low", "high"))
-            interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
-            rows.append(
-                (
-                    law,
-                    f"{spec.per_rank_batch_size:,}",
-                    f"{fraction:.1%}{interval}",
-                    *(units.factor(speedup(fraction, N)) for N in PREDICTED),
-                )
-            )
-            sentence = (
-                f"{law}'s law predicts {speedup(fraction, PREDICTED[-1]):.2f}x on {PREDICTED[-1]} devices."
-            )
-    return rows, sentence
+def _scaled(case: Case) -> Cells:
+    cells = {"global batch": f"{_training(case).global_batch_size:,}", "step": units.seconds(case.seconds)}
+    return cells | _cells(
+        case,
+        {
+            "epoch": ("epoch_seconds", units.seconds),
+            "speedup": ("speedup", units.factor),
+            "efficiency": ("efficiency", units.percent),
+        },
+    )
 
 
-def _cost(cases: Sequence[Case]) -> tuple[Rows, str]:
-    rows: Rows = []
-    sentence = ""
-    for case in _of(cases, "test_step_breakdown"):
-        spent = _value(case, "device_seconds_per_epoch")
-        if spent is None:
-            continue
-        spec = _training(case)
-        saved, extra = (_value(case, f"{name}_seconds_per_epoch") for name in ("saved", "extra_device"))
-        rows.append(
-            (
-                str(spec.world_size),
-                f"{spec.per_rank_batch_size:,}",
-                f"{spent / 60:.4f}",
-                _text(saved, units.seconds),
-                _text(extra, units.seconds),
-            )
-        )
-        if saved is not None and extra is not None:
-            sentence = (
-                f"On {spec.world_size} devices with batch {spec.per_rank_batch_size:,}, an epoch is "
-                f"{units.seconds(abs(saved))} {'shorter' if saved > 0 else 'longer'} and costs "
-                f"{units.seconds(extra)} more device time than on one device."
-            )
-    return rows, sentence
+def _about_scaling(cases: Sequence[Case]) -> str:
+    scaled = [case for case in cases if "efficiency" in case.metrics]
+    if not scaled:
+        return "One device was measured, so there is no speedup."
+    ends = []
+    for most, word in ((True, "best"), (False, "worst")):
+        value, case = _extreme(scaled, "efficiency", most=most)
+        ends.append(f"The {word} efficiency is {value:.1%} ({case.experiment.kind} scaling, {_words(case)}).")
+    return " ".join(dict.fromkeys(ends))
 
 
+# --- Q3: computation, communication and bandwidth
+
+
+def _communicated(case: Case) -> Cells:
+    return _cells(
+        case,
+        {
+            "computation": ("compute_seconds", units.seconds),
+            "communication": ("traced_comm_seconds", units.seconds),
+            "exposed, by trace": ("traced_exposed_comm_seconds", units.seconds),
+            "exposed, by difference": ("exposed_comm_seconds", units.seconds),
+        },
+        _training(case).steps_per_epoch,
+    )
+
+
+def _about_communication(cases: Sequence[Case]) -> str:
+    if not any("overlap_fraction" in case.metrics for case in cases):
+        return "No trace was made, so only the difference is known."
+    least, _ = _extreme(cases, "overlap_fraction", most=False)
+    most, _ = _extreme(cases, "overlap_fraction", most=True)
+    some = f"{least:.0%}" if f"{least:.0%}" == f"{most:.0%}" else f"{least:.0%} to {most:.0%}"
+    return (
+        f"By trace, computation hides {some} of the communication. Only the exposed rest makes a step "
+        "longer. Where difference and trace disagree, the exposed communication is not known well."
+    )
+
+
+def _sent_at(case: Case) -> Cells:
+    spec = _training(case)
+    busbw, gradients = (
+        case.value("gradient_busbw_bytes_per_second"),
+        case.value("communicated_bytes_per_epoch"),
+    )
+    if not busbw or not gradients:
+        return {}
+    N, S = spec.world_size, gradients / spec.steps_per_epoch
+    sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
+    cells = {"bus bandwidth": units.bandwidth(busbw)}
+    cells |= _cells(case, {"of the link": ("link_utilization", units.percent)})
+    return cells | {
+        formula.formula: units.bandwidth(formula.seconds(N, S, 1.0) / sending) for formula in REPORT_FORMULAS
+    }
+
+
+def _about_bandwidth(cases: Sequence[Case]) -> str:
+    said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
+    return f"The last columns divide formulas of reports by the measured communication time. {said}."
+
+
+# --- Q4 and Q5: accuracy
+
+
+def _accuracies(case: Case) -> Cells:
+    cells = _cells(
+        case,
+        {
+            "training accuracy": ("train_accuracy", units.percent),
+            "test accuracy": ("test_accuracy", units.percent),
+        },
+    )
+    low, high = (case.value(f"test_accuracy_{end}") for end in ("low", "high"))
+    if low is not None and high is not None:
+        cells["95% interval"] = f"{low:.1%} to {high:.1%}"
+    return cells | _cells(case, {"points over the small batch": ("accuracy_over_baseline", _points)})
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:+.1f}"
+
+
+def _about_accuracy(cases: Sequence[Case]) -> str:
+    """Compare the best training with the largest batch and the first one with the smallest batch."""
+    trained = [case for case in each_test(cases, "test_large_batch") if "train_accuracy" in case.metrics]
+    sizes = {case.test: _training(case).global_batch_size for case in trained}
+    if len(set(sizes.values())) < 2:
+        return "Not two batch sizes were trained, so nothing is compared."
+    small = next(case for case in trained if sizes[case.test] == min(sizes.values()))
+    epochs = small.properties["epochs"]
+    large = [
+        case
+        for case in trained
+        if sizes[case.test] == max(sizes.values()) and case.properties["epochs"] == epochs
+    ]
+    if not large:
+        return "The large and the small batch were trained for different numbers of epochs."
+    (before, _), (after, best) = (
+        _extreme([small], "train_accuracy", most=True),
+        _extreme(large, "train_accuracy", most=True),
+    )
+    return (
+        f"After {epochs} epochs, the small batch has a training accuracy of {before:.1%} "
+        f"({_words(small)}), and the best large batch has {after:.1%} ({_words(best)}): "
+        f"{_points(after - before)} points."
+    )
+
+
+def _sampled(case: Case) -> Cells:
+    assert isinstance(case.measured.spec, SamplerSpec)
+    return {"set_epoch": "called" if case.measured.spec.set_epoch else "not called"} | _cells(
+        case,
+        {
+            "missing images": ("missing_images", units.whole),
+            "repeated images": ("repeated_images", units.whole),
+            "same place next epoch": ("repeated_places", units.percent),
+        },
+    )
+
+
+def _about_set_epoch(cases: Sequence[Case]) -> str:
+    parts = {
+        called: [case for case in cases if case.measured.spec.set_epoch is called] for called in (True, False)
+    }
+    if not all(parts.values()):
+        return ""
+    with_it, without = (
+        _extreme(parts[called], "repeated_places", most=called)[0] for called in (True, False)
+    )
+    return (
+        f"Without set_epoch, {units.percent(without)} of the images keep their place in the next epoch. "
+        f"With set_epoch, at most {units.percent(with_it)} do."
+    )
+
+
+# --- Q6 and Q7: messages
+
+
+def _messages(case: Case) -> Cells:
+    cells = {}
+    for kind in KINDS:
+        if nbytes := case.value(f"{kind}_bytes"):
+            count = units.counted(int(case.value(f"{kind}_messages") or 0), "message")
+            cells[kind] = f"{units.nbytes(nbytes)} in {count}"
+    return cells | _cells(case, {"initial state at the start": ("start_initial_state_bytes", units.nbytes)})
+
+
+def _about_messages(cases: Sequence[Case]) -> str:
+    for case in cases:
+        if case.properties["strategy"] == "ddp":
+            sent = {kind: case.value(f"{kind}_bytes") or 0.0 for kind in KINDS}
+            others = 1 - sent["gradients"] / sum(sent.values())
+            return f"In a step of DDP, {others:.2%} of the bytes are not gradients."
+    return "Plain DDP was not measured."
+
+
+# --- parts of a step, laws and costs
+
+
+def _parts(case: Case) -> Cells:
+    parts = {part.replace("_", " "): (f"{part}_seconds", units.seconds) for part in PARTS}
+    return _cells(case, parts) | {"step": units.seconds(case.seconds)}
+
+
+def _about_parts(cases: Sequence[Case]) -> str:
+    case = max(cases, key=lambda case: case.measured.spec.world_size)
+    parts = {part: case.value(f"{part}_seconds") or 0.0 for part in PARTS}
+    longest = max(parts, key=parts.__getitem__)
+    fraction = parts[longest] / sum(parts.values())
+    return (
+        f"With {_words(case)}, the longest part is {longest.replace('_', ' ')}: {fraction:.0%} of the step."
+    )
+
+
+def _law(case: Case) -> Cells:
+    fraction = case.value("serial_fraction")
+    if fraction is None:
+        return {}
+    low, high = (case.value(f"serial_fraction_{end}") for end in ("low", "high"))
+    interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+    cells = {"law": case.experiment.title, "serial fraction": f"{fraction:.1%}{interval}"}
+    return cells | {f"speedup on {N}": _predicted(case, fraction, N) for N in PREDICTED}
+
+
+def _predicted(case: Case, fraction: float, N: int) -> str:
+    if fraction < 0:  # a speedup above N, for which the law predicts nothing
+        return NOTHING
+    law = amdahl_speedup if case.experiment.title == "Amdahl's law" else gustafson_speedup
+    return units.factor(law(fraction, N))
+
+
+def _about_laws(cases: Sequence[Case]) -> str:
+    predicted = [
+        (case, fraction) for case in cases if (fraction := case.value("serial_fraction") or 0.0) >= 0
+    ]
+    if not predicted:
+        return "The speedups exceed the number of devices, for which the laws predict nothing."
+    case, fraction = predicted[-1]
+    most = PREDICTED[-1]
+    speedup = _predicted(case, fraction, most)
+    return f"{case.experiment.title} predicts {speedup} on {most} devices ({_words(case)})."
+
+
+def _cost(case: Case) -> Cells:
+    return _cells(
+        case,
+        {
+            "device-minutes per epoch": ("device_seconds_per_epoch", lambda seconds: f"{seconds / 60:.4f}"),
+            "time saved": ("saved_seconds_per_epoch", units.seconds),
+            "extra device time": ("extra_device_seconds_per_epoch", units.seconds),
+        },
+    )
+
+
+def _about_cost(cases: Sequence[Case]) -> str:
+    saved, case = _extreme(cases, "saved_seconds_per_epoch", most=True)
+    extra = case.value("extra_device_seconds_per_epoch") or 0.0
+    return (
+        f"With {_words(case)}, an epoch is {units.seconds(abs(saved))} "
+        f"{'shorter' if saved > 0 else 'longer'} and takes {units.seconds(abs(extra))} "
+        f"{'more' if extra > 0 else 'less'} device time than on one device."
+    )
+
+
+LARGE_BATCH = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
+SAMPLER = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
 QUESTIONS = (
     Question(
         title="Q1: time per epoch by batch size",
+        tests=("test_batch_size",),
         file="test_batch_size.py",
-        headings=("batch size", "images from", "epoch", "epoch without loading", "loading", "images/s"),
-        answer=_batch_sizes,
+        row=_epoch,
+        sentence=_about_epochs,
     ),
     Question(
         title="Q2: time and speedup by batch size and devices",
+        tests=("test_weak_scaling", "test_strong_scaling"),
         file="test_scaling.py",
-        headings=(
-            "scaling",
-            "devices",
-            "batch per device",
-            "global batch",
-            "strategy",
-            "execution",
-            "step",
-            "epoch",
-            "speedup",
-            "efficiency",
-        ),
-        answer=_scaling,
+        row=_scaled,
+        sentence=_about_scaling,
     ),
     Question(
         title="Q3: computation and communication in an epoch",
+        tests=("test_comm_split",),
         file="test_comm_split.py",
-        headings=(
-            "devices",
-            "batch per device",
-            "execution",
-            "computation",
-            "communication",
-            "exposed, by trace",
-            "exposed, by difference",
-        ),
-        answer=_communication,
+        row=_communicated,
+        sentence=_about_communication,
     ),
     Question(
         title="Q3: bandwidth while training",
+        tests=("test_comm_split",),
         file="test_comm_split.py",
-        headings=(
-            "devices",
-            "batch per device",
-            "bus bandwidth",
-            "of the link",
-            *(formula.formula for formula in REPORT_FORMULAS),
-        ),
-        answer=_bandwidth,
+        row=_sent_at,
+        sentence=_about_bandwidth,
     ),
     Question(
         title="Q4: accuracy with a large batch",
+        tests=LARGE_BATCH,
         file="test_large_batch.py",
-        headings=(
-            "global batch",
-            "devices",
-            "recipe",
-            "epochs",
-            "training accuracy",
-            "test accuracy",
-            "95% interval",
-            "over the small batch",
-        ),
-        answer=_accuracy,
+        row=_accuracies,
+        sentence=_about_accuracy,
     ),
     Question(
         title="Q5: with and without set_epoch",
+        tests=SAMPLER,
         file="test_sampler.py",
-        headings=("devices", "set_epoch", "last images", "missing", "repeated", "same place next epoch"),
-        answer=_set_epoch,
+        row=_sampled,
+        sentence=_about_set_epoch,
     ),
     Question(
         title="Q6 and Q7: messages besides gradients",
+        tests=("test_messages",),
         file="test_messages.py",
-        headings=("strategy", *KINDS, "initial state at the start"),
-        answer=_messages,
+        row=_messages,
+        sentence=_about_messages,
     ),
     Question(
         title="Parts of a step",
+        tests=("test_step_breakdown",),
         file="test_step_breakdown.py",
-        headings=(
-            "devices",
-            "batch per device",
-            "execution",
-            *(part.replace("_", " ") for part in PARTS),
-            "step",
-        ),
-        answer=_parts,
+        row=_parts,
+        sentence=_about_parts,
     ),
     Question(
         title="Laws of scaling",
+        tests=("test_amdahl", "test_gustafson"),
         file="test_scaling.py --world-sizes 1,2,4",
-        headings=("law", "batch per device", "serial fraction", *(f"speedup on {N}" for N in PREDICTED)),
-        answer=_laws,
+        row=_law,
+        sentence=_about_laws,
     ),
     Question(
         title="Cost",
+        tests=("test_step_breakdown",),
         file="test_step_breakdown.py",
-        headings=(
-            "devices",
-            "batch per device",
-            "device-minutes per epoch",
-            "time saved",
-            "extra device time",
-        ),
-        answer=_cost,
+        row=_cost,
+        sentence=_about_cost,
     ),
 )

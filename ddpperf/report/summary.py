@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from ddpperf.report.cases import ab_of, comparison_of
 from ddpperf.report.layout import table_lines, wrapped
-from ddpperf.report.tables import comparison_of, tables_of, usual_facets
+from ddpperf.report.tables import tables_of, usual_facets
 from ddpperf.report.text import grouped, short
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
@@ -30,10 +31,10 @@ LABEL = 12  # characters, of a line's first word such as "skipped"
 def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
     """Return the tables of a stored run, and what is worth knowing about the run, as lines of text."""
     header = document["ddpperf"]
-    tables = sorted(tables_of(document), key=lambda table: len(table.tests) == 1)
+    tables = tables_of(document)
     lines = wrapped(title(header, document), width)
     was_sentence = False
-    for table in tables:  # those of a single row are sentences, and come last
+    for table in tables:  # those of a single row are sentences
         is_sentence = len(table.tests) == 1
         lines += [""] * (not was_sentence)
         lines += table_lines(table, width, notes=len(tables) <= FEW_TABLES)
@@ -83,16 +84,19 @@ def next_step(header: Mapping[str, Any]) -> str:
         case Status.PASS if "against" in header:
             return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
         case Status.PASS:
-            return "change the code, then compare: python -m pytest perf/ --benchmark-compare"
+            return "commit, change the code, then compare: python -m pytest perf/ --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            ab = header.get("against") or header.get("confirmed") or {"rows": ()}
-            worse = [row["test"] for row in ab["rows"] if row["finding"] == "worse"]
+            worse = [row["test"] for row in ab_of(header).get("rows", ()) if _fails(row)]
             test = next(iter([*failed, *worse]), "FILE::TEST")
             return f"look at one test alone, with the same options: python -m pytest '{test}'"
     if compared:
         return "repeat the run on a quieter machine, or give it more time: --confirm-seconds 600"
     return "remove the reasons above, then run the same command again"
+
+
+def _fails(row: Mapping[str, Any]) -> bool:
+    return row["finding"] == "worse" and row["gated"] and row["control"] is None
 
 
 def title(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
@@ -119,10 +123,10 @@ def title(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 
 
 def _sides(header: Mapping[str, Any]) -> list[str]:
-    ab = header.get("against") or header.get("confirmed")
-    if ab is None:
+    ab = ab_of(header)
+    if not ab:
         return []
-    explained = "interval: of candidate over base, 95%"
+    explained = "ratio: candidate over base, with its 95% interval"
     if "against" in header:
         explained += "; detectable: the smallest slow-down that is found 19 times in 20"
     return [f"base: {_described(ab['base'])}", f"candidate: {_described(ab['candidate'])}", explained]
@@ -142,9 +146,13 @@ def _compared(comparison: Comparison) -> list[str]:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines[0] += f": {units.counted(timed, 'time')}, in the median {by} than stored"
-    lines.append("limit: the ratio to the stored time above which a test is measured beside the stored code")
+    lines.append(
+        "limit: a test above this ratio to its stored time is measured again, beside the stored code"
+    )
     if comparison.new:
-        lines.append(f"new, so compared with nothing: {', '.join(map(short, comparison.new))}")
+        more = f" and {len(comparison.new) - MOST_NAMED} more" if len(comparison.new) > MOST_NAMED else ""
+        named = ", ".join(map(short, comparison.new[:MOST_NAMED]))
+        lines.append(f"new, so compared with nothing: {named}{more}")
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with (CPU): of CPU seconds, because the step waits for the CPU")
     if suspects := comparison.looks_slower:
@@ -170,10 +178,9 @@ def largest(slowdowns: Mapping[str, float]) -> str:
 def _controls(header: Mapping[str, Any], comparison: Comparison | None) -> list[str]:
     """Return the ratio of each control measurement, with its interval or limit."""
     what = {"negative": "a copy of memory", "positive": "a deliberately slowed step"}
-    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
     found = [
         f"{what[row['control']]} {row['ratio']:.3f} times ({row['low']:.3f} to {row['high']:.3f})"
-        for row in ab["rows"]
+        for row in ab_of(header).get("rows", ())
         if row["control"] is not None
     ]
     if not found and comparison is not None:
@@ -218,7 +225,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
     if not checks:
         return f"none of {known} applied"
     missed = [check for check in checks if not check["held"]]
-    line = f"{len(checks) - len(missed)} hold" + f", {len(missed)} missed" * bool(missed)
+    line = f"{len(checks) - len(missed)} of {len(checks)} met"
     inexact = [check for check in checks if check["kind"] != BoundKind.EXACT and check["value"] is not None]
     if not inexact:
         return line

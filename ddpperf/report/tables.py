@@ -7,24 +7,22 @@ its comparison, and the metrics of the experiment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.report.experiments import Experiment, experiment_of
-from ddpperf.report.facets import facets, in_words, timed_work
+from ddpperf.report.cases import Case, cases_of, comparison_of
+from ddpperf.report.facets import in_words, timed_work
 from ddpperf.report.text import finding, interval
-from ddpperf.report.warnings import warnings_of
-from ddpperf.results import metrics, units
-from ddpperf.results.notes import NoteKind
+from ddpperf.results import units
+from ddpperf.results.metrics import column as column_format
+from ddpperf.results.metrics import formatted
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.results.samples import Measured
-from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
-SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
-SIDES = ("base", "candidate", "ratio", "95% interval", "detectable", "finding")  # columns of an A/B run
+ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
+SIDES = ("ratio", "95% interval", "finding", "base", "candidate", "detectable")  # columns of an A/B run
 NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 
 
@@ -45,7 +43,9 @@ class Column:
     def sentence(self, row: int) -> str:
         """Return the heading, the text of one row, and the unit."""
         heading = "" if self.is_clear else self.heading
-        return " ".join(filter(None, (heading, self.cells[row], self.unit)))
+        cell = self.cells[row]
+        unit = self.unit if cell[:1].isdigit() or cell[:1] in "+-" else ""
+        return " ".join(filter(None, (heading, cell, unit)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,33 +68,8 @@ class Table:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A row of a table: a measured test, or another metric of it that got worse."""
-
-    test: str
-    experiment: Experiment
-    stored: Mapping[str, Any]
-    measured: Measured
-    change: Change | None = None
-    ab: Mapping[str, Any] | None = None
-    is_new: bool = False
-    outcome: str = "passed"
-    warnings: Sequence[str] = field(default_factory=list)
-
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, Any]]:
-        found: Mapping[str, Mapping[str, Any]] = self.stored["metrics"]
-        return found
-
-    @property
-    def notes(self) -> list[str]:
-        """The explanations of the test's results."""
-        return [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
-
-
 def tables_of(document: Mapping[str, Any]) -> list[Table]:
-    """Return a table for each experiment of a stored run, in the order of the tests.
+    """Return a table for each experiment of a stored run; those of a single row come last.
 
     A warning has the same number in all tables.
     """
@@ -104,75 +79,47 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
     for case in cases_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    return [_table(cases, header, numbers, compared=compared) for cases in by_title.values()]
-
-
-def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
-    """Return the comparison of a stored run with an earlier run, or None if there was none."""
-    fields = header.get("comparison")
-    return Comparison.from_json(fields) if fields is not None else None
+    in_order = sorted(by_title.values(), key=lambda cases: len(cases) == 1)
+    return [_table(cases, header, numbers, compared=compared) for cases in in_order]
 
 
 def usual_facets(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the properties that the options of a run give its training steps, by name."""
     options = header["options"]
-    usual = {"input": "fixed", "result": "in place", "algorithm": "backend", "set_epoch": "yes"}
+    usual = {"input": "fixed", "result": "in place", "set_epoch": "yes"}
     usual["collective"] = "all_reduce"
+    usual["algorithm"] = header["environment"].get("backend") or "backend"
     usual |= {name: options[name] for name in ("model", "precision", "input") if name in options}
     if executions := options.get("executions"):
         usual["execution"] = executions[0]
     return usual
 
 
-def cases_of(document: Mapping[str, Any]) -> list[Case]:
-    """Return the rows of all tables of a stored run, in the order of the tests."""
-    header = document["ddpperf"]
-    comparison = comparison_of(header)
-    stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
-    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
-    cases = []
-    for test, outcome in header["outcomes"].items():
-        if test not in stored:
-            continue
-        rows = [row for row in ab["rows"] if row["test"] == test]
-        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
-        for row in shown or [None]:
-            case = Case(
-                test=test,
-                experiment=experiment_of(test),
-                stored=stored[test],
-                measured=Measured.from_json(stored[test]),
-                change=comparison.changes.get(test) if comparison is not None else None,
-                ab=row,
-                is_new=comparison is not None and test in comparison.new,
-                outcome=outcome["kind"],
-                warnings=warnings_of(stored[test]),
-            )
-            cases.append(case)
-    return cases
-
-
 def _table(
     cases: Sequence[Case], header: Mapping[str, Any], numbers: dict[str, int], *, compared: bool
 ) -> Table:
     """Return the table of an experiment. Warnings without a number are added to `numbers`."""
-    properties, distinct = _facets(cases, header["options"].get("device", "cpu"))
+    properties, distinct = distinguished(cases)
     usual = usual_facets(header)
-    common = [in_words(name, value) for name, value in properties.items() if usual.get(name) != value]
+    common = [
+        in_words(name, value)
+        for name, value in properties.items()
+        if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
+    ]
     figures: list[Column] = []
-    if any(case.outcome != OutcomeKind.PASSED for case in cases):
-        outcomes = tuple(case.outcome for case in cases)
-        figures.append(Column(heading="outcome", cells=outcomes, is_text=True))
     if "against" in header:
         figures += _sides(cases)
     else:
         figures += _times(cases)
         figures += _comparison(cases) if compared else []
-        for column in _metrics(cases):
-            if len(cases) > 1 and len(set(column.cells)) == 1:
-                common.append(column.sentence(0))
-            else:
-                figures.append(column)
+        metrics = _metrics(cases)
+        same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
+        common += [column.sentence(0) for column in same]
+        metrics = [column for column in metrics if column not in same]
+        figures = [*metrics, *figures] if cases[0].experiment.time_last else [*figures, *metrics]
+    if any(case.outcome != OutcomeKind.PASSED for case in cases):
+        outcomes = tuple(case.outcome for case in cases)
+        figures.insert(0, Column(heading="outcome", cells=outcomes, is_text=True))
     known = len(numbers)
     for warning in (warning for case in cases for warning in case.warnings):
         numbers.setdefault(warning, len(numbers) + 1)
@@ -188,16 +135,12 @@ def _table(
     )
 
 
-def _facets(cases: Sequence[Case], device: str) -> tuple[dict[str, str], tuple[Column, ...]]:
+def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, ...]]:
     """Return the properties that all cases share, and columns of the properties that vary.
 
     If two cases differ in another property, there is a column with their test ids, too.
     """
-    rows = [
-        {"kind": case.experiment.kind}
-        | facets(case.measured.spec, device=device, global_batch=case.experiment.global_batch)
-        for case in cases
-    ]
+    rows = [case.properties for case in cases]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
     common: dict[str, str] = {}
     columns: list[Column] = []
@@ -210,20 +153,20 @@ def _facets(cases: Sequence[Case], device: str) -> tuple[dict[str, str], tuple[C
         cells = tuple(value or "-" for value in values)
         numeric = all(cell.replace(",", "").isdigit() for cell in cells)
         columns.append(Column(heading="" if name == "kind" else name, cells=cells, is_text=not numeric))
-    if len(set(zip(*(column.cells for column in columns), strict=True)) if columns else {()}) < len(cases):
+    if len({case.ab["metric"] for case in cases if case.ab}) > 1:
+        found = tuple(case.ab["metric"] if case.ab else "-" for case in cases)
+        columns.append(Column(heading="metric", cells=found, is_text=True))
+    rows_differ = len(set(zip(*(column.cells for column in columns), strict=True))) == len(cases)
+    if not rows_differ and len(cases) > 1:
         tests = tuple(case.test.rpartition("[")[-1].removesuffix("]") for case in cases)
-        if len({case.ab["metric"] for case in cases if case.ab}) > 1:
-            found = tuple(case.ab["metric"] if case.ab else "-" for case in cases)
-            columns.append(Column(heading="metric", cells=found, is_text=True))
-        if len(set(tests)) > 1:
-            columns.insert(0, Column(heading="case", cells=tests, is_text=True))
+        columns.insert(0, Column(heading="case", cells=tests, is_text=True))
     return common, tuple(columns)
 
 
 def _times(cases: Sequence[Case]) -> list[Column]:
     if not any(case.experiment.timed for case in cases):
         return []
-    seconds = [median(case.measured.median_step_seconds().values()) for case in cases]
+    seconds = [case.seconds for case in cases]
     works = dict.fromkeys(timed_work(case.measured.spec) for case in cases)
     scale = units.common_scale("s", seconds)
     assert scale is not None
@@ -246,7 +189,7 @@ def _iqr(case: Case) -> str:
 
 def _comparison(cases: Sequence[Case]) -> list[Column]:
     """Return columns that compare a run with a stored run, or with the code of the stored run."""
-    ratios, bounds, findings = zip(*map(_compared, cases), strict=True)
+    ratios, bounds, findings = zip(*map(compared_texts, cases), strict=True)
     return [
         Column(heading="ratio", cells=ratios),
         Column(heading="limit or interval", cells=bounds, is_text=True, is_clear=True),
@@ -254,7 +197,7 @@ def _comparison(cases: Sequence[Case]) -> list[Column]:
     ]
 
 
-def _compared(case: Case) -> tuple[str, str, str]:
+def compared_texts(case: Case) -> tuple[str, str, str]:
     """Return the ratio of a test's times, its interval or limit, and what was found."""
     if case.ab is not None:
         return f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)
@@ -275,12 +218,12 @@ def _sides(cases: Sequence[Case]) -> list[Column]:
         cells = dict.fromkeys(SIDES, "-")
         if row is not None:
             cells = {
-                "base": metrics.formatted(row["metric"], row["base"]),
-                "candidate": metrics.formatted(row["metric"], row["candidate"]),
                 "ratio": f"{row['ratio']:.3f}",
                 "95% interval": interval(row),
-                "detectable": f"{row['detectable']:.1%}",
                 "finding": finding(row),
+                "base": formatted(row["metric"], row["base"]),
+                "candidate": formatted(row["metric"], row["candidate"]),
+                "detectable": f"{row['detectable']:.1%}",
             }
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
@@ -300,7 +243,7 @@ def _metrics(cases: Sequence[Case]) -> list[Column]:
 def _metric(cases: Sequence[Case], name: str) -> Column:
     stored = [case.metrics[name] for case in cases if name in case.metrics]
     values = [metric["value"] for metric in stored]
-    heading, unit, text = metrics.column(name, values, stored[0]["unit"])
+    heading, unit, text = column_format(name, values, stored[0]["unit"])
     cells = [_cell(case.metrics, name, unit, text) for case in cases]
     return Column(heading=heading, unit=unit, cells=tuple(cells))
 

@@ -2,122 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
 from typing import Any
 
-from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.report.facets import facets, in_words, size
-from ddpperf.report.text import short
+from ddpperf.analysis.comm_split import AGREEMENT
+from ddpperf.analysis.statistics import FEWEST_ROUNDS, not_longer, relative_iqr
+from ddpperf.report.cases import Case, ab_of, cases_of, each_test
+from ddpperf.report.facets import in_words, size
+from ddpperf.report.text import interval, short
 from ddpperf.report.warnings import NOISY_IQR
 from ddpperf.results import units
-from ddpperf.results.samples import Measured
+from ddpperf.specs import AllReduceSpec
 
 MOST = 5  # sentences
 LEAST_GAIN = 1.05  # a smaller speedup is not worth a sentence
-NAMED = ("GPUs", "ranks", "batch", "strategy", "buffer")
+NAMED = ("GPUs", "ranks", "batch", "model", "execution", "strategy")
 
 
 def worth_knowing(document: Mapping[str, Any]) -> list[str]:
-    """Return at most five sentences on a stored run, the most important first."""
-    stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
-    device = document["ddpperf"]["options"].get("device", "cpu")
-    sentences = _sentences(stored, document["ddpperf"], device)
-    return list(islice(sentences, MOST))
+    """Return at most five sentences on a stored run, the most important first.
+
+    An A/B run answers what changed, so its sentences say nothing else.
+    """
+    header = document["ddpperf"]
+    cases = each_test(cases_of(document))
+    found = [_changed(header)]
+    if "against" not in header:
+        backend = header["environment"].get("backend") or "the library"
+        found += [_scaling(cases), _fastest(cases, backend), _strategy(cases), _least_certain(cases)]
+    return list(islice((sentence for sentences in found for sentence in sentences), MOST))
 
 
-def _sentences(stored: Mapping[str, Any], header: Mapping[str, Any], device: str) -> Iterator[str]:
-    yield from _changed(header)
-    yield from _scaling(stored, device)
-    yield from _fastest(stored)
-    yield from _strategy(stored, device)
-    yield from _least_certain(stored)
-
-
-def _values(found: Mapping[str, Any]) -> dict[str, float]:
-    return {name: metric["value"] for name, metric in found["metrics"].items()}
-
-
-def _of(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {test: found for test, found in stored.items() if short(test).partition("[")[0] == name}
-
-
-def _words(found: dict[str, Any], device: str) -> str:
-    spec = Measured.from_json(found).spec
-    properties = facets(spec, device=device)
-    return ", ".join(in_words(name, properties[name]) for name in NAMED if properties.get(name))
+def _words(case: Case) -> str:
+    named = {name: case.properties.get(name, "") for name in NAMED}
+    return ", ".join(in_words(name, value) for name, value in named.items() if value)
 
 
 def _changed(header: Mapping[str, Any]) -> Iterator[str]:
     """Say which time changed most beside the base's code."""
-    ab = header.get("against") or header.get("confirmed") or {"rows": ()}
-    rows = [row for row in ab["rows"] if row["primary"] and row["gated"] and row["control"] is None]
+    rows = [
+        row
+        for row in ab_of(header).get("rows", ())
+        if row["primary"] and row["gated"] and row["control"] is None
+    ]
     if rows:
         most = max(rows, key=lambda row: max(row["ratio"], 1 / row["ratio"]))
-        interval = f"{most['low']:.3f} to {most['high']:.3f}"
-        yield f"The largest change is that of {short(most['test'])}: {most['ratio']:.3f} times ({interval})."
+        unchanged = all(row["finding"] == "unchanged" for row in rows)
+        which = "No test changed. The largest ratio is" if unchanged else "The largest change is"
+        yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {short(most['test'])}."
 
 
-def _scaling(stored: Mapping[str, Any], device: str) -> Iterator[str]:
+def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     """Say what scaled worst, and how much of this step only waits for communication."""
-    scaled = {
-        test: found
-        for name in ("test_weak_scaling", "test_strong_scaling")
-        for test, found in _of(stored, name).items()
-        if "efficiency" in found["metrics"] and found["spec"]["strategy"] != "data_parallel"
-    }
+    scaled = [
+        case
+        for case in each_test(cases, "test_weak_scaling", "test_strong_scaling")
+        if "efficiency" in case.metrics and case.properties["strategy"] != "data_parallel"
+    ]
     if not scaled:
         return
-    worst = min(scaled, key=lambda test: _values(scaled[test])["efficiency"])
-    found = scaled[worst]
-    values = _values(found)
-    kind = "weak" if "weak" in worst else "strong"
-    text = (
-        f"{_words(found, device)} scale worst: {kind} scaling is {units.factor(values['speedup'])}, an "
-        f"efficiency of {units.percent(values['efficiency'])}"
+    worst = min(scaled, key=lambda case: case.value("efficiency") or 0.0)
+    speedup, efficiency = worst.value("speedup") or 0.0, worst.value("efficiency") or 0.0
+    slower = ", slower than one device" if speedup < 1 else ""
+    yield (
+        f"The lowest efficiency is {units.percent(efficiency)}, of {worst.experiment.kind} scaling with "
+        f"{_words(worst)}: speedup {units.factor(speedup)}{slower}."
     )
-    for split in _of(stored, "test_comm_split").values():
-        if split["spec"] == found["spec"]:
-            seconds = median(Measured.from_json(split).median_step_seconds().values())
-            names = ("exposed_comm_seconds", "traced_exposed_comm_seconds")
-            exposed = sorted(_values(split)[name] / seconds for name in names if name in split["metrics"])
-            part = " to ".join(dict.fromkeys(f"{max(0.0, value):.0%}" for value in exposed))
-            text += f"; {part} of this step only waits for communication"
-    yield f"{text}."
+    for split in each_test(cases, "test_comm_split"):
+        if split.measured.spec == worst.measured.spec:
+            yield from _waiting(split)
 
 
-def _fastest(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Name an all-reduce algorithm that is faster than the library's."""
-    for found in _of(stored, "test_fastest_all_reduce").values():
-        values = _values(found)
-        gain = values.get("speedup_of_the_best_other", 0.0)
-        over = {name: t for name, t in values.items() if name.endswith("_over_backend")}
-        if gain >= LEAST_GAIN and over:
-            of = size(found["spec"]["nbytes"])
-            best = min(over, key=over.__getitem__).removesuffix("_over_backend")
-            yield f"The algorithm {best} is {units.factor(gain)} as fast as the library's all_reduce of {of}."
-            return
+def _waiting(split: Case) -> Iterator[str]:
+    """Say how much of a step only waits for communication, by both methods."""
+    difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
+    if difference is not None and trace is not None:
+        by_difference, by_trace = difference / split.seconds, trace / split.seconds
+        doubtful = ", so it is not known well" if abs(by_difference - by_trace) > AGREEMENT else ""
+        yield (
+            f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} by "
+            f"trace{doubtful}."
+        )
 
 
-def _strategy(stored: Mapping[str, Any], device: str) -> Iterator[str]:
+def _fastest(cases: Sequence[Case], backend: str) -> Iterator[str]:
+    """Say whether an all-reduce algorithm is faster than that of NCCL or gloo."""
+    for case in each_test(cases, "test_fastest_all_reduce"):
+        others = {name: measured.all_step_seconds() for name, measured in case.references.items()}
+        spec = case.measured.spec
+        if not others or not isinstance(spec, AllReduceSpec):
+            continue
+        best = min(others, key=lambda name: median(others[name]))
+        own = case.measured.all_step_seconds()
+        if not_longer(own, others[best]):
+            yield f"No all_reduce is faster than {backend}'s at {size(spec.nbytes)}, within the error."
+        else:
+            gain = units.factor(median(own) / median(others[best]))
+            yield f"At {size(spec.nbytes)}, {best} is {gain} as fast as {backend}'s all_reduce."
+        return
+
+
+def _strategy(cases: Sequence[Case]) -> Iterator[str]:
     """Name the strategy or DDP option that is faster than plain DDP by most."""
     gains = {
-        test: _values(found)["speedup_over_ddp"]
-        for test, found in _of(stored, "test_strategies").items()
-        if "speedup_over_ddp" in found["metrics"]
+        case.properties["strategy"]: gain
+        for case in each_test(cases, "test_strategies")
+        if (gain := case.value("speedup_over_ddp"))
     }
     if gains and gains[best := max(gains, key=gains.__getitem__)] >= LEAST_GAIN:
-        yield f"{_words(stored[best], device)} is {units.factor(gains[best])} as fast as plain DDP."
+        yield f"The fastest strategy, {best}, is {units.factor(gains[best])} as fast as plain DDP."
 
 
-def _least_certain(stored: Mapping[str, Any]) -> Iterator[str]:
+def _least_certain(cases: Sequence[Case]) -> Iterator[str]:
     """Name the test whose rounds spread most."""
     spreads = {}
-    for test, found in stored.items():
-        measured = Measured.from_json(found)
-        rounds = [measured.step_seconds(sample) for sample in measured.samples]
-        if not measured.spec.counts and min(map(len, rounds)) >= FEWEST_ROUNDS:
-            spreads[test] = median(map(relative_iqr, rounds))
+    for case in cases:
+        rounds = [case.measured.step_seconds(sample) for sample in case.measured.samples]
+        if not case.measured.spec.counts and min(map(len, rounds)) >= FEWEST_ROUNDS:
+            spreads[case.test] = median(map(relative_iqr, rounds))
     if spreads and spreads[noisiest := max(spreads, key=spreads.__getitem__)] > NOISY_IQR:
-        yield f"Trust {short(noisiest)} least: its rounds spread by {spreads[noisiest]:.0%} (IQR)."
+        yield f"The rounds of {short(noisiest)} spread most, by {spreads[noisiest]:.0%} (IQR)."

@@ -10,7 +10,7 @@ from statistics import median
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES
 from ddpperf.analysis.cost_models import Undetermined
 from ddpperf.analysis.logarithmic_fit import Estimate
-from ddpperf.analysis.statistics import median_and_error
+from ddpperf.analysis.statistics import not_longer
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
@@ -84,7 +84,8 @@ def the_fastest(calls: Mapping[str, Measured]) -> str:
     """
     fastest = min(calls, key=lambda name: median(calls[name].median_step_seconds().values()))
     alike = as_fast(calls, fastest)
-    return f"{fastest} is the fastest" + (f", {', '.join(alike)} within its error" if alike else "")
+    equal = f", and equal within the error: {', '.join(alike)}" if alike else ""
+    return f"{fastest} is the fastest{equal}"
 
 
 def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
@@ -92,9 +93,9 @@ def as_fast(calls: Mapping[str, Measured], fastest: str) -> list[str]:
 
     A median counts as equal within twice the standard error of the difference of the two medians.
     """
-    times = {name: median_and_error(call.all_step_seconds()) for name, call in calls.items()}
-    least, least_error = times.pop(fastest)
-    return [name for name, (t, error) in times.items() if t - least <= 2 * math.hypot(error, least_error)]
+    times = {name: call.all_step_seconds() for name, call in calls.items()}
+    least = times.pop(fastest)
+    return [name for name, seconds in times.items() if not_longer(seconds, least)]
 
 
 @contextlib.contextmanager

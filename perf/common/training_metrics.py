@@ -37,7 +37,7 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
         measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times")
     if is_launch_bound(step):
-        measure.warn("the CPU's launches bound the step, not the GPU")
+        measure.warn("the step waits for kernel launches on the CPU, not for the GPU")
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:

@@ -47,7 +47,7 @@ def test_times_within_their_errors_are_as_fast() -> None:
 
 def test_the_fastest_has_the_least_median() -> None:
     calls = {"backend": call(1.0, 3.0, 1.1), "ring": call(2.0, 2.01, 2.02), "tree": call(5.0, 5.1, 5.2)}
-    assert the_fastest(calls) == "backend is the fastest, ring within its error"
+    assert the_fastest(calls) == "backend is the fastest, and equal within the error: ring"
     assert the_fastest({name: calls[name] for name in ("ring", "tree")}) == "ring is the fastest"
 
 

@@ -183,7 +183,7 @@ def test_metric_below_its_threshold_fails(
         "images_per_second {:.6g} is below {:.6g}, the minimum of threshold 1 (test_step on {}, world_size=1)"
     )
     run.assert_one_sentence(1, f"FAIL: perf/test_it.py::{test} failed: {sentence.format(found, 1e6, key)}")
-    run.assert_one_sentence(1, "0 hold, 1 missed; nearest: test_step", "floor 1,000,000 images/s")
+    run.assert_one_sentence(1, "0 of 1 met; nearest: test_step", "floor 1,000,000 images/s")
     least = found / 6
     thresholds.write_text(THRESHOLD.format(key, least))
     project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddpperf.report.cases import cases_of
 from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
-from ddpperf.report.tables import cases_of, tables_of
+from ddpperf.report.tables import tables_of
 from tests.canned import CannedSuite
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +179,20 @@ def test_command_compares_two_stored_runs() -> None:
     assert finished.returncode == 0, finished.stderr
     assert "ratio 1.000" in finished.stdout
     assert "with 0014_core.json: 45 times, in the median 0.0% shorter than stored" in finished.stdout
+    assert "NO VERDICT: " in finished.stdout  # the limits of one stored run are wide on a CPU
+
+
+def test_command_finds_a_slower_run(tmp_path: Path) -> None:
+    slow = stored(CPU)
+    for test in slow["benchmarks"]:
+        if test["name"].startswith("test_weak_scaling[1rank"):
+            for sample in test["extra_info"]["ddpperf"]["samples"]:
+                sample["seconds"] = [[100 * value for value in ranks] for ranks in sample["seconds"]]
+    (tmp_path / "slow.json").write_text(json.dumps(slow))
+    finished = command(tmp_path / "slow.json", "--baseline", CPU)
+    assert (
+        "FAIL: perf/test_scaling.py::test_weak_scaling[1rank-b32] is slower: 100.00 times" in finished.stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.report.cases import cases_of
 from ddpperf.report.experiments import EXPERIMENTS
 from ddpperf.report.markdown import markdown
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
@@ -17,7 +18,7 @@ from ddpperf.report.warnings import warnings_of
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, MessagesSpec, Spec, Strategy, TrainingSpec
+from ddpperf.specs import AllReduceSpec, MessagesSpec, RunSpec, Spec, Strategy, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from tests.canned import CannedSuite
 
@@ -178,7 +179,7 @@ def test_metric_that_is_equal_in_all_rows_stands_in_the_heading() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "text"),
-    [(0.9, 1.3, "1.000 (0.9000 to 1.300) ms"), (0.1, 3.0, "no usable fit ms"), (1.0, 1.0, "1.000 ms")],
+    [(0.9, 1.3, "1.000 (0.9000 to 1.300) ms"), (0.1, 3.0, "no usable fit"), (1.0, 1.0, "1.000 ms")],
 )
 def test_interval_stands_beside_its_metric(low: float, high: float, text: str) -> None:
     ends = {"latency_seconds_low": low * 1e-3, "latency_seconds_high": high * 1e-3}
@@ -254,15 +255,15 @@ MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
     ("checks", "words"),
     [
         ([], "none of 3 for h200x4 applied"),
-        ([EXACT], "1 hold"),
-        ([EXACT, FLOOR], "2 hold; nearest: test_efficiency efficiency 95.3%, floor 90.0%"),
-        ([FLOOR, LIMIT], "2 hold; nearest: test_cpu_seconds CPU 4.000 ms, limit 4.100 ms"),
+        ([EXACT], "1 of 1 met"),
+        ([EXACT, FLOOR], "2 of 2 met; nearest: test_efficiency efficiency 95.3%, floor 90.0%"),
+        ([FLOOR, LIMIT], "2 of 2 met; nearest: test_cpu_seconds CPU time 4.000 ms, limit 4.100 ms"),
         (
             [FLOOR, check("cpu_seconds", 0.002, 0.0041, "limit")],
-            "2 hold; nearest: test_efficiency efficiency 95.3%, floor 90.0%",
+            "2 of 2 met; nearest: test_efficiency efficiency 95.3%, floor 90.0%",
         ),
-        ([LIMIT, MISSED, FLOOR], "2 hold, 1 missed; nearest: test_speedup speedup 1.50x, floor 2.00x"),
-        ([check("speedup", None, 2.0, "floor", held=False)], "0 hold, 1 missed"),
+        ([LIMIT, MISSED, FLOOR], "2 of 3 met; nearest: test_speedup speedup 1.50x, floor 2.00x"),
+        ([check("speedup", None, 2.0, "floor", held=False)], "0 of 1 met"),
     ],
 )
 def test_nearest_threshold_is_shown(checks: list[Json], words: str) -> None:
@@ -392,7 +393,7 @@ def test_confirmation_replaces_the_comparison_with_stored_times() -> None:
     assert row(lines, "1 KiB")[3:] == ["1.100", "1.050 to 1.150", "worse, repeated"]
     assert row(lines, "2 KiB")[3:] == ["2.000", "limit 1.5", "slower"]
     assert labelled(lines, "controls") == ["a copy of memory 1.100 times (1.050 to 1.150)"]
-    assert "The largest change is that of test_all_reduce[1024]: 1.100 times (1.050 to 1.150)." in lines
+    assert "The largest change is 1.100 (1.050 to 1.150), of test_all_reduce[1024]." in lines
 
 
 def test_ab_run_shows_base_and_candidate() -> None:
@@ -406,12 +407,12 @@ def test_ab_run_shows_base_and_candidate() -> None:
     ]
     run["ddpperf"]["against"] = {"base": SIDE, "candidate": SIDE | {"root": "/other"}, "rows": rows}
     lines = summary_lines(run)
-    figures = ["base", "candidate", "ratio", "95% interval", "detectable", "finding"]
-    assert row(lines, "case") == ["case", "buffer", "metric", *figures]
-    found = [re.split(r" {2,}", line) for line in starting(lines, "1024")]
-    assert found[0][2:] == ["time", "100.0 ms", "110.0 ms", "1.100", "1.050 to 1.150", "3.0%", "worse"]
-    assert found[1][2:5] == ["peak_memory_bytes", "1 GB", "2 GB"]
-    assert row(lines, "2048")[-1] == "unchanged"
+    figures = ["ratio", "95% interval", "finding", "base", "candidate", "detectable"]
+    assert row(lines, "buffer") == ["buffer", "metric", *figures]
+    found = [re.split(r" {2,}", line) for line in starting(lines, "1 KiB")]
+    assert found[0][1:] == ["time", "1.100", "1.050 to 1.150", "worse", "100.0 ms", "110.0 ms", "3.0%"]
+    assert (found[1][1], *found[1][5:7]) == ("peak_memory_bytes", "1 GB", "2 GB")
+    assert row(lines, "2 KiB")[4] == "unchanged"
     assert labelled(lines, "A/B")[:2] == [
         "base: /bin/python, torch 2.11",
         "candidate: /bin/python, torch 2.11, code in /other",
@@ -543,43 +544,79 @@ def test_many_noisy_references_share_one_warning(references: int, warning: str) 
 
 def test_worst_scaling_names_the_communication_of_its_step() -> None:
     spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
-    speeds = {"speedup": 1.2, "efficiency": 0.6}
+    speeds = {"speedup": 0.9, "efficiency": 0.45}
     exposed = {"exposed_comm_seconds": 0.02, "traced_exposed_comm_seconds": 0.01}
-    better = replace(spec, per_rank_batch_size=16)
+    better, metrics = replace(spec, per_rank_batch_size=16), {"speedup": 1.9, "efficiency": 0.95}
+    parallel = replace(spec, strategy="data_parallel")
+    worst = {"speedup": 0.1, "efficiency": 0.05}  # not surprising, so not worth a sentence
     run = passed(
         **{
             "test_weak_scaling[a]": stored(*[0.1] * 4, spec=spec, metrics=speeds),
-            "test_weak_scaling[b]": stored(
-                *[0.1] * 4, spec=better, metrics={"speedup": 1.9, "efficiency": 0.95}
-            ),
+            "test_weak_scaling[b]": stored(*[0.1] * 4, spec=better, metrics=metrics),
+            "test_weak_scaling[c]": stored(*[0.1] * 4, spec=parallel, metrics=worst),
             "test_comm_split[a]": stored(*[0.1] * 4, spec=spec, metrics=exposed),
         }
     )
     assert worth_knowing(run) == [
-        "2 GPUs, batch 8 per rank, ddp scale worst: weak scaling is 1.20x, an efficiency of 60.0%; 10% to "
-        "20% of this step only waits for communication."
+        "The lowest efficiency is 45.0%, of weak scaling with 2 GPUs, batch 8 per rank, resnet18, eager, "
+        "ddp: speedup 0.90x, slower than one device.",
+        "Exposed communication is 20% of this step by difference, 10% by trace, so it is not known well.",
     ]
 
 
-def test_faster_algorithm_and_strategy_are_named() -> None:
-    over = {"speedup_of_the_best_other": 1.25, "ring_over_backend": 0.8, "tree_over_backend": 1.5}
+@pytest.mark.parametrize(
+    ("ring", "sentence"),
+    [
+        ((0.08, 0.08, 0.08, 0.08), "At 1 MiB, ring is 1.25x as fast as nccl's all_reduce."),
+        ((0.05, 0.08, 0.12, 0.15), "No all_reduce is faster than nccl's at 1 MiB, within the error."),
+    ],
+)
+def test_faster_algorithm_is_named_beyond_the_error(ring: tuple[float, ...], sentence: str) -> None:
+    test = stored(*[0.1] * 4, spec=call(2**20))
+    test["references"] = {"ring": stored(*ring), "tree": stored(*[0.2] * 4)}
+    assert worth_knowing(passed(**{"test_fastest_all_reduce[a]": test})) == [sentence]
+
+
+def test_fastest_strategy_is_named() -> None:
     zero1 = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="zero1")
-    run = passed(
-        **{
-            "test_fastest_all_reduce[a]": stored(*[0.1] * 4, spec=call(2**20), metrics=over),
-            "test_strategies[a]": stored(*[0.1] * 4, spec=zero1, metrics={"speedup_over_ddp": 1.3}),
-        }
-    )
-    assert worth_knowing(run) == [
-        "The algorithm ring is 1.25x as fast as the library's all_reduce of 1 MiB.",
-        "2 GPUs, batch 8 per rank, zero1 is 1.30x as fast as plain DDP.",
+    test = stored(*[0.1] * 4, spec=zero1, metrics={"speedup_over_ddp": 1.3})
+    assert worth_knowing(passed(test_strategies=test)) == [
+        "The fastest strategy, zero1, is 1.30x as fast as plain DDP."
     ]
 
 
 def test_noisiest_test_is_named_and_nothing_else() -> None:
     run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.2, 0.2))
-    assert worth_knowing(run) == ["Trust test_b least: its rounds spread by 67% (IQR)."]
+    assert worth_knowing(run) == ["The rounds of test_b spread most, by 67% (IQR)."]
     assert worth_knowing(passed(test_a=stored(*[0.1] * 4))) == []
+
+
+def test_figures_of_an_ab_run_are_those_of_the_candidate() -> None:
+    test = stored(*[0.1] * 4, metrics={"speedup": 1.5})
+    (base,) = test["samples"]
+    test["samples"].append({**base, "set": "B2", "side": "B", "seconds": [[0.2]] * 4})
+    test["metrics"]["speedup"]["by_set"] = {"A1": 1.5, "B2": 0.75}
+    run = passed(test_own=test)
+    run["ddpperf"]["against"] = {"base": SIDE, "candidate": SIDE, "rows": []}
+    (case,) = cases_of(run)
+    assert (case.seconds, case.value("speedup")) == (0.2, 0.75)
+
+
+def test_training_by_several_seeds_names_no_seed() -> None:
+    spec = RunSpec(
+        world_size=1,
+        per_rank_batch_size=8,
+        strategy="single",
+        input="device",
+        epochs=1,
+        test_images=8,
+        rate=0.1,
+    )
+    test = stored(0.1, spec=spec)
+    test["references"] = {f"seed={seed}": stored(0.1, spec=replace(spec, seed=seed)) for seed in (1, 2)}
+    (line,) = starting(summary_lines(passed(test_large_batch=test), width=200), "WHOLE TRAININGS")
+    assert "3 seeds" in line
+    assert "seed 0" not in line
 
 
 @pytest.mark.parametrize(
@@ -588,7 +625,11 @@ def test_noisiest_test_is_named_and_nothing_else() -> None:
         ("PASS", {}, "python -m pytest perf/ --benchmark-compare"),
         ("PASS", {"compared_with": "0001_x.json"}, "python -m ddpperf.results.promote"),
         ("PASS", {"against": {"rows": []}}, "python -m pytest perf/ --benchmark-save=NAME"),
-        ("FAIL", {"against": {"rows": [ab_row("test_a")]}}, f"python -m pytest '{FILE}test_a'"),
+        (
+            "FAIL",
+            {"against": {"rows": [ab_row("control", control="positive"), ab_row("test_a")]}},
+            f"python -m pytest '{FILE}test_a'",
+        ),
         ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
         ("NO VERDICT", {"compared_with": "0001_x.json"}, "--confirm-seconds 600"),
         ("NO VERDICT", {}, "run the same command again"),

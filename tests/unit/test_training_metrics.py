@@ -12,7 +12,7 @@ from perf.common.training_metrics import FEWEST_STEPS, speedup_over, training_me
 from perf.test_scaling import scaling_metrics
 
 BATCH = 4
-BOUND = "the CPU's launches bound the step, not the GPU"
+BOUND = "the step waits for kernel launches on the CPU, not for the GPU"
 START = f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times"
 
 

@@ -1,0 +1,150 @@
+"""The measured cases of a stored run, from which tables, pictures and sentences are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from ddpperf.report.experiments import Experiment, experiment_of
+from ddpperf.report.facets import facets
+from ddpperf.report.warnings import warnings_of
+from ddpperf.results.notes import NoteKind
+from ddpperf.results.samples import CANDIDATE, Measured
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
+
+SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
+SEED = "seed="  # how the names of references begin that train with other random seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of a table: a measured test, or another metric of it that got worse.
+
+    measured: the test's own measurement; of an A/B run, that of the candidate. side: the side of an
+    A/B run whose measurements count, or "". properties: what the test measures, by name, such as
+    "batch". change: the comparison with a stored run. ab: the stored row of an A/B run.
+    """
+
+    test: str
+    experiment: Experiment
+    stored: Mapping[str, Any]
+    measured: Measured
+    properties: Mapping[str, str]
+    side: str = ""
+    change: Change | None = None
+    ab: Mapping[str, Any] | None = None
+    is_new: bool = False
+    outcome: str = "passed"
+    warnings: Sequence[str] = field(default_factory=list)
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The metrics by name, each with "value", "unit" and its values "by_set"."""
+        found: dict[str, dict[str, Any]] = self.stored["metrics"]
+        if not self.side:
+            return found
+        sets = {sample.set for sample in self.measured.samples}
+        sides = {}
+        for name, metric in found.items():
+            by_set = {set_name: value for set_name, value in metric["by_set"].items() if set_name in sets}
+            if by_set:
+                sides[name] = metric | {"value": median(by_set.values()), "by_set": by_set}
+        return sides
+
+    @cached_property
+    def references(self) -> dict[str, Measured]:
+        """The other measurements that the metrics needed, by name."""
+        found = self.stored["references"].items()
+        return {name: _of_side(Measured.from_json(fields), self.side) for name, fields in found}
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step, call, epoch or training: the median over process sets."""
+        return median(self.measured.median_step_seconds().values())
+
+    @property
+    def notes(self) -> list[str]:
+        """The explanations of the test's results."""
+        return [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
+
+    def value(self, metric: str) -> float | None:
+        """Return the value of a metric, or None if the test has no such metric."""
+        found: float | None = self.metrics[metric]["value"] if metric in self.metrics else None
+        return found
+
+
+def cases_of(document: Mapping[str, Any]) -> list[Case]:
+    """Return the rows of all tables of a stored run, in the order of the tests."""
+    header = document["ddpperf"]
+    comparison = comparison_of(header)
+    stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
+    ab_rows = ab_of(header).get("rows", ())
+    side = CANDIDATE if "against" in header else ""
+    cases = []
+    for test, outcome in header["outcomes"].items():
+        if test not in stored:
+            continue
+        rows = [row for row in ab_rows if row["test"] == test]
+        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
+        measured, experiment = _of_side(Measured.from_json(stored[test]), side), experiment_of(test)
+        case = Case(
+            test=test,
+            experiment=experiment,
+            stored=stored[test],
+            measured=measured,
+            properties=_properties(measured, experiment, header, stored[test]["references"]),
+            side=side,
+            change=comparison.changes.get(test) if comparison is not None else None,
+            is_new=comparison is not None and test in comparison.new,
+            outcome=outcome["kind"],
+            warnings=warnings_of(stored[test]),
+        )
+        cases += [_with(case, row) for row in shown] or [case]
+    return cases
+
+
+def each_test(cases: Sequence[Case], *names: str) -> list[Case]:
+    """Return the cases of test functions, each test once, or of all test functions without names."""
+    found = {case.test: case for case in reversed(cases)}
+    in_order = [found[test] for test in dict.fromkeys(case.test for case in cases)]
+    functions = [(case, case.test.rpartition("::")[2].partition("[")[0]) for case in in_order]
+    return [case for case, function in functions if function in names or not names]
+
+
+def ab_of(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a stored run has of an A/B run, or of a confirmation; empty if there was none."""
+    found: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
+    return found or {}
+
+
+def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
+    """Return the comparison of a stored run with an earlier run, or None if there was none."""
+    fields = header.get("comparison")
+    return Comparison.from_json(fields) if fields is not None else None
+
+
+def _with(case: Case, row: Mapping[str, Any]) -> Case:
+    fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
+    return Case(**fields | {"ab": row})
+
+
+def _of_side(measured: Measured, side: str) -> Measured:
+    sides = {sample.side for sample in measured.samples}
+    return measured.of(side) if side in sides and len(sides) > 1 else measured
+
+
+def _properties(
+    measured: Measured, experiment: Experiment, header: Mapping[str, Any], references: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return what a test measures, by name, with the kind of its experiment first."""
+    device = header["options"].get("device", "cpu")
+    found = {"kind": experiment.kind}
+    found |= facets(measured.spec, device=device, global_batch=experiment.global_batch)
+    if found.get("algorithm") == "backend":
+        found["algorithm"] = header["environment"].get("backend") or "backend"
+    if seeds := sum(name.startswith(SEED) for name in references):
+        found |= {"seed": "", "seeds": str(seeds + 1)}
+    return found
