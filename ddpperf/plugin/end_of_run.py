@@ -23,8 +23,9 @@ from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.markdown import markdown
-from ddpperf.report.outputs import write_page, write_plots
-from ddpperf.report.report_tables import report_tables
+from ddpperf.report.page import write_page
+from ddpperf.report.plots import write_plots
+from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically

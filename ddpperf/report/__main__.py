@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused
-from ddpperf.report.outputs import write_page, write_plots
-from ddpperf.report.report_tables import report_tables
+from ddpperf.report.page import write_page
+from ddpperf.report.plots import write_plots
+from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, read_document
@@ -50,7 +51,10 @@ def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, 
     device = header["options"].get("device", "cpu")
     _, settings = read_threshold_file(root)
     reference = Reference(
-        baseline=then, settings=settings["gpu" if device == "cuda" else "cpu"], device=device
+        baseline=then,
+        settings=settings["gpu" if device == "cuda" else "cpu"],
+        device=device,
+        history=storage.history(then),
     )
     found = compare(now.measured, reference, list(now.measured))
     copies = negative_control(now.copied, reference, compared=len(found.changes))

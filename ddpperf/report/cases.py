@@ -1,31 +1,34 @@
-"""The measured cases of a stored run, from which tables, pictures and sentences are made."""
+"""The measured tests of a stored run, from which tables, pictures and sentences are made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from ddpperf.report.experiments import Experiment, experiment_of
-from ddpperf.report.facets import facets
+from ddpperf.report.facets import facets, in_words
+from ddpperf.report.text import function_of
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
+DESCRIBED = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")  # properties
 SEED = "seed="  # how the names of references begin that train with other random seeds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A row of a table: a measured test, or another metric of it that got worse.
+    """A measured test of a stored run.
 
     measured: the test's own measurement; of an A/B run, that of the candidate. side: the side of an
     A/B run whose measurements count, or "". properties: what the test measures, by name, such as
-    "batch". change: the comparison with a stored run. ab: the stored row of an A/B run.
+    "batch". change: the comparison with a stored run. ab: the stored row of an A/B run that a row of
+    a table shows.
     """
 
     test: str
@@ -33,12 +36,12 @@ class Case:
     stored: Mapping[str, Any]
     measured: Measured
     properties: Mapping[str, str]
-    side: str = ""
-    change: Change | None = None
+    side: str
+    change: Change | None
+    is_new: bool
+    outcome: str
+    warnings: Sequence[str]
     ab: Mapping[str, Any] | None = None
-    is_new: bool = False
-    outcome: str = "passed"
-    warnings: Sequence[str] = field(default_factory=list)
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -75,20 +78,27 @@ class Case:
         found: float | None = self.metrics[metric]["value"] if metric in self.metrics else None
         return found
 
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Return the ends of a metric's 95% interval, or None if they are not stored."""
+        low, high = (self.value(f"{metric}_{end}") for end in ("low", "high"))
+        return None if low is None or high is None else (low, high)
+
+    def described(self) -> str:
+        """Return the devices, the batch size and what else the test trains, as text."""
+        named = {name: self.properties.get(name, "") for name in DESCRIBED}
+        return ", ".join(in_words(name, value) for name, value in named.items() if value)
+
 
 def cases_of(document: Mapping[str, Any]) -> list[Case]:
-    """Return the rows of all tables of a stored run, in the order of the tests."""
+    """Return the measured tests of a stored run, in their order."""
     header = document["ddpperf"]
     comparison = comparison_of(header)
     stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
-    ab_rows = ab_of(header).get("rows", ())
     side = CANDIDATE if "against" in header else ""
     cases = []
     for test, outcome in header["outcomes"].items():
         if test not in stored:
             continue
-        rows = [row for row in ab_rows if row["test"] == test]
-        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
         measured, experiment = _of_side(Measured.from_json(stored[test]), side), experiment_of(test)
         case = Case(
             test=test,
@@ -102,16 +112,24 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
             outcome=outcome["kind"],
             warnings=warnings_of(stored[test]),
         )
-        cases += [_with(case, row) for row in shown] or [case]
+        cases.append(case)
     return cases
 
 
-def each_test(cases: Sequence[Case], *names: str) -> list[Case]:
-    """Return the cases of test functions, each test once, or of all test functions without names."""
-    found = {case.test: case for case in reversed(cases)}
-    in_order = [found[test] for test in dict.fromkeys(case.test for case in cases)]
-    functions = [(case, case.test.rpartition("::")[2].partition("[")[0]) for case in in_order]
-    return [case for case, function in functions if function in names or not names]
+def rows_of(document: Mapping[str, Any]) -> list[Case]:
+    """Return the rows of all tables: each test, or each shown metric of a test in an A/B run."""
+    ab_rows = ab_of(document["ddpperf"]).get("rows", ())
+    found: list[Case] = []
+    for case in cases_of(document):
+        rows = [row for row in ab_rows if row["test"] == case.test]
+        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
+        found += [replace(case, ab=row) for row in shown] or [case]
+    return found
+
+
+def of_functions(cases: Sequence[Case], *names: str) -> list[Case]:
+    """Return the cases of test functions such as test_weak_scaling."""
+    return [case for case in cases if function_of(case.test) in names]
 
 
 def ab_of(header: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,11 +142,6 @@ def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
     """Return the comparison of a stored run with an earlier run, or None if there was none."""
     fields = header.get("comparison")
     return Comparison.from_json(fields) if fields is not None else None
-
-
-def _with(case: Case, row: Mapping[str, Any]) -> Case:
-    fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
-    return Case(**fields | {"ab": row})
 
 
 def _of_side(measured: Measured, side: str) -> Measured:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpperf.report.text import function_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -147,6 +149,6 @@ EXPERIMENTS = {
 
 def experiment_of(test: str) -> Experiment:
     """Return the experiment of a test, such as perf/test_scaling.py::test_weak_scaling[4gpu-b512]."""
-    name = test.rpartition("::")[-1].partition("[")[0]
+    name = function_of(test)
     title = name.removeprefix("test_").replace("_", " ")
     return EXPERIMENTS.get(name) or Experiment(title=title, metrics=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ddpperf.results import units
 from ddpperf.specs import (
     AllReduceSpec,
@@ -68,6 +71,17 @@ def _recipe(spec: RunSpec) -> dict[str, str]:
         if getattr(spec, name) != type(spec).__dataclass_fields__[name].default
     ]
     return {"epochs": str(spec.epochs), "recipe": " ".join(words), "seed": str(spec.seed)}
+
+
+def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the properties that the options of a run give its measurements, by name."""
+    options = header["options"]
+    usual = {"input": "fixed", "result": "in place", "set_epoch": "yes", "collective": "all_reduce"}
+    usual["algorithm"] = header["environment"].get("backend") or "backend"
+    usual |= {name: options[name] for name in ("model", "precision", "input") if name in options}
+    if executions := options.get("executions"):
+        usual["execution"] = executions[0]
+    return usual
 
 
 def in_words(name: str, value: str) -> str:

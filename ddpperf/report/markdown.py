@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpperf.report.cases import ab_of
-from ddpperf.report.text import aligned, finding, format_metric, grouped, interval, short
-from ddpperf.results import metrics
+from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, short
 from ddpperf.results.notes import NoteKind
 
 PAGE_BEGINS = "## ddpperf: "
-COLUMNS = ("test", "metric", "base", "candidate", "ratio", "95% interval", "detectable", "finding")
-FIGURES = range(2, 7)
+FIGURES = (2, 5, 6, 7)  # columns that are aligned to the right
 
 
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
@@ -50,20 +48,9 @@ def _of_sides(ab: Mapping[str, Any]) -> list[str]:
     """Return a table of all metrics measured by base and candidate, ordered by test."""
     tests = list(dict.fromkeys(row["test"] for row in ab["rows"]))
     rows = sorted(ab["rows"], key=lambda row: tests.index(row["test"]))
-    return aligned([COLUMNS, *map(_row, rows)], FIGURES)
-
-
-def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        short(row["test"]),
-        row["metric"],
-        metrics.formatted(row["metric"], row["base"]),
-        metrics.formatted(row["metric"], row["candidate"]),
-        f"{row['ratio']:.3f}",
-        interval(row),
-        f"{row['detectable']:.1%}",
-        finding(row),
-    )
+    cells = [{"test": short(row["test"]), "metric": row["metric"], **ab_cells(row)} for row in rows]
+    headings = tuple(cells[0]) if cells else ()
+    return aligned([headings, *(tuple(row.values()) for row in cells)], FIGURES)
 
 
 def _notes(document: Mapping[str, Any]) -> list[str]:

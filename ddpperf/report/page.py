@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ddpperf.report.cases import Case, cases_of, each_test
-from ddpperf.report.plots import STYLE, SVG, Picture, pictures_of
+from ddpperf.report.cases import Case, cases_of, rows_of
+from ddpperf.report.plots import History, Picture, pictures_of
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
 from ddpperf.report.text import format_metric, short
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
+from ddpperf.results.stored_runs import write_atomically
 
 MOST_IMPORTANT = 3  # rows on top of the page
 
 
-def page(document: Mapping[str, Any], history: Sequence[tuple[str, Mapping[str, float]]] = ()) -> str:
+def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+    """Write the HTML page of a stored run; raise OSError if the file cannot be written."""
+    return write_atomically(path, page(document, history))
+
+
+def page(document: Mapping[str, Any], history: History = ()) -> str:
     """Return the HTML page of a stored run.
 
     history: the name and the step seconds by test of each kept run, oldest first.
     """
     header = document["ddpperf"]
-    cases = cases_of(document)
-    pictures = pictures_of(cases, header, history)
+    pictures = pictures_of(document, history)
     sections = [
         {
             "table": table,
@@ -36,15 +41,15 @@ def page(document: Mapping[str, Any], history: Sequence[tuple[str, Mapping[str, 
         for table in tables_of(document)
     ]
     html: str = _template().render(
-        title=title(header, document),
+        title=title(document),
         verdict=header["verdict"],
         next_step=next_step(header),
-        important=_important(cases),
+        important=_important(rows_of(document)),
         sentences=worth_knowing(document),
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
-        metrics=[(short(case.test), _metrics(case)) for case in cases],
+        metrics=[(short(case.test), _metrics(case)) for case in cases_of(document)],
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),
     )
@@ -61,7 +66,7 @@ def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     if ratios:
         most = sorted(ratios.values(), key=lambda case: -max(_ratio(case), 1 / _ratio(case)))
         return [(short(case.test), *compared_texts(case)) for case in most[:MOST_IMPORTANT]]
-    scaled = [case for case in each_test(cases) if "efficiency" in case.metrics]
+    scaled = [case for case in cases if "efficiency" in case.metrics]
     scaled.sort(key=lambda case: case.value("efficiency") or 0.0)
     return [
         (short(case.test), units.seconds(case.seconds), f"efficiency {units.percent(value)}")
@@ -78,12 +83,7 @@ def _ratio(case: Case) -> float:
 
 
 def _embedded(picture: Picture) -> dict[str, str]:
-    from matplotlib import rc_context
-
-    file = io.BytesIO()
-    with rc_context(STYLE):
-        picture.figure.savefig(file, format="svg", metadata=SVG)
-    image = base64.b64encode(file.getvalue()).decode()
+    image = base64.b64encode(picture.rendered("svg")).decode()
     return {"source": f"data:image/svg+xml;base64,{image}", "description": picture.description}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import over_sets
-from ddpperf.report.cases import SEED, Case, ab_of, each_test
-from ddpperf.report.facets import facets, in_words
+from ddpperf.report.cases import SEED, Case, ab_of, cases_of, of_functions
+from ddpperf.report.facets import facets, in_words, usual_properties
 from ddpperf.report.text import short
+from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import write_atomically
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 MOST_ROWS = 40  # of a picture with a bar for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
-SVG = {"Date": None}  # metadata without the time, so that equal runs give equal files
+FORMS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 150},
+    "svg": {"metadata": {"Date": None}},  # so that equal runs give equal files
+}
+History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,38 +53,40 @@ class Picture:
     description: str
     figure: Figure
 
+    def rendered(self, form: str) -> bytes:
+        """Return the picture as a file, where `form` is png or svg."""
+        from matplotlib import rc_context
 
-def save(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write each picture as PNG and SVG to a folder, which is made if it does not exist."""
-    from matplotlib import rc_context
+        file = io.BytesIO()
+        with rc_context(STYLE):
+            self.figure.savefig(file, format=form, **FORMS[form])
+        return file.getvalue()
 
+
+def write_plots(folder: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+    """Write each picture of a stored run as PNG and SVG to a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        for ending, options in (("png", {"dpi": 150}), ("svg", {"metadata": SVG})):
-            path = folder / f"{picture.name}.{ending}"
-            with rc_context(STYLE):
-                picture.figure.savefig(path, **options)
+    for picture in pictures_of(document, history):
+        for form in FORMS:
+            write_atomically(folder / f"{picture.name}.{form}", picture.rendered(form))
+    return folder
 
 
-def pictures_of(
-    cases: Sequence[Case],
-    header: Mapping[str, Any],
-    history: Sequence[tuple[str, Mapping[str, float]]] = (),
-) -> list[Picture]:
-    """Return the pictures of a run, in the order of its tables.
+def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Picture]:
+    """Return the pictures of a stored run.
 
     history: the name and the step seconds by test of each kept run, oldest first.
     """
     from matplotlib import rc_context
 
+    header, cases = document["ddpperf"], cases_of(document)
     drawn: list[Picture | None] = []
     with rc_context(STYLE):
-        for name, experiments, draw, description in DRAWN:
-            titles = [case.experiment.title for case in cases]
-            title = next((title for title in titles if title in experiments), "")
-            chosen = [case for case in cases if case.experiment.title in experiments]
+        for name, tests, draw, description in DRAWN:
+            chosen = of_functions(cases, *tests)
             figure = draw(chosen, header) if chosen else None
             if figure is not None:
+                title = chosen[0].experiment.title
                 drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
         drawn += [_forest(header), _history(history)]
     return [picture for picture in drawn if picture is not None]
@@ -85,17 +94,16 @@ def pictures_of(
 
 def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
     """Return the properties of a case in one line, without properties that the options give."""
-    options = header["options"]
-    usual = {options.get("model"), options.get("precision"), *options.get("executions", ())[:1]}
-    usual |= {options.get("input", "fixed"), "in place"}
+    usual = usual_properties(header) | {"algorithm": ""}  # a legend compares algorithms
     found = dict(case.properties)
     if case.experiment.kind == "strong":  # whose global batch is constant
-        own = facets(case.measured.spec, device=options.get("device", "cpu"), global_batch=True)
+        device = header["options"].get("device", "cpu")
+        own = facets(case.measured.spec, device=device, global_batch=True)
         found |= {"batch": "", "global batch": own["global batch"]}
     return ", ".join(
         in_words(name, value)
         for name, value in found.items()
-        if value and value not in usual and name not in (*without, *NOT_IN_LABELS)
+        if value and usual.get(name) != value and name not in (*without, *NOT_IN_LABELS)
     )
 
 
@@ -104,7 +112,7 @@ def _series(
 ) -> dict[str, list[tuple[float, float, Case]]]:
     """Return points (x, metric, case) for each label of cases, where x is a property such as batch."""
     series: dict[str, list[tuple[float, float, Case]]] = {}
-    for case in each_test(cases):
+    for case in cases:
         at = case.properties.get(x, "").replace(",", "")
         value = case.value(metric) if metric else case.seconds
         if at.isdigit() and value is not None:
@@ -132,15 +140,6 @@ def _look(number: int) -> dict[str, Any]:
     }
 
 
-def _line(axes: Axes, number: int, points: Sequence[tuple[float, float, Case]], name: str) -> None:
-    axes.plot(
-        [point[0] for point in points],
-        [point[1] for point in points],
-        label=name or "all",
-        **_look(number),
-    )
-
-
 def _legend(figure: Figure, *axes: Axes) -> None:
     """Put the legend of the first axes below the figure, where it hides nothing."""
     for each in axes:
@@ -151,6 +150,16 @@ def _legend(figure: Figure, *axes: Axes) -> None:
 
 
 Part = Callable[[Case], "float | None"]
+
+
+def _metric(name: str, scale: float = 1.0) -> Part:
+    """Return a function that returns a metric of a case in the unit of a picture."""
+
+    def scaled(case: Case) -> float | None:
+        found = case.value(name)
+        return None if found is None else found * scale
+
+    return scaled
 
 
 def _stacked(
@@ -227,9 +236,10 @@ def _batch(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     figure, (left, right) = _figure(columns=2, lines=len(epochs))
     for axes, series, what in ((left, epochs, "epoch (s)"), (right, speeds, "images/s")):
         for number, (name, points) in enumerate(series.items()):
-            _line(axes, number, points, name)
+            at, values, _ = zip(*points, strict=True)
+            axes.plot(at, values, label=name or "all", **_look(number))
         axes.set(xscale="log", xlabel="batch size", ylabel=what, ylim=(0, None))
-        _legend(figure, axes)
+    _legend(figure, left, right)
     return figure
 
 
@@ -242,73 +252,42 @@ def _comm(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
         compute, hidden = case.value("compute_seconds"), overlapped(case)
         return None if compute is None or hidden is None else compute * 1e3 - hidden
 
-    def exposed(case: Case) -> float | None:
-        found = case.value("traced_exposed_comm_seconds")
-        return None if found is None else found * 1e3
-
     parts = {
         "compute alone": computed,
         "compute and communication overlap": overlapped,
-        "exposed communication": exposed,
+        "exposed communication": _metric("traced_exposed_comm_seconds", 1e3),
     }
     return _stacked(cases, header, parts, "ms of a profiled step")
 
 
 def _bandwidth(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    def busbw(case: Case) -> float | None:
-        found = case.value("gradient_busbw_bytes_per_second")
-        return None if found is None else found / 1e9
-
+    busbw = _metric("gradient_busbw_bytes_per_second", 1e-9)
     return _stacked(cases, header, {"gradients' bus bandwidth": busbw}, "GB/s")
 
 
 def _parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    def of(part: str) -> Callable[[Case], float | None]:
-        def milliseconds(case: Case) -> float | None:
-            found = case.value(f"{part}_seconds")
-            return None if found is None else found * 1e3
-
-        return milliseconds
-
-    return _stacked(cases, header, {part.replace("_", " "): of(part) for part in PARTS}, "ms of a step")
+    parts = {part.replace("_", " "): _metric(f"{part}_seconds", 1e3) for part in PARTS}
+    return _stacked(cases, header, parts, "ms of a step")
 
 
 def _cost(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    def minutes(case: Case) -> float | None:
-        found = case.value("device_seconds_per_epoch")
-        return None if found is None else found / 60
-
     device = "GPU" if header["options"].get("device") == "cuda" else "rank"
-    return _stacked(cases, header, {"all devices together": minutes}, f"{device}-minutes of an epoch")
+    minutes = {"all devices together": _metric("device_seconds_per_epoch", 1 / 60)}
+    return _stacked(cases, header, minutes, f"{device}-minutes of an epoch")
 
 
 def _messages(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    def of(kind: str) -> Callable[[Case], float | None]:
-        def megabytes(case: Case) -> float | None:
-            found = case.value(f"{kind}_bytes")
-            return None if found is None else found / 1e6
-
-        return megabytes
-
-    kinds = ("gradients", "parameters", "buffers", "metrics", "other")
-    return _stacked(cases, header, {kind: of(kind) for kind in kinds}, "MB that a rank sends in a step")
+    kinds = {kind: _metric(f"{kind}_bytes", 1e-6) for kind in MESSAGE_KINDS}
+    return _stacked(cases, header, kinds, "MB that a rank sends in a step")
 
 
 def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     calls: dict[str, list[tuple[float, float]]] = {}
-    models = []
-    for case in cases:
-        spec = case.measured.spec
-        if not isinstance(spec, AllReduceSpec):
-            continue
-        seconds = case.seconds
-        if case.experiment.title == "all_reduce model":
-            models.append((spec, case))
-        elif case.experiment.title == "collectives":
-            busbw = all_reduce_busbw(spec.nbytes, seconds, spec.world_size) / 1e9
-            calls.setdefault(label(case, header, without=("buffer", "collective")), []).append(
-                (spec.nbytes, busbw)
-            )
+    for case in of_functions(cases, "test_all_reduce"):
+        spec, busbw = case.measured.spec, case.value("busbw_bytes_per_second")
+        if isinstance(spec, AllReduceSpec) and busbw:
+            name = label(case, header, without=("buffer", "collective"))
+            calls.setdefault(name, []).append((spec.nbytes, busbw / 1e9))
     if not calls:
         return None
     figure, axes = _figure(lines=len(calls))
@@ -319,12 +298,13 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
             label=name,
         )
     sizes = sorted({nbytes for points in calls.values() for nbytes, _ in points})
-    for spec, case in models:
+    for case in of_functions(cases, "test_backend_model"):
         latency, best = case.value("latency_seconds"), case.value("asymptotic_busbw_bytes_per_second")
         if latency and best and latency > 0:
-            scale = all_reduce_busbw(1, 1, spec.world_size)
+            N = case.measured.spec.world_size
+            scale = all_reduce_busbw(1, 1, N)
             modelled = [size * scale / (latency + size * scale / best) / 1e9 for size in sizes]
-            axes.plot(sizes, modelled, color="gray", linestyle=":", label=f"model, {spec.world_size} ranks")
+            axes.plot(sizes, modelled, color="gray", linestyle=":", label=f"model, {N} ranks")
     for link in {link for case in cases if (link := _link(case))}:
         axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
     axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
@@ -374,8 +354,8 @@ def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None
     figure, axes = _figure(len(found))
     for place, case in enumerate(found):
         middle = case.metrics["test_accuracy"]["value"]
-        low, high = (case.value(f"test_accuracy_{end}") for end in ("low", "high"))
-        ends = [[max(0.0, middle - (low or middle))], [max(0.0, (high or middle) - middle)]]
+        low, high = case.interval("test_accuracy") or (middle, middle)
+        ends = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
         axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
     axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
     axes.invert_yaxis()
@@ -385,29 +365,30 @@ def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None
 
 
 Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
-# The name of a picture, the titles of its experiments, its function, and its description.
+TRAININGS = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
+# The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
-    ("scaling", ("scaling",), _scaling, "Speedup of weak and strong scaling by number of devices"),
-    ("epoch_scaling", ("scaling of epochs",), _scaling, "Speedup of an epoch by number of devices"),
-    ("batch_size", ("batch size",), _batch, "Epoch time and images per second by batch size"),
-    ("communication", ("communication in a step",), _comm, "Compute, overlapped and exposed communication"),
-    ("bandwidth", ("communication in a step",), _bandwidth, "Bus bandwidth of gradients while training"),
-    ("step_parts", ("step breakdown",), _parts, "Time of the parts of a training step"),
-    ("cost", ("step breakdown",), _cost, "Device time of an epoch on all devices together"),
+    (
+        "scaling",
+        ("test_weak_scaling", "test_strong_scaling"),
+        _scaling,
+        "Speedup of weak and strong scaling by number of devices",
+    ),
+    ("epoch_scaling", ("test_epoch_scaling",), _scaling, "Speedup of an epoch by number of devices"),
+    ("batch_size", ("test_batch_size",), _batch, "Epoch time and images per second by batch size"),
+    ("communication", ("test_comm_split",), _comm, "Compute, overlapped and exposed communication"),
+    ("bandwidth", ("test_comm_split",), _bandwidth, "Bus bandwidth of gradients while training"),
+    ("step_parts", ("test_step_breakdown",), _parts, "Time of the parts of a training step"),
+    ("cost", ("test_step_breakdown",), _cost, "Device time of an epoch on all devices together"),
     (
         "all_reduce",
-        ("collectives", "all_reduce model"),
+        ("test_all_reduce", "test_backend_model"),
         _all_reduce,
         "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
     ),
-    ("messages", ("messages of a step",), _messages, "Bytes that a rank sends in a step, by kind"),
-    (
-        "curves",
-        ("whole trainings", "long trainings"),
-        _curves,
-        "Loss and accuracy by epoch, means over seeds",
-    ),
-    ("accuracy", ("whole trainings", "long trainings"), _accuracy, "Test accuracy by batch size and recipe"),
+    ("messages", ("test_messages",), _messages, "Bytes that a rank sends in a step, by kind"),
+    ("curves", TRAININGS, _curves, "Loss and accuracy by epoch, means over seeds"),
+    ("accuracy", TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
 )
 
 
@@ -436,7 +417,7 @@ def _forest(header: Mapping[str, Any]) -> Picture | None:
     return Picture(name="ab", experiment="", description=description, figure=figure)
 
 
-def _history(history: Sequence[tuple[str, Mapping[str, float]]]) -> Picture | None:
+def _history(history: History) -> Picture | None:
     counts = Counter(test for _, seconds in history for test in seconds)
     tests = [test for test, runs in counts.items() if runs > 1][: 2 * MOST_ROWS]
     if not tests:

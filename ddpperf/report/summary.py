@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ddpperf.report.cases import ab_of, comparison_of
+from ddpperf.report.facets import usual_properties
 from ddpperf.report.layout import table_lines, wrapped
-from ddpperf.report.tables import tables_of, usual_facets
+from ddpperf.report.tables import tables_of
 from ddpperf.report.text import grouped, short
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
@@ -30,9 +31,8 @@ LABEL = 12  # characters, of a line's first word such as "skipped"
 
 def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
     """Return the tables of a stored run, and what is worth knowing about the run, as lines of text."""
-    header = document["ddpperf"]
     tables = tables_of(document)
-    lines = wrapped(title(header, document), width)
+    lines = wrapped(title(document), width)
     was_sentence = False
     for table in tables:  # those of a single row are sentences
         is_sentence = len(table.tests) == 1
@@ -99,14 +99,15 @@ def _fails(row: Mapping[str, Any]) -> bool:
     return row["finding"] == "worse" and row["gated"] and row["control"] is None
 
 
-def title(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def title(document: Mapping[str, Any]) -> str:
     """Return the hardware, the software and the usual options of a run in one line."""
+    header = document["ddpperf"]
     environment = header["environment"]
     data = header["options"].get("data", {"name": "synthetic"})
     sets = max(
         (len(found["extra_info"]["ddpperf"]["samples"]) for found in document["benchmarks"]), default=0
     )
-    usual = usual_facets(header)
+    usual = usual_properties(header)
     parts = [
         f"ddpperf on {header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment and "against" not in header else "",

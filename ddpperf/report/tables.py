@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import median
 from typing import Any
 
-from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
-from ddpperf.report.cases import Case, cases_of, comparison_of
-from ddpperf.report.facets import in_words, timed_work
-from ddpperf.report.text import finding, interval
+from ddpperf.report.cases import Case, comparison_of, rows_of
+from ddpperf.report.facets import in_words, timed_work, usual_properties
+from ddpperf.report.text import ab_cells, finding, interval
+from ddpperf.report.warnings import spread
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
-from ddpperf.results.metrics import formatted
 from ddpperf.results.outcomes import OutcomeKind
 
 ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
-SIDES = ("ratio", "95% interval", "finding", "base", "candidate", "detectable")  # columns of an A/B run
 NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 
 
@@ -76,23 +73,11 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
     header = document["ddpperf"]
     compared = comparison_of(header) is not None
     by_title: dict[str, list[Case]] = {}
-    for case in cases_of(document):
+    for case in rows_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
     in_order = sorted(by_title.values(), key=lambda cases: len(cases) == 1)
     return [_table(cases, header, numbers, compared=compared) for cases in in_order]
-
-
-def usual_facets(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the properties that the options of a run give its training steps, by name."""
-    options = header["options"]
-    usual = {"input": "fixed", "result": "in place", "set_epoch": "yes"}
-    usual["collective"] = "all_reduce"
-    usual["algorithm"] = header["environment"].get("backend") or "backend"
-    usual |= {name: options[name] for name in ("model", "precision", "input") if name in options}
-    if executions := options.get("executions"):
-        usual["execution"] = executions[0]
-    return usual
 
 
 def _table(
@@ -100,7 +85,7 @@ def _table(
 ) -> Table:
     """Return the table of an experiment. Warnings without a number are added to `numbers`."""
     properties, distinct = distinguished(cases)
-    usual = usual_facets(header)
+    usual = usual_properties(header)
     common = [
         in_words(name, value)
         for name, value in properties.items()
@@ -171,7 +156,7 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     scale = units.common_scale("s", seconds)
     assert scale is not None
     unit, text = scale
-    spreads = tuple(map(_iqr, cases))
+    spreads = tuple("-" if (found := spread(case.measured)) is None else f"{found:.0%}" for case in cases)
     columns = [
         Column(
             heading=next(iter(works)) if len(works) == 1 else "time",
@@ -180,11 +165,6 @@ def _times(cases: Sequence[Case]) -> list[Column]:
         )
     ]
     return columns + ([Column(heading="IQR", cells=spreads)] if set(spreads) != {"-"} else [])
-
-
-def _iqr(case: Case) -> str:
-    rounds = [case.measured.step_seconds(sample) for sample in case.measured.samples]
-    return f"{median(map(relative_iqr, rounds)):.0%}" if min(map(len, rounds)) >= FEWEST_ROUNDS else "-"
 
 
 def _comparison(cases: Sequence[Case]) -> list[Column]:
@@ -212,23 +192,13 @@ def compared_texts(case: Case) -> tuple[str, str, str]:
 
 def _sides(cases: Sequence[Case]) -> list[Column]:
     """Return columns that compare base and candidate of an A/B run."""
-    found = [case.ab for case in cases]
-    columns: dict[str, list[str]] = {}
-    for row in found:
-        cells = dict.fromkeys(SIDES, "-")
-        if row is not None:
-            cells = {
-                "ratio": f"{row['ratio']:.3f}",
-                "95% interval": interval(row),
-                "finding": finding(row),
-                "base": formatted(row["metric"], row["base"]),
-                "candidate": formatted(row["metric"], row["candidate"]),
-                "detectable": f"{row['detectable']:.1%}",
-            }
-        for name, cell in cells.items():
-            columns.setdefault(name, []).append(cell)
+    rows = [ab_cells(case.ab) if case.ab is not None else {} for case in cases]
+    headings = dict.fromkeys(heading for row in rows for heading in row)
     text = ("95% interval", "finding")
-    return [Column(heading=name, cells=tuple(cells), is_text=name in text) for name, cells in columns.items()]
+    return [
+        Column(heading=name, cells=tuple(row.get(name, "-") for row in rows), is_text=name in text)
+        for name in headings
+    ]
 
 
 def _metrics(cases: Sequence[Case]) -> list[Column]:
@@ -244,20 +214,18 @@ def _metric(cases: Sequence[Case], name: str) -> Column:
     stored = [case.metrics[name] for case in cases if name in case.metrics]
     values = [metric["value"] for metric in stored]
     heading, unit, text = column_format(name, values, stored[0]["unit"])
-    cells = [_cell(case.metrics, name, unit, text) for case in cases]
+    cells = [_cell(case, name, unit, text) for case in cases]
     return Column(heading=heading, unit=unit, cells=tuple(cells))
 
 
-def _cell(found: Mapping[str, Mapping[str, Any]], name: str, unit: str, text: Callable[[float], str]) -> str:
+def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str:
     """Return a metric's value as text, with the ends of its interval if they are stored."""
-    if name not in found:
+    if (value := case.value(name)) is None:
         return "-"
-    value = found[name]["value"]
-    if f"{name}_low" not in found or f"{name}_high" not in found:
+    interval = case.interval(name)
+    if interval is None or interval == (value, value):
         return text(value)
-    low, high = (found[f"{name}_{end}"]["value"] for end in ("low", "high"))
-    if low == high == value:
-        return text(value)
+    low, high = interval
     if unit and not 0 < low <= high < NO_USE * low:
         return "no usable fit"
     return f"{text(value)} ({text(low)} to {text(high)})"

@@ -13,6 +13,11 @@ def short(test: str) -> str:
     return test.split("::", 1)[-1]
 
 
+def function_of(test: str) -> str:
+    """Return the name of a test's function, such as test_weak_scaling."""
+    return test.rpartition("::")[-1].partition("[")[0]
+
+
 def format_metric(name: str, value: float, unit: str = "") -> str:
     """Return a metric's heading and value as text.
 
@@ -39,14 +44,14 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
     ]
 
 
-def grouped(texts: Mapping[str, Sequence[str]], prefix: str = "") -> list[str]:
-    """Return one line for each different warning or note, with the test or the number of tests."""
+def grouped(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one line for each different text, with the test or the number of tests that have it."""
     tests: dict[str, list[str]] = {}
     for test, found in texts.items():
         for text in found:
             tests.setdefault(text, []).append(short(test))
     return [
-        f"{prefix}{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
+        f"{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
         for text, named in sorted(tests.items())
     ]
 
@@ -61,3 +66,15 @@ def finding(row: Mapping[str, Any]) -> str:
     if row["control"] is None and not row["gated"]:
         return "for information"
     return f"{row['finding']}{', repeated' if row['control'] is None and row['confirmed'] else ''}"
+
+
+def ab_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a stored row of an A/B run, by heading."""
+    return {
+        "ratio": f"{row['ratio']:.3f}",
+        "95% interval": interval(row),
+        "finding": finding(row),
+        "base": metrics.formatted(row["metric"], row["base"]),
+        "candidate": metrics.formatted(row["metric"], row["candidate"]),
+        "detectable": f"{row['detectable']:.1%}",
+    }

@@ -42,22 +42,29 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(warnings))
 
 
+def spread(measured: Measured) -> float | None:
+    """Return the interquartile range of the rounds over their median, in the median process set.
+
+    Returns None for too few rounds, and for a measurement that counts instead of timing.
+    """
+    rounds = _rounds(measured)
+    if measured.spec.counts or min(map(len, rounds)) < FEWEST_ROUNDS:
+        return None
+    return median(map(relative_iqr, rounds))
+
+
 def _rounds(measured: Measured) -> list[list[float]]:
     return [measured.step_seconds(sample) for sample in measured.samples]
 
 
-def _has_spread(measured: Measured) -> bool:
-    return not measured.spec.counts and min(map(len, _rounds(measured))) >= FEWEST_ROUNDS
-
-
 def _is_noisy(measured: Measured) -> bool:
-    return _has_spread(measured) and median(map(relative_iqr, _rounds(measured))) > NOISY_IQR
+    return (spread(measured) or 0.0) > NOISY_IQR
 
 
 def _round_warnings(measured: Measured, whose: str) -> list[str]:
     if measured.spec.counts:
         return []
-    if not _has_spread(measured):
+    if spread(measured) is None:
         return [f"fewer than {FEWEST_ROUNDS} rounds, so their spread is unknown"]
     warnings = []
     if drifts := [change for seconds in _rounds(measured) if (change := drift(seconds)) is not None]:

@@ -8,17 +8,16 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
-from ddpperf.analysis.statistics import FEWEST_ROUNDS, not_longer, relative_iqr
-from ddpperf.report.cases import Case, ab_of, cases_of, each_test
-from ddpperf.report.facets import in_words, size
+from ddpperf.analysis.statistics import not_longer
+from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
+from ddpperf.report.facets import size
 from ddpperf.report.text import interval, short
-from ddpperf.report.warnings import NOISY_IQR
+from ddpperf.report.warnings import NOISY_IQR, spread
 from ddpperf.results import units
 from ddpperf.specs import AllReduceSpec
 
 MOST = 5  # sentences
 LEAST_GAIN = 1.05  # a smaller speedup is not worth a sentence
-NAMED = ("GPUs", "ranks", "batch", "model", "execution", "strategy")
 
 
 def worth_knowing(document: Mapping[str, Any]) -> list[str]:
@@ -27,17 +26,12 @@ def worth_knowing(document: Mapping[str, Any]) -> list[str]:
     An A/B run answers what changed, so its sentences say nothing else.
     """
     header = document["ddpperf"]
-    cases = each_test(cases_of(document))
+    cases = cases_of(document)
     found = [_changed(header)]
     if "against" not in header:
         backend = header["environment"].get("backend") or "the library"
         found += [_scaling(cases), _fastest(cases, backend), _strategy(cases), _least_certain(cases)]
     return list(islice((sentence for sentences in found for sentence in sentences), MOST))
-
-
-def _words(case: Case) -> str:
-    named = {name: case.properties.get(name, "") for name in NAMED}
-    return ", ".join(in_words(name, value) for name, value in named.items() if value)
 
 
 def _changed(header: Mapping[str, Any]) -> Iterator[str]:
@@ -58,7 +52,7 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     """Say what scaled worst, and how much of this step only waits for communication."""
     scaled = [
         case
-        for case in each_test(cases, "test_weak_scaling", "test_strong_scaling")
+        for case in of_functions(cases, "test_weak_scaling", "test_strong_scaling")
         if "efficiency" in case.metrics and case.properties["strategy"] != "data_parallel"
     ]
     if not scaled:
@@ -68,9 +62,9 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     slower = ", slower than one device" if speedup < 1 else ""
     yield (
         f"The lowest efficiency is {units.percent(efficiency)}, of {worst.experiment.kind} scaling with "
-        f"{_words(worst)}: speedup {units.factor(speedup)}{slower}."
+        f"{worst.described()}: speedup {units.factor(speedup)}{slower}."
     )
-    for split in each_test(cases, "test_comm_split"):
+    for split in of_functions(cases, "test_comm_split"):
         if split.measured.spec == worst.measured.spec:
             yield from _waiting(split)
 
@@ -89,7 +83,7 @@ def _waiting(split: Case) -> Iterator[str]:
 
 def _fastest(cases: Sequence[Case], backend: str) -> Iterator[str]:
     """Say whether an all-reduce algorithm is faster than that of NCCL or gloo."""
-    for case in each_test(cases, "test_fastest_all_reduce"):
+    for case in of_functions(cases, "test_fastest_all_reduce"):
         others = {name: measured.all_step_seconds() for name, measured in case.references.items()}
         spec = case.measured.spec
         if not others or not isinstance(spec, AllReduceSpec):
@@ -108,7 +102,7 @@ def _strategy(cases: Sequence[Case]) -> Iterator[str]:
     """Name the strategy or DDP option that is faster than plain DDP by most."""
     gains = {
         case.properties["strategy"]: gain
-        for case in each_test(cases, "test_strategies")
+        for case in of_functions(cases, "test_strategies")
         if (gain := case.value("speedup_over_ddp"))
     }
     if gains and gains[best := max(gains, key=gains.__getitem__)] >= LEAST_GAIN:
@@ -117,10 +111,6 @@ def _strategy(cases: Sequence[Case]) -> Iterator[str]:
 
 def _least_certain(cases: Sequence[Case]) -> Iterator[str]:
     """Name the test whose rounds spread most."""
-    spreads = {}
-    for case in cases:
-        rounds = [case.measured.step_seconds(sample) for sample in case.measured.samples]
-        if not case.measured.spec.counts and min(map(len, rounds)) >= FEWEST_ROUNDS:
-            spreads[case.test] = median(map(relative_iqr, rounds))
+    spreads = {case.test: found for case in cases if (found := spread(case.measured)) is not None}
     if spreads and spreads[noisiest := max(spreads, key=spreads.__getitem__)] > NOISY_IQR:
         yield f"The rounds of {short(noisiest)} spread most, by {spreads[noisiest]:.0%} (IQR)."

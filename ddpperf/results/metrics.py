@@ -121,6 +121,7 @@ def _in(unit: str, usual: Callable[[float], str]) -> Callable[..., Metric]:
     return define
 
 
+MESSAGE_KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
 _seconds, _ratio, _bytes = _in("s", units.seconds), _in("1", units.factor), _in("B", units.nbytes)
 _bandwidth, _images = _in("B/s", units.bandwidth), _in("1/s", units.rate)
 _LOWER, _HIGHER = Better.LOWER, Better.HIGHER
@@ -140,7 +141,7 @@ def _messages() -> Iterator[Metric]:
 
     They cover a step, and the time before the first step.
     """
-    for kind in ("gradients", "buffers", "parameters", "metrics", "control"):
+    for kind in MESSAGE_KINDS[:-1]:
         yield _bytes(f"{kind}_bytes", kind, **_EXACT)
     yield _ratio(
         "gradients_over_parameters",
@@ -154,7 +155,7 @@ def _messages() -> Iterator[Metric]:
     for kind in ("initial_state", "control", "other"):
         yield _bytes(f"start_{kind}_bytes", f"{kind.replace('_', ' ')} at the start")
         yield _ratio(f"start_{kind}_messages", "messages at the start", units.whole)
-    for kind in ("gradients", "buffers", "parameters", "metrics", "control", "other"):
+    for kind in MESSAGE_KINDS:
         yield _ratio(f"{kind}_messages", "messages", units.whole)
 
 

@@ -287,8 +287,8 @@ def _newest_passed(folder: Path) -> Path | None:
     return None
 
 
-def write_atomically(path: Path, document: dict[str, Any] | str) -> Path:
-    """Write JSON or text to a file completely or not at all; raise OSError on failure.
+def write_atomically(path: Path, document: dict[str, Any] | str | bytes) -> Path:
+    """Write JSON, text or bytes to a file completely or not at all; raise OSError on failure.
 
     An existing file is replaced.
     """
@@ -311,15 +311,17 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
 
 
 @contextlib.contextmanager
-def _temporary_file(folder: Path, document: dict[str, Any] | str) -> Iterator[Path]:
+def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Iterator[Path]:
     """Yield the path of a temporary file with the document; raise ValueError for a NaN in JSON."""
-    text = document
-    if not isinstance(text, str):
-        text = json.dumps(text, indent=1, allow_nan=False, default=_plain)
+    content = document
+    if isinstance(content, dict):
+        content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     try:
-        with open(descriptor, "w") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)

@@ -14,14 +14,13 @@ from typing import Any
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup
-from ddpperf.report.cases import Case, cases_of, each_test
-from ddpperf.report.facets import in_words
+from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
+from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import PARTS, SamplerSpec, TrainingSpec
 
 PREDICTED = (2, 4, 8, 16)  # devices for which a law of scaling predicts the speedup
-KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
 ALWAYS = ("GPUs", "ranks", "batch", "global batch")  # properties with a column even if they do not vary
 NOTHING = "-"
 Cells = Mapping[str, str]
@@ -49,7 +48,7 @@ def report_tables(document: Mapping[str, Any]) -> str:
     cases = cases_of(document)
     parts = []
     for question in QUESTIONS:
-        found = [case for case in each_test(cases, *question.tests) if question.row(case)]
+        found = [case for case in of_functions(cases, *question.tests) if question.row(case)]
         parts += [f"## {question.title}", ""]
         if found:
             parts += [*_table(found, question), "", question.sentence(found), ""]
@@ -83,11 +82,6 @@ def _cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1
 def _training(case: Case) -> TrainingSpec:
     assert isinstance(case.measured.spec, TrainingSpec)
     return case.measured.spec
-
-
-def _words(case: Case) -> str:
-    names = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")
-    return ", ".join(in_words(name, case.properties[name]) for name in names if case.properties.get(name))
 
 
 def _extreme(cases: Sequence[Case], metric: str, *, most: bool) -> tuple[float, Case]:
@@ -145,7 +139,9 @@ def _about_scaling(cases: Sequence[Case]) -> str:
     ends = []
     for most, word in ((True, "best"), (False, "worst")):
         value, case = _extreme(scaled, "efficiency", most=most)
-        ends.append(f"The {word} efficiency is {value:.1%} ({case.experiment.kind} scaling, {_words(case)}).")
+        ends.append(
+            f"The {word} efficiency is {value:.1%} ({case.experiment.kind} scaling, {case.described()})."
+        )
     return " ".join(dict.fromkeys(ends))
 
 
@@ -210,9 +206,8 @@ def _accuracies(case: Case) -> Cells:
             "test accuracy": ("test_accuracy", units.percent),
         },
     )
-    low, high = (case.value(f"test_accuracy_{end}") for end in ("low", "high"))
-    if low is not None and high is not None:
-        cells["95% interval"] = f"{low:.1%} to {high:.1%}"
+    if ends := case.interval("test_accuracy"):
+        cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
     return cells | _cells(case, {"points over the small batch": ("accuracy_over_baseline", _points)})
 
 
@@ -222,7 +217,7 @@ def _points(fraction: float) -> str:
 
 def _about_accuracy(cases: Sequence[Case]) -> str:
     """Compare the best training with the largest batch and the first one with the smallest batch."""
-    trained = [case for case in each_test(cases, "test_large_batch") if "train_accuracy" in case.metrics]
+    trained = [case for case in of_functions(cases, "test_large_batch") if "train_accuracy" in case.metrics]
     sizes = {case.test: _training(case).global_batch_size for case in trained}
     if len(set(sizes.values())) < 2:
         return "Not two batch sizes were trained, so nothing is compared."
@@ -241,7 +236,7 @@ def _about_accuracy(cases: Sequence[Case]) -> str:
     )
     return (
         f"After {epochs} epochs, the small batch has a training accuracy of {before:.1%} "
-        f"({_words(small)}), and the best large batch has {after:.1%} ({_words(best)}): "
+        f"({small.described()}), and the best large batch has {after:.1%} ({best.described()}): "
         f"{_points(after - before)} points."
     )
 
@@ -278,7 +273,7 @@ def _about_set_epoch(cases: Sequence[Case]) -> str:
 
 def _messages(case: Case) -> Cells:
     cells = {}
-    for kind in KINDS:
+    for kind in MESSAGE_KINDS:
         if nbytes := case.value(f"{kind}_bytes"):
             count = units.counted(int(case.value(f"{kind}_messages") or 0), "message")
             cells[kind] = f"{units.nbytes(nbytes)} in {count}"
@@ -288,7 +283,7 @@ def _messages(case: Case) -> Cells:
 def _about_messages(cases: Sequence[Case]) -> str:
     for case in cases:
         if case.properties["strategy"] == "ddp":
-            sent = {kind: case.value(f"{kind}_bytes") or 0.0 for kind in KINDS}
+            sent = {kind: case.value(f"{kind}_bytes") or 0.0 for kind in MESSAGE_KINDS}
             others = 1 - sent["gradients"] / sum(sent.values())
             return f"In a step of DDP, {others:.2%} of the bytes are not gradients."
     return "Plain DDP was not measured."
@@ -306,18 +301,16 @@ def _about_parts(cases: Sequence[Case]) -> str:
     case = max(cases, key=lambda case: case.measured.spec.world_size)
     parts = {part: case.value(f"{part}_seconds") or 0.0 for part in PARTS}
     longest = max(parts, key=parts.__getitem__)
-    fraction = parts[longest] / sum(parts.values())
-    return (
-        f"With {_words(case)}, the longest part is {longest.replace('_', ' ')}: {fraction:.0%} of the step."
-    )
+    fraction, name = parts[longest] / sum(parts.values()), longest.replace("_", " ")
+    return f"With {case.described()}, the longest part is {name}: {fraction:.0%} of the step."
 
 
 def _law(case: Case) -> Cells:
     fraction = case.value("serial_fraction")
     if fraction is None:
         return {}
-    low, high = (case.value(f"serial_fraction_{end}") for end in ("low", "high"))
-    interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+    ends = case.interval("serial_fraction")
+    interval = " ({:.1%} to {:.1%})".format(*ends) if ends else ""
     cells = {"law": case.experiment.title, "serial fraction": f"{fraction:.1%}{interval}"}
     return cells | {f"speedup on {N}": _predicted(case, fraction, N) for N in PREDICTED}
 
@@ -338,7 +331,7 @@ def _about_laws(cases: Sequence[Case]) -> str:
     case, fraction = predicted[-1]
     most = PREDICTED[-1]
     speedup = _predicted(case, fraction, most)
-    return f"{case.experiment.title} predicts {speedup} on {most} devices ({_words(case)})."
+    return f"{case.experiment.title} predicts {speedup} on {most} devices ({case.described()})."
 
 
 def _cost(case: Case) -> Cells:
@@ -356,14 +349,14 @@ def _about_cost(cases: Sequence[Case]) -> str:
     saved, case = _extreme(cases, "saved_seconds_per_epoch", most=True)
     extra = case.value("extra_device_seconds_per_epoch") or 0.0
     return (
-        f"With {_words(case)}, an epoch is {units.seconds(abs(saved))} "
+        f"With {case.described()}, an epoch is {units.seconds(abs(saved))} "
         f"{'shorter' if saved > 0 else 'longer'} and takes {units.seconds(abs(extra))} "
         f"{'more' if extra > 0 else 'less'} device time than on one device."
     )
 
 
 LARGE_BATCH = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
-SAMPLER = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
+SHARDS = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
 QUESTIONS = (
     Question(
         title="Q1: time per epoch by batch size",
@@ -402,7 +395,7 @@ QUESTIONS = (
     ),
     Question(
         title="Q5: with and without set_epoch",
-        tests=SAMPLER,
+        tests=SHARDS,
         file="test_sampler.py",
         row=_sampled,
         sentence=_about_set_epoch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -12,12 +13,20 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.report_tables import QUESTIONS, report_tables
+from ddpperf.report.questions import QUESTIONS, report_tables
 
 ROOT = Path(__file__).parents[2] / "perf" / "baselines"
 CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
 GPU = ROOT / "h200x4" / "0005_forms.json"
-RUNS = pytest.mark.parametrize("path", [CPU, GPU], ids=lambda path: path.stem)
+WHERE = ROOT / "h200x2" / "0001_where.json"  # steps, their parts and their communication
+MESSAGES = ROOT / "h200x2" / "0007_communication.json"
+LAWS = ROOT.parents[1] / "docs" / "own_ddp" / "h200x4.json"
+
+
+def of(*paths: Path) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
 UNITS |= {"GB/s": 1e9, "MB/s": 1e6, "KB/s": 1e3}
 Json = dict[str, Any]
@@ -86,7 +95,7 @@ def steps_per_epoch(spec: Json) -> int:
     return int(images // spec["per_rank_batch_size"])
 
 
-@RUNS
+@of(CPU, GPU)
 def test_epoch_times_are_those_of_the_samples(path: Path) -> None:
     found = rows(path, "Q1: time per epoch by batch size")
     for row, stored in zip(found, stored_of(path, "test_batch_size"), strict=True):
@@ -99,7 +108,7 @@ def test_epoch_times_are_those_of_the_samples(path: Path) -> None:
             assert close(row["loading"], 1 - without / epoch)
 
 
-@RUNS
+@of(CPU, GPU)
 def test_speedups_are_those_of_the_samples(path: Path) -> None:
     found = rows(path, "Q2: time and speedup by batch size and devices")
     stored_tests = list(stored_of(path, "test_weak_scaling", "test_strong_scaling"))
@@ -114,27 +123,32 @@ def test_speedups_are_those_of_the_samples(path: Path) -> None:
             assert close(row["efficiency"], speedup / N)
 
 
-@RUNS
+@of(CPU, WHERE)
 def test_communication_is_that_of_the_traces(path: Path) -> None:
     measured = [stored for stored in stored_of(path, "test_comm_split") if "trace" in stored["references"]]
-    found = rows(path, "Q3: computation and communication in an epoch") if measured else []
+    found = rows(path, "Q3: computation and communication in an epoch")
+    assert found
     for row, stored in zip(found, measured, strict=True):
         N, steps = stored["spec"]["world_size"], steps_per_epoch(stored["spec"])
         (sample,) = stored["references"]["trace"]["samples"][:1]
         counters = sample["counters"]
         exposed = counters["exposed_comm_seconds"][:N]
         rank = exposed.index(max(exposed))  # the rank with the most exposed communication
-        if len(stored["samples"]) == 1:
-            assert close(row["exposed, by trace"], max(exposed) * steps)
-            assert close(row["communication"], counters["comm_seconds"][rank] * steps)
-            assert close(row["computation"], counters["compute_seconds"][rank] * steps)
+        assert close(row["exposed, by trace"], max(exposed) * steps)
+        assert close(row["communication"], counters["comm_seconds"][rank] * steps)
+        assert close(row["computation"], counters["compute_seconds"][rank] * steps)
 
 
-@RUNS
+@of(CPU, WHERE)
 def test_parts_and_costs_are_those_of_the_samples(path: Path) -> None:
     stored_tests = list(stored_of(path, "test_step_breakdown"))
+    assert stored_tests
     for row, stored in zip(rows(path, "Parts of a step"), stored_tests, strict=True):
         assert close(row["step"], step(stored))
+        (sample,) = stored["references"]["parts"]["samples"]
+        ranks = range(stored["spec"]["world_size"])
+        backward = [sample["counters"]["backward_seconds"][rank] for rank in ranks]
+        assert min(backward) * 0.99 <= number(row["backward"]) <= max(backward) * 1.01
     costs = rows(path, "Cost")
     several = [stored for stored in stored_tests if stored["spec"]["world_size"] > 1]
     for row, stored in zip(costs, several, strict=True):
@@ -172,10 +186,11 @@ def test_accuracies_are_those_of_the_last_epoch() -> None:
         assert close(row[heading], sum(values) / len(values))
 
 
-@RUNS
+@of(CPU, MESSAGES)
 def test_messages_are_those_that_were_counted(path: Path) -> None:
     measured = list(stored_of(path, "test_messages"))
-    found = rows(path, "Q6 and Q7: messages besides gradients") if measured else []
+    found = rows(path, "Q6 and Q7: messages besides gradients")
+    assert found
     for row, stored in zip(found, measured, strict=True):
         counters = stored["samples"][0]["counters"]
         for kind in ("gradients", "buffers", "parameters", "metrics"):
@@ -194,6 +209,29 @@ def test_set_epoch_is_compared() -> None:
         "not called": "100.0%",
     }
     assert "100.0% of the images keep their place in the next epoch" in report_tables(run(CPU))
+
+
+def test_laws_predict_from_the_fitted_fraction() -> None:
+    """Amdahl: 1 / (s + (1 - s) / N). Gustafson: N - s (N - 1)."""
+    found = rows(LAWS, "Laws of scaling")
+    assert {row["law"] for row in found} == {"Amdahl's law", "Gustafson's law"}
+    for row in found:
+        s = number(row["serial fraction"].split(" (")[0])
+        for N in (2, 4, 8, 16):
+            amdahl = row["law"] == "Amdahl's law"
+            predicted = 1 / (s + (1 - s) / N) if amdahl else N - s * (N - 1)
+            assert close(row[f"speedup on {N}"], predicted, 0.02)
+
+
+def test_superlinear_speedup_predicts_nothing() -> None:
+    document = copy.deepcopy(run(LAWS))
+    for test in document["benchmarks"]:
+        fraction = test["extra_info"]["ddpperf"]["metrics"].get("serial_fraction")
+        if fraction:
+            fraction["value"] = -1 / 15  # of which Amdahl's law divides by zero on 16 devices
+    text = report_tables(document).split("## Laws of scaling")[1]
+    assert "The speedups exceed the number of devices, for which the laws predict nothing." in text
+    assert "x |" not in text.split("## Cost")[0]
 
 
 def test_question_that_was_not_measured_names_its_command() -> None:
