@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pytest
 from _pytest.junitxml import LogXML, xml_key
 
+from ddpperf.errors import first_line
 from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
@@ -87,7 +88,7 @@ class Ending:
         if self.verdict is None:
             return
         document = self._document(self.verdict)
-        self._save(document, markdown(document, summary_lines(document)))
+        self._save(document)
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
         tables = report_tables(document).splitlines() if self._outputs.tables else []
@@ -100,7 +101,7 @@ class Ending:
         is_terminal = reporter is not None and reporter.isatty
         return fitting_width(self._config.get_terminal_writer().fullwidth if is_terminal else None)
 
-    def _save(self, document: dict[str, Any], page: str) -> None:
+    def _save(self, document: dict[str, Any]) -> None:
         """Write the run as JSON and, on request, a copy, a baseline and the Markdown page."""
         storage, outcomes, name = self._session.storage, self._session.outcomes, self._promote_as
         if outcomes.measured or outcomes.uncollected:
@@ -112,17 +113,17 @@ class Ending:
                 self._write("the baseline", storage.baselines, partial(storage.promote, document, name))
             elif name:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
-        outputs = self._outputs
+        outputs, text = self._outputs, markdown(document, summary_lines(document))
         if path := outputs.verdict:
-            self._write("the verdict", path, partial(write_atomically, path, page))
+            self._write("the verdict", path, partial(write_atomically, path, text))
         kept = storage.kept() if outputs.page or outputs.plots else []
         if path := outputs.page:
-            self._write("the page", path, partial(write_page, path, document, kept))
+            self._draw("the page", path, partial(write_page, path, document, kept))
         if path := outputs.plots:
-            self._write("the pictures", path, partial(write_plots, path, document, kept))
+            self._draw("the pictures", path, partial(write_plots, path, document, kept))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             path = Path(step_summary)
-            self._write("the step's summary", path, partial(_append, path, page))
+            self._write("the step's summary", path, partial(_append, path, text))
 
     def _write(self, what: str, where: Path, write: Callable[[], Path]) -> None:
         try:
@@ -131,6 +132,15 @@ class Ending:
             self._saved = False
             why = f"{where} cannot be written ({error.strerror})"
             self._lines.append(f"{what} was not saved: {why}; make it writable")
+
+    def _draw(self, what: str, where: Path, write: Callable[[], Path]) -> None:
+        """Write a page or pictures; whatever a library raises must not hide the verdict."""
+        try:
+            self._write(what, where, write)
+        except Exception as error:  # such as a broken installation of matplotlib
+            self._saved = False
+            again = "the run is saved, so python -m ddpperf.report can try again"
+            self._lines.append(f"{what} could not be made ({first_line(error)}); {again}")
 
     def _document(self, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""

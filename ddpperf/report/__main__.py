@@ -8,13 +8,14 @@ Without -o, --plots and --tables, the summary of the run is printed.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ddpperf.errors import Refused
-from ddpperf.report.page import write_page
+from ddpperf.errors import Refused, first_line
+from ddpperf.report.page import require_replaceable, write_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
@@ -39,7 +40,7 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
-def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, Any]:
+def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
     """Return a stored run's document, with its comparison with another stored run and a new verdict.
 
     Nothing is measured, so only slow-downs above the limits of the stored times are found. root: the
@@ -47,7 +48,7 @@ def compared(document: dict[str, Any], with_run: Path, root: Path) -> dict[str, 
     """
     header = document["ddpperf"]
     storage = Storage(root=root, hardware_key=header["hardware_key"])
-    now, then = storage.read(document, Path("the run")), storage.load(with_run)
+    now, then = storage.read(document, run), storage.load(with_run)
     device = header["options"].get("device", "cpu")
     _, settings = read_threshold_file(root)
     reference = Reference(
@@ -85,31 +86,47 @@ def main() -> int:
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
     given = parser.parse_args()
     try:
-        document = load(given.run)
-        if given.baseline is not None:
-            document = compared(document, given.baseline, Path.cwd())
-        written = []
-        try:
-            kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
-            if given.output is not None:
-                written.append(write_page(given.output, document, kept))
-            if given.plots is not None:
-                written.append(write_plots(given.plots, document, kept))
-            if given.tables:
-                print(report_tables(document))
-            elif not written:
-                print("\n".join([*summary_lines(document), *verdict_lines(document["ddpperf"])]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise NoBaseline(f"{given.run} is damaged ({error!r}); name another run") from error
-        for path in written:
-            print(f"saved {path}")
+        if given.output is not None:
+            require_replaceable("-o", given.output)
+        made = _made(given)
     except (NoBaseline, Refused) as problem:
-        print(problem, file=sys.stderr)
-        return 4
+        return _refused(str(problem))
+    except ImportError as error:
+        return _refused(f"a library cannot be imported ({first_line(error)}); install it with pip")
     except OSError as error:
-        print(f"{error.filename} cannot be written ({error.strerror}); name another file", file=sys.stderr)
-        return 4
+        place = given.output or given.plots or error.filename
+        return _refused(f"{place} cannot be written ({error.strerror}); name another file or folder")
+    except Exception as error:  # whatever a damaged file makes of the code
+        return _refused(f"{given.run} is damaged ({first_line(error)}); name another run")
+    try:
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in made).encode("utf-8", "backslashreplace"))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _refused(f"the output cannot be written ({error.strerror}); make room, or name a file with -o")
     return 0
+
+
+def _made(given: argparse.Namespace) -> list[str]:
+    """Write the requested page and pictures, and return the lines to print."""
+    document = load(given.run)
+    if given.baseline is not None:
+        document = compared(document, given.run, given.baseline, Path.cwd())
+    kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
+    lines = report_tables(document).splitlines() if given.tables else []
+    if not given.tables and given.output is None and given.plots is None:
+        lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
+    if given.output is not None:
+        lines.append(f"saved {write_page(given.output, document, kept)}")
+    if given.plots is not None:
+        lines.append(f"saved {write_plots(given.plots, document, kept)}")
+    return lines
+
+
+def _refused(sentence: str) -> int:
+    print(" ".join(sentence.split()), file=sys.stderr)
+    return 4
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from string import ascii_lowercase
 
 from ddpperf.report.tables import Column, Table
+from ddpperf.report.text import printable
 
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
 ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated
@@ -69,7 +70,7 @@ def _abbreviated(facets: Sequence[Column]) -> tuple[list[Column], list[str]]:
 def wrapped(text: str, width: int, *, indent: int = 2, first: str = "") -> list[str]:
     """Return text as lines of at most `width` characters; all but the first line are indented."""
     lines = textwrap.wrap(
-        text,
+        printable(" ".join(text.splitlines())),
         width,
         initial_indent=first,
         subsequent_indent=" " * indent,
@@ -98,7 +99,7 @@ class _Laid:
         return self._aligned(self.heading[line - above] if line >= above else "")
 
     def cell(self, row: int) -> str:
-        return self._aligned(self._column.cells[row])
+        return self._aligned(printable(self._column.cells[row]))
 
     def _aligned(self, text: str) -> str:
         return text.ljust(self.width) if self._column.is_text else text.rjust(self.width)

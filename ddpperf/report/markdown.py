@@ -10,7 +10,7 @@ from ddpperf.report.cases import ab_of
 from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, short
 from ddpperf.results.notes import NoteKind
 
-PAGE_BEGINS = "## ddpperf: "
+VERDICT_BEGINS = "## ddpperf: "
 FIGURES = (2, 5, 6, 7)  # columns that are aligned to the right
 
 
@@ -27,7 +27,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
         "all metrics": _metrics(document),
         "explanations": _notes(document),
     }
-    page = [f"{PAGE_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
     for title, hidden in folded.items():
         if hidden:
             page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]

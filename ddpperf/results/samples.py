@@ -182,7 +182,7 @@ class Measured:
                 samples=tuple(_sample(sample) for sample in fields["samples"]),
                 candidate_spec=specs.from_json(candidate) if candidate is not None else None,
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"a stored measurement cannot be read: {error!r}") from error
 
 

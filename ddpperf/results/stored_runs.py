@@ -219,7 +219,9 @@ def read_document(path: Path) -> Any:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ValueError(f"it has {size / 1e6:,.0f} MB, more than any stored run")
-        return json.loads(path.read_text(), parse_constant=_refuse_constant)
+        if not path.is_file():
+            raise ValueError("it is no file")
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         advice = "name another, or save one anew"
         raise NoBaseline(f"the baseline {path} cannot be read ({error}); {advice}") from error
@@ -317,7 +319,7 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Ite
     if isinstance(content, dict):
         content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
     if isinstance(content, str):
-        content = content.encode(errors="backslashreplace")
+        content = content.encode("utf-8", errors="backslashreplace")
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     try:
         with open(descriptor, "wb") as file:

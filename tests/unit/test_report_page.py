@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import time
@@ -225,6 +226,84 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: str, w
     assert not (tmp_path / "report.html").exists()
 
 
+def test_page_replaces_earlier_pages_only(tmp_path: Path) -> None:
+    mine, earlier = tmp_path / "mine.txt", tmp_path / "report.html"
+    mine.write_text("precious")
+    refused = command(CPU, "-o", mine)
+    assert refused.returncode == 4
+    assert refused.stderr.startswith("-o replaces earlier pages only, got ")
+    assert mine.read_text() == "precious"
+    for _ in range(2):
+        assert command(GATE, "-o", earlier).returncode == 0
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder"])
+def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    os.mkfifo(place) if what == "fifo" else place.mkdir()
+    for arguments in ((place,), (CPU, "-o", place), (CPU, "--baseline", place)):
+        refused = command(*arguments)
+        assert refused.returncode == 4
+        assert len(refused.stderr.splitlines()) == 1, refused.stderr
+
+
+def test_damaged_values_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    run = tmp_path / "run.json"
+    for path, value in (
+        (("ddpperf", "timing", "counted_seconds"), 10**400),
+        (("ddpperf", "outcomes"), None),
+        (("ddpperf", "verdict"), {}),
+        (("benchmarks", 0, "extra_info", "ddpperf", "samples", 0, "counters"), {"x": [10**400]}),
+        (("benchmarks", 0, "extra_info", "ddpperf", "metrics"), 7),
+    ):
+        document = stored(CPU)
+        place: Any = document
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        run.write_text(json.dumps(document))
+        refused = command(run)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (4, 1), refused.stderr[-300:]
+        assert len(refused.stderr) < 500
+        for arguments in (("--baseline", CPU), ("-o", tmp_path / "page.html")):
+            finished = command(run, *arguments)  # which may need no damaged value
+            assert finished.returncode in (0, 4)
+            assert len(finished.stderr.splitlines()) == (finished.returncode == 4), finished.stderr[-300:]
+
+
+def test_unreadable_names_are_written_anywhere(tmp_path: Path) -> None:
+    document = stored(GATE)
+    document["ddpperf"]["verdict"]["reasons"] = ["caf\u00e9 \ud800 \x1b]0;title\x07"]
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(document))
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    for arguments in ((), ("-o", str(tmp_path / "page.html"))):
+        finished = subprocess.run(
+            [sys.executable, "-m", "ddpperf.report", str(run), *arguments],
+            cwd=ROOT,
+            env=ascii_only,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (finished.returncode, finished.stderr) == (0, b"")
+        assert b"\x1b" not in finished.stdout
+
+
+def test_reader_may_stop_early() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddpperf.report", str(CPU)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
 def test_missing_run_or_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
     for arguments in (("nowhere.json",), (CPU, "-o", tmp_path / "no" / "report.html")):
         finished = command(*arguments)
@@ -249,12 +328,27 @@ def test_run_writes_page_pictures_and_tables(canned_suite: CannedSuite) -> None:
     assert "Time of each test in each kept run" in html
 
 
+def test_page_that_cannot_be_made_loses_nothing(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> list[Any]:
+        raise ImportError("libfreetype.so.6: cannot open shared object file")
+
+    monkeypatch.setattr("ddpperf.report.page.pictures_of", broken)
+    run = canned_suite.run("perf", "--report", "page.html")
+    run.assert_one_sentence(4, "the page could not be made (libfreetype.so.6: cannot open", "can try again")
+    run.assert_one_sentence(4, "PASS: 1 test measured")
+    assert len(canned_suite.saved_runs()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--report", "nowhere/page.html"), "--report takes a file in a writable folder, got"),
         (("--report", ""), "--report takes a file in a writable folder, got ''"),
         (("--plots", "perf/test_it.py"), "--plots cannot make "),
+        (("--report", "perf/test_it.py"), "--report replaces earlier pages only, got "),
+        (("--report", "a.md", "--verdict", "a.md"), "--report and --verdict name the same file 'a.md'"),
     ],
 )
 def test_place_that_cannot_be_written_is_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.report.markdown import PAGE_BEGINS
+from ddpperf.report.markdown import VERDICT_BEGINS
+from ddpperf.report.page import require_replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,10 @@ class Outputs:
     report.
     """
 
-    verdict: Path | None = None
-    page: Path | None = None
-    plots: Path | None = None
-    tables: bool = False
+    verdict: Path | None
+    page: Path | None
+    plots: Path | None
+    tables: bool
 
 
 def requested_outputs(config: pytest.Config) -> Outputs:
@@ -32,15 +32,17 @@ def requested_outputs(config: pytest.Config) -> Outputs:
 
     Raises Refused if one of them cannot be written.
     """
-    page, plots = config.getoption("report"), config.getoption("plots")
-    for option, value in (("--report", page), ("--plots", plots)):
-        if value is not None and importlib.util.find_spec("matplotlib") is None:
-            raise Refused(f"{option} needs matplotlib, which is not installed; pip install matplotlib")
+    report, plots = config.getoption("report"), config.getoption("plots")
+    page = file_to_write("--report", report) if report is not None else None
+    if page is not None:
+        require_replaceable("--report", page)
+        if config.getoption("verdict") and page == Path(config.getoption("verdict")).resolve():
+            raise Refused(f"--report and --verdict name the same file {report!r}; name two files")
     folder = Path(plots).resolve() if plots is not None else None
     make_folder("--plots", folder)
     return Outputs(
         verdict=verdict_file(config.getoption("verdict")),
-        page=file_to_write("--report", page) if page is not None else None,
+        page=page,
         plots=folder,
         tables=bool(config.getoption("tables")),
     )
@@ -54,7 +56,7 @@ def verdict_file(text: str | None) -> Path | None:
     if text is None:
         return None
     path = file_to_write("--verdict", text)
-    if path.exists() and not _is_page(path):
+    if path.exists() and not _is_verdict(path):
         raise Refused(f"--verdict replaces earlier verdicts only, got {text!r}; name another file")
     path.unlink(missing_ok=True)
     return path
@@ -86,10 +88,10 @@ def make_folder(option: str, path: Path | None) -> None:
         raise Refused(f"{option} takes a writable folder, got {path}; name another folder")
 
 
-def _is_page(path: Path) -> bool:
+def _is_verdict(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            start = file.read(len(PAGE_BEGINS))
+            start = file.read(len(VERDICT_BEGINS))
     except OSError:
         return False
-    return start in (b"", PAGE_BEGINS.encode())
+    return start in (b"", VERDICT_BEGINS.encode())
