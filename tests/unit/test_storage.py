@@ -245,7 +245,7 @@ def other(**header: object) -> dict[str, Any]:
         ({name: part for name, part in run_of().items() if name != "machine_info"},
          r"is damaged \(KeyError\('machine_info'"),
         (other(environment=[1]), r"is damaged \(TypeError"),
-        (with_seconds(10**400), r"is damaged \(OverflowError"),
+        (with_seconds(10**400), r"OverflowError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
         (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
