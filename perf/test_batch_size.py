@@ -103,7 +103,7 @@ def fixed_batches(options: Options) -> Iterator[Case]:
         why = "the search needs a GPU's whole memory for one process set, which an A/B run does not have"
         yield skipped(identity, why)
     elif options.device == "cpu":
-        yield skipped(identity, "on a CPU a step gets too slow before memory ends; see test_batch_size")
+        yield skipped(identity, "a CPU step is too slow long before memory ends")
     else:
         yield if_valid(identity, options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
 

@@ -101,12 +101,11 @@ def disagreement(
     copies = a.bucket_copies / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
-        f"exposed communication by difference exceeds that by trace by {fraction:+.1%} of the step; "
-        f"{copies:+.1%} is DDP's bucket copies, and {fraction - copies:+.1%} is not explained; the profiler "
-        f"makes the step {longer:+.1%} longer"
+        f"exposed by difference minus by trace is {fraction:+.1%} of the step ({copies:+.1%} is bucket "
+        f"copies, {fraction - copies:+.1%} not explained); the profiler makes the step {longer:+.1%} longer"
     )
     if abs(longer) > MOST_PROFILING:
-        reason += ", so the traced step is another one than the step"
+        reason += ", too much"
     return fraction, reason
 
 

@@ -129,7 +129,7 @@ EXPERIMENTS = {
     ),
     "test_batch_size": Experiment(
         title="batch size",
-        metrics=("images_per_second", "step_seconds", "loading_fraction", "peak_memory_bytes"),
+        metrics=("images_per_second", "loading_fraction", "peak_memory_bytes"),
     ),
     "test_loader_workers": Experiment(
         title="loader workers", metrics=("enough_workers", "loading_fraction_with_*_workers")

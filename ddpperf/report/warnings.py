@@ -6,12 +6,10 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
-from ddpperf.results import units
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured
 
 NOISY_IQR = 0.25
-MOST_NAMED = 3  # reference measurements that one warning names
 ONE_DEVICE = "one_device"  # the reference measurement of the single-device step time
 UNEQUAL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1%
 SLOW_PACE = 1.08  # ratio of a kernel's times in a small CUDA graph; 1.2 on an H200 at the slow pace
@@ -28,12 +26,9 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     warnings += _round_warnings(measured, "the")
     for name, reference in references.items():
         warnings += _round_warnings(reference, f"{name}'s")
-    noisy = [name for name, reference in references.items() if _is_noisy(reference)]
-    owners = ["the rounds"] * _is_noisy(measured)
-    if noisy:
-        named = ", ".join(noisy) if len(noisy) <= MOST_NAMED else units.counted(len(noisy), "reference")
-        owners.append(f"the rounds of {named}")
-    warnings += [f"{rounds} spread by more than {NOISY_IQR:.0%} (IQR)" for rounds in owners]
+    noisy = ["the rounds"] * _is_noisy(measured)
+    noisy += ["the rounds of references"] * any(map(_is_noisy, references.values()))
+    warnings += [f"{rounds} spread by more than {NOISY_IQR:.0%} (IQR)" for rounds in noisy]
     if ONE_DEVICE in references:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
         if max(spreads) > UNEQUAL_DEVICES:

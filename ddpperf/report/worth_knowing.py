@@ -61,8 +61,8 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     speedup, efficiency = worst.value("speedup") or 0.0, worst.value("efficiency") or 0.0
     slower = ", slower than one device" if speedup < 1 else ""
     yield (
-        f"The lowest efficiency is {units.percent(efficiency)}, of {worst.experiment.kind} scaling with "
-        f"{worst.described()}: speedup {units.factor(speedup)}{slower}."
+        f"Lowest efficiency: {units.percent(efficiency)} ({worst.experiment.kind} scaling, speedup "
+        f"{units.factor(speedup)}{slower}): {worst.described()}."
     )
     for split in of_functions(cases, "test_comm_split"):
         if split.measured.spec == worst.measured.spec:

@@ -199,9 +199,9 @@ _ALL = (
     _seconds("saved_seconds_per_epoch", "saved per epoch"),
     _seconds("extra_device_seconds_per_epoch", "extra device time per epoch"),
     # Computation and communication
-    _seconds("exposed_comm_seconds", "exposed communication (difference)", better=_LOWER),
-    _seconds("traced_exposed_comm_seconds", "exposed communication (trace)"),
-    _ratio("overlap_fraction", "hidden communication", units.percent),
+    _seconds("exposed_comm_seconds", "exposed (difference)", better=_LOWER),
+    _seconds("traced_exposed_comm_seconds", "exposed (trace)"),
+    _ratio("overlap_fraction", "hidden", units.percent),
     _ratio("method_disagreement", "difference of the methods over the step", units.percent),
     _seconds("traced_comm_seconds", "communication (trace)"),
     _seconds("comm_without_waiting_seconds", "communication without waiting"),
