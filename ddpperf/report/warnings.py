@@ -27,7 +27,7 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     for name, reference in references.items():
         warnings += _round_warnings(reference, f"{name}'s")
     noisy = ["the rounds"] * _is_noisy(measured)
-    noisy += ["the rounds of references"] * any(map(_is_noisy, references.values()))
+    noisy += ["the rounds of reference measurements"] * any(map(_is_noisy, references.values()))
     warnings += [f"{rounds} spread by more than {NOISY_IQR:.0%} (IQR)" for rounds in noisy]
     if ONE_DEVICE in references:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]

@@ -55,9 +55,7 @@ def test_a_disagreement_is_explained() -> None:
         "+9.2% not explained); the profiler makes the step +10.0% longer"
     )
     for profiled in (1.1, 1.5):  # shorter steps are other steps, too
-        assert disagreement(a, far, 1.3, profiled)[1].endswith(
-            "longer, too much"
-        )
+        assert disagreement(a, far, 1.3, profiled)[1].endswith("longer, too much")
 
 
 def test_each_method_names_the_last_rank() -> None:

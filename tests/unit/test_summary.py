@@ -455,7 +455,7 @@ def test_warnings_of_references_are_the_tests() -> None:
     test = stored(*(0.1,) * 4)
     test["references"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
     assert warned(summary_lines(passed(test_a=test))) == [
-        "the rounds of references spread by more than 25% (IQR)",
+        "the rounds of reference measurements spread by more than 25% (IQR)",
         "single devices differ by more than 10%; t(1) is the slowest's",
     ]
     test["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
@@ -535,7 +535,7 @@ def test_noisy_references_share_one_warning() -> None:
         "references": {f"ref{number}": stored(1.0, 2.0, 1.0, 2.0) for number in range(3)}
     }
     spread = [text for text in warnings_of(test) if "spread by more than 25% (IQR)" in text]
-    assert spread == ["the rounds of references spread by more than 25% (IQR)"]
+    assert spread == ["the rounds of reference measurements spread by more than 25% (IQR)"]
 
 
 # --- what is worth knowing, and what comes next
