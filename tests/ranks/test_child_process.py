@@ -42,7 +42,7 @@ def test_killed_holder_frees_the_device_though_its_child_lives(
             lock_devices(["cpu"])
         holder.kill()
         holder.wait()
-        assert child in marked.processes()
+        wait_until(lambda: child in marked.processes(), 5, lambda: "the child ended with its parent")
         lock_devices(["cpu"])
         os.kill(child, 9)
 
