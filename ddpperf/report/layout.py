@@ -14,6 +14,7 @@ from ddpperf.report.text import printable
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
 ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated
 LONGEST_TEXT = 14  # characters of a text that is never abbreviated
+MOST_LINES = 2  # of a sentence
 GAP = "  "
 
 
@@ -23,7 +24,7 @@ def table_lines(table: Table, width: int, *, notes: bool = False) -> list[str]:
     A table of one row becomes a sentence. notes: whether explanations follow.
     """
     if len(table.tests) == 1:
-        return [*wrapped(_sentence(table), width), *_below(table, [], width, notes=notes)]
+        return [*_sentence(table, width), *_below(table, [], width, notes=notes)]
     marks = tuple(map(_marks, table.marks))
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
     facets: Sequence[Column] = table.facets
@@ -49,8 +50,13 @@ def table_lines(table: Table, width: int, *, notes: bool = False) -> list[str]:
 
 def _below(table: Table, meanings: Sequence[str], width: int, *, notes: bool) -> list[str]:
     """Return the lines below a table: abbreviations, warnings and explanations."""
-    texts = [*meanings, *(f"!{number} {warning}" for number, warning in table.warnings.items())]
-    texts += table.notes if notes else ()
+    warnings: list[str] = []
+    for text in (f"!{number} {warning}" for number, warning in table.warnings.items()):
+        if warnings and len(warnings[-1]) + len(text) + 2 * len(GAP) <= width:
+            warnings[-1] += f"{GAP}{text}"  # short warnings share a line
+        else:
+            warnings.append(text)
+    texts = [*meanings, *warnings, *(table.notes if notes else ())]
     return [line for text in texts for line in wrapped(text, width, first="  ", indent=4)]
 
 
@@ -123,10 +129,15 @@ def _title(table: Table) -> str:
     return GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
 
 
-def _sentence(table: Table) -> str:
-    """Return the only row of a table as text."""
-    figures = ", ".join(column.sentence(0) for column in table.figures if column.cells[0] != "-")
-    return f"{_title(table)}: {figures} {_marks(table.marks[0])}".rstrip()
+def _sentence(table: Table, width: int) -> list[str]:
+    """Return the only row of a table as text, without the last figures if two lines are too few."""
+    figures = [column.sentence(0) for column in table.figures if column.cells[0] != "-"]
+    while True:
+        text = f"{_title(table)}: {', '.join(figures)} {_marks(table.marks[0])}".rstrip()
+        lines = wrapped(text, width)
+        if len(lines) <= MOST_LINES or len(figures) <= 1:
+            return lines
+        figures.pop()
 
 
 def _marks(numbers: Sequence[int]) -> str:

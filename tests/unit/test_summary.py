@@ -490,11 +490,20 @@ def test_warning_of_several_tests_is_explained_once() -> None:
         "test_own": stored(*(0.1,) * 4, notes=(shared,)),
     }
     lines = summary_lines(passed(**tests))
-    assert starting(lines, "  !") == ["  !1 4 ranks share 2 cores", "  !2 other"]
+    assert starting(lines, "  !") == ["  !1 4 ranks share 2 cores  !2 other"]  # short, so on one line
     assert row(lines, "1 KiB")[-1] == "!1"
     assert row(lines, "2 KiB")[-1] == "!1,2"
     assert starting(lines, "OWN")[0].endswith(" !1")
-    assert lines.index("  !2 other") < lines.index(starting(lines, "OWN")[0])
+    assert lines.index(starting(lines, "  !")[0]) < lines.index(starting(lines, "OWN")[0])
+
+
+def test_sentence_leaves_out_its_last_figures_after_two_lines() -> None:
+    metrics = dict.fromkeys(EXPERIMENTS["test_comm_split"].metrics or (), 0.5)
+    lines = summary_lines(passed(test_comm_split=stored(*[0.1] * 4, spec=ALONE, metrics=metrics)))
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("COMMUNICATION")]
+    assert "(difference) 500.0 ms, exposed (trace) 500.0 ms" in lines[place + 1]
+    assert lines[place + 2] == ""
+    assert "link utilization" not in " ".join(lines)
 
 
 def test_explanations_follow_the_tables_of_few_experiments() -> None:
