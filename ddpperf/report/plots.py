@@ -142,9 +142,9 @@ def _look(number: int) -> dict[str, Any]:
 
 def _legend(figure: Figure, *axes: Axes) -> None:
     """Put the legend of the first axes below the figure, where it hides nothing."""
-    for each in axes:
-        each.grid(alpha=0.3)
-        each.set_axisbelow(True)
+    for part in axes:
+        part.grid(alpha=0.3)
+        part.set_axisbelow(True)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)
 

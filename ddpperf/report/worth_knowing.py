@@ -74,10 +74,10 @@ def _waiting(split: Case) -> Iterator[str]:
     difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
     if difference is not None and trace is not None:
         by_difference, by_trace = difference / split.seconds, trace / split.seconds
-        doubtful = ", so it is not known well" if abs(by_difference - by_trace) > AGREEMENT else ""
+        uncertain = ", so it is not known well" if abs(by_difference - by_trace) > AGREEMENT else ""
         yield (
             f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} by "
-            f"trace{doubtful}."
+            f"trace{uncertain}."
         )
 
 

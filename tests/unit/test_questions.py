@@ -234,6 +234,17 @@ def test_superlinear_speedup_predicts_nothing() -> None:
     assert "x |" not in text.split("## Cost")[0]
 
 
+def test_tests_that_failed_before_their_metrics_answer_nothing() -> None:
+    """Their time alone is stored, and the tables of the other tests are still printed."""
+    document = copy.deepcopy(run(CPU))
+    for test in document["benchmarks"]:
+        if not test["name"].startswith("test_weak_scaling"):
+            test["extra_info"]["ddpperf"]["metrics"] = {}
+    text = report_tables(document)
+    assert "The best efficiency is 36.9%" in text
+    assert text.count("Not measured in this run: ") == len(QUESTIONS) - 1
+
+
 def test_question_that_was_not_measured_names_its_command() -> None:
     nothing = {"benchmarks": [], "ddpperf": {**run(CPU)["ddpperf"], "outcomes": {}}}
     text = report_tables(nothing)
