@@ -31,13 +31,15 @@ Form = Callable[[float], str]
 class Question:
     """A question of a report.
 
-    tests: the test functions that answer it. file: their file, with the options that they need.
-    row: returns the figures of a case by heading, or an empty mapping if it has none. sentence:
-    returns a sentence on the cases that have figures.
+    tests: the test functions that answer it. needs: the metric without which a test, such as one that
+    failed early, answers nothing. file: the file of the tests, with the options that they need. row:
+    returns the figures of a case by heading, or an empty mapping if it has none. sentence: returns a
+    sentence on the cases that have figures.
     """
 
     title: str
     tests: tuple[str, ...]
+    needs: str
     file: str
     row: Callable[[Case], Cells]
     sentence: Callable[[Sequence[Case]], str]
@@ -49,8 +51,7 @@ def report_tables(document: Mapping[str, Any]) -> str:
     parts = []
     for question in QUESTIONS:
         answering = of_functions(cases, *question.tests)
-        # A test that failed before it stored a metric has a time, and nothing to conclude from.
-        found = [case for case in answering if case.metrics and question.row(case)]
+        found = [case for case in answering if question.needs in case.metrics and question.row(case)]
         parts += [f"## {question.title}", ""]
         if found:
             parts += [*_table(found, question), "", question.sentence(found), ""]
@@ -364,6 +365,7 @@ QUESTIONS = (
         title="Q1: time per epoch by batch size",
         tests=("test_batch_size",),
         file="test_batch_size.py",
+        needs="images_per_second",
         row=_epoch,
         sentence=_about_epochs,
     ),
@@ -371,6 +373,7 @@ QUESTIONS = (
         title="Q2: time and speedup by batch size and devices",
         tests=("test_weak_scaling", "test_strong_scaling"),
         file="test_scaling.py",
+        needs="images_per_second",
         row=_scaled,
         sentence=_about_scaling,
     ),
@@ -378,6 +381,7 @@ QUESTIONS = (
         title="Q3: computation and communication in an epoch",
         tests=("test_comm_split",),
         file="test_comm_split.py",
+        needs="exposed_comm_seconds",
         row=_communicated,
         sentence=_about_communication,
     ),
@@ -385,6 +389,7 @@ QUESTIONS = (
         title="Q3: bandwidth while training",
         tests=("test_comm_split",),
         file="test_comm_split.py",
+        needs="gradient_busbw_bytes_per_second",
         row=_sent_at,
         sentence=_about_bandwidth,
     ),
@@ -392,6 +397,7 @@ QUESTIONS = (
         title="Q4: accuracy with a large batch",
         tests=LARGE_BATCH,
         file="test_large_batch.py",
+        needs="train_accuracy",
         row=_accuracies,
         sentence=_about_accuracy,
     ),
@@ -399,6 +405,7 @@ QUESTIONS = (
         title="Q5: with and without set_epoch",
         tests=SHARDS,
         file="test_sampler.py",
+        needs="repeated_places",
         row=_sampled,
         sentence=_about_set_epoch,
     ),
@@ -406,6 +413,7 @@ QUESTIONS = (
         title="Q6 and Q7: messages besides gradients",
         tests=("test_messages",),
         file="test_messages.py",
+        needs="gradients_bytes",
         row=_messages,
         sentence=_about_messages,
     ),
@@ -413,6 +421,7 @@ QUESTIONS = (
         title="Parts of a step",
         tests=("test_step_breakdown",),
         file="test_step_breakdown.py",
+        needs="forward_seconds",
         row=_parts,
         sentence=_about_parts,
     ),
@@ -420,6 +429,7 @@ QUESTIONS = (
         title="Laws of scaling",
         tests=("test_amdahl", "test_gustafson"),
         file="test_scaling.py --world-sizes 1,2,4",
+        needs="serial_fraction",
         row=_law,
         sentence=_about_laws,
     ),
@@ -427,6 +437,7 @@ QUESTIONS = (
         title="Cost",
         tests=("test_step_breakdown",),
         file="test_step_breakdown.py",
+        needs="saved_seconds_per_epoch",
         row=_cost,
         sentence=_about_cost,
     ),
