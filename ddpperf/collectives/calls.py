@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -13,14 +14,28 @@ from torch import Tensor
 from ddpperf.collectives.algorithms import ALGORITHMS, Transport
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.compile_and_capture import capture
+from ddpperf.custom_functions import import_function
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.trace import communication_seconds, trace_of
-from ddpperf.specs import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, AllReduceSpec, CollectiveSpec
+from ddpperf.specs import (
+    FLOAT32_BYTES,
+    GRAPH_CALLS,
+    ONE_KERNEL,
+    AllReduceSpec,
+    CollectiveSpec,
+    CustomCollectiveSpec,
+)
 
 _START_EXPONENT = -120  # all_reduce buffers start at 2**-120: sums can grow by 2**240 within float32
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
 _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
+# The functions of torch.distributed that take a result and a source
+_OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "all_gather": dist.all_gather_into_tensor,
+    "reduce_scatter": dist.reduce_scatter_tensor,
+    "all_to_all": dist.all_to_all_single,
+}
 
 
 class RepeatedCall(Measurement):
@@ -32,7 +47,13 @@ class RepeatedCall(Measurement):
 
     call: Callable[[], object]
 
-    def __init__(self, spec: AllReduceSpec | CollectiveSpec, *, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: AllReduceSpec | CollectiveSpec | CustomCollectiveSpec,
+        *,
+        rank: int,
+        device: torch.device,
+    ) -> None:
         if spec.captured and device.type != "cuda":
             what = f"execution {spec.execution} is captured by a GPU's driver"
             raise ValueError(f"{what}; this runs on the CPU")
@@ -77,7 +98,9 @@ class AllReduce(RepeatedCall):
     so that zeros and infinities are never timed.
     """
 
-    def __init__(self, spec: AllReduceSpec, *, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: AllReduceSpec | CustomCollectiveSpec, *, rank: int, device: torch.device
+    ) -> None:
         super().__init__(spec, rank=rank, device=device)
         self.in_place = spec.in_place
         N = spec.world_size
@@ -116,11 +139,22 @@ class AllReduce(RepeatedCall):
             raise ArithmeticError(_wrong("all_reduce", calls, index, found, expected))
 
 
-def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
+def _operation(
+    spec: AllReduceSpec | CustomCollectiveSpec, count: int, device: torch.device
+) -> tuple[Tensor, Callable[[], Tensor]]:
     """Return a float32 buffer, and a function that all-reduces the buffer and returns the result.
 
     The sum replaces the buffer, except that one_shot and low_latency can put it elsewhere.
     """
+    if isinstance(spec, CustomCollectiveSpec):
+        function = import_function(spec.function, "collective")
+        buffer = torch.empty(count, device=device)
+
+        def own() -> Tensor:
+            function(buffer)
+            return buffer
+
+        return buffer, own
     if not spec.maps_memory:
         buffer = torch.empty(count, device=device)
         transport = Transport() if spec.algorithm != "backend" else None
@@ -151,33 +185,37 @@ def _operation(spec: AllReduceSpec, count: int, device: torch.device) -> tuple[T
 
 
 class Collective(RepeatedCall):
-    """Timed all-gather, reduce-scatter, all-to-all or broadcast by NCCL or gloo.
+    """Timed all-gather, reduce-scatter, all-to-all or broadcast by NCCL, gloo or a user's function.
 
     The broadcast has one buffer, the other collectives have a source and a result. Element i of
     rank r's buffer is i % 13 + 1 + r, a whole number, which float32 adds up exactly.
     """
 
-    def __init__(self, spec: CollectiveSpec, *, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: CollectiveSpec | CustomCollectiveSpec, *, rank: int, device: torch.device
+    ) -> None:
         super().__init__(spec, rank=rank, device=device)
         count, N = spec.nbytes // FLOAT32_BYTES, spec.world_size
         part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
         pattern = self.pattern(count)
         self.source = pattern + rank
         self.result = torch.empty_like(self.source)
+        own = import_function(spec.function, "collective") if isinstance(spec, CustomCollectiveSpec) else None
         if spec.kind == "all_gather":
             parts = [self.pattern(count // N) + other for other in range(N)]
             self.source, self.expected = parts[rank], torch.cat(parts)
-            self.call = lambda: dist.all_gather_into_tensor(self.result, self.source)
         elif spec.kind == "reduce_scatter":
             self.expected = (pattern * N + N * (N - 1) / 2)[part]
             self.result = torch.empty_like(self.expected)
-            self.call = lambda: dist.reduce_scatter_tensor(self.result, self.source)
         elif spec.kind == "all_to_all":
             self.expected = torch.cat([pattern[part] + other for other in range(N)])
-            self.call = lambda: dist.all_to_all_single(self.result, self.source)
         else:
             self.result, self.expected = self.source, pattern
-            self.call = lambda: dist.broadcast(self.result, 0)
+            broadcast = own or partial(dist.broadcast, src=0)
+            self.call = lambda: broadcast(self.result)
+            return
+        operation = own or _OPERATIONS[spec.kind]
+        self.call = lambda: operation(self.result, self.source)
 
     def start_round(self) -> None:
         if self.result is not self.source or self.rank:  # rank 0 broadcasts its buffer
@@ -189,6 +227,14 @@ class Collective(RepeatedCall):
             index = int((self.result != self.expected).nonzero()[0])
             found, expected = self.result[index].item(), self.expected[index].item()
             raise ArithmeticError(_wrong(self.spec.id, steps, index, found, expected))
+
+
+def custom_collective(
+    spec: CustomCollectiveSpec, *, rank: int, device: torch.device
+) -> AllReduce | Collective:
+    """Return the measurement of a user's own collective."""
+    kind = AllReduce if spec.kind == "all_reduce" else Collective
+    return kind(spec, rank=rank, device=device)
 
 
 def _wrong(name: str, steps: int, index: int, found: float, expected: float) -> str:

@@ -16,7 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
-from ddpperf.plugin.cases import parameters
+from ddpperf.plugin.cases import functions_of, parameters
 from ddpperf.plugin.core_suite import outside_core
 from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once
@@ -147,6 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise Refused(session.outcomes.refusal)
         if session.outcomes.measured:
             _prepare(config)
+            session.use_functions(function for item in items for function in functions_of(item))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -16,7 +16,16 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.spec_fields import change_reason, machine_reason
 from ddpperf.results.outcomes import Outcome, OutcomeKind
-from ddpperf.specs import RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, measured_as
+from ddpperf.specs import (
+    CustomCollectiveSpec,
+    CustomStepSpec,
+    RunSpec,
+    SamplerSpec,
+    Spec,
+    TrainingSpec,
+    format_bytes,
+    measured_as,
+)
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.strategy import strategy_words
@@ -62,6 +71,16 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
         why = f"{test} has two cases with the id {twice[0]}, which names what is stored"
         raise Refused(f"{why}; measure each once")
     return found
+
+
+def functions_of(item: pytest.Item) -> tuple[str, ...]:
+    """Return the user's functions that the spec of a collected test names."""
+    spec = (
+        item.callspec.params.get("spec")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else None
+    )
+    return spec.functions if isinstance(spec, Spec) else ()
 
 
 Predicate = Callable[[Options, Any], bool]
@@ -178,12 +197,21 @@ def case_id(spec: Spec, options: Options) -> str:
     if isinstance(spec, SamplerSpec):
         words = ["drop_last"] * spec.drop_last + ["no_set_epoch"] * (not spec.set_epoch)
         return "-".join([size, *words])
+    if isinstance(spec, CustomStepSpec):
+        words = [] if spec.execution == "eager" else [spec.execution]
+        return "-".join([size, f"b{spec.per_rank_batch_size}", _function_word(spec.function), *words])
     words = [size, format_bytes(spec.nbytes)]
+    if isinstance(spec, CustomCollectiveSpec):
+        words.append(_function_word(spec.function))
     if isinstance(spec, Call):
         kind = getattr(spec, "kind", None) or getattr(spec, "algorithm", "backend")
         words += [str(kind)] * (kind != "backend") + [spec.execution] * (spec.execution != "eager")
         words += ["out_of_place"] * (not getattr(spec, "in_place", True))
     return "-".join(words)
+
+
+def _function_word(function: str) -> str:
+    return function.rpartition(":")[2]
 
 
 def _training_words(spec: TrainingSpec, options: Options) -> list[str]:

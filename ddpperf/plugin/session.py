@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -22,14 +22,14 @@ from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
-from ddpperf.plugin.options.prepare import prepare
+from ddpperf.plugin.options.prepare import prepare, with_functions
 from ddpperf.plugin.outcome_collector import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
-from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, MODEL_VARIABLE, TRACES_VARIABLE
+from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABLE, TRACES_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.workers.interpreter import Side
@@ -112,6 +112,13 @@ class Session:
         if self.baseline is not None:
             require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
+    def use_functions(self, functions: Iterable[str]) -> None:
+        """Let the ranks import the user's functions that the collected tests measure.
+
+        Raises Refused if a side of an A/B run would load nothing from its source tree.
+        """
+        self.options = with_functions(self.options, functions)
+
     @cached_property
     def host(self) -> dict[str, Any]:
         """The machine and the git commit at the start of the run, as stored in the JSON file."""
@@ -165,7 +172,7 @@ class Session:
             DATA_VARIABLE: options.data.path,
             TRACES_VARIABLE: options.traces,
             CHECKPOINTS_VARIABLE: options.checkpoints,
-            MODEL_VARIABLE: options.model,
+            FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions)),
         }
         if self.passes:  # later processes neither resume from checkpoints nor replace traces
             paths[TRACES_VARIABLE] = paths[CHECKPOINTS_VARIABLE] = None

@@ -8,8 +8,8 @@ from typing import Any
 from ddpperf.results import units
 from ddpperf.specs import (
     AllReduceSpec,
-    CollectiveSpec,
-    CopySpec,
+    CustomCollectiveSpec,
+    CustomStepSpec,
     EpochSpec,
     RunSpec,
     SamplerSpec,
@@ -46,10 +46,16 @@ def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, 
     elif isinstance(spec, SamplerSpec):
         found["uneven end"] = "dropped" if spec.drop_last else "padded"
         found["set_epoch"] = "yes" if spec.set_epoch else "no"
-    elif isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
+    elif isinstance(spec, CustomStepSpec):
+        found["batch"] = f"{spec.per_rank_batch_size:,}"
+        found["function"] = spec.function
+        found["execution"] = spec.execution
+    else:
         found["buffer"] = size(spec.nbytes)
-        found["collective"] = spec.kind if isinstance(spec, CollectiveSpec) else spec.measurement
-        if isinstance(spec, AllReduceSpec):
+        found["collective"] = getattr(spec, "kind", spec.measurement)
+        if isinstance(spec, CustomCollectiveSpec):
+            found["algorithm"] = spec.function
+        elif isinstance(spec, AllReduceSpec):
             found["algorithm"] = spec.algorithm
             found["result"] = "in place" if spec.in_place else "out of place"
         found["execution"] = spec.execution
@@ -108,6 +114,6 @@ def timed_work(spec: Spec) -> str:
         return "training"
     if isinstance(spec, EpochSpec):
         return "epoch"
-    if isinstance(spec, TrainingSpec):
+    if isinstance(spec, TrainingSpec | CustomStepSpec):
         return "step"
     return "listing" if isinstance(spec, SamplerSpec) else "call"

@@ -25,6 +25,7 @@ from ddpperf.specs.collective import (
     CopySpec,
     format_bytes,
 )
+from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec, is_function
 from ddpperf.specs.instruments import (
     PARTS,
     TRACES_VARIABLE,
@@ -39,7 +40,6 @@ from ddpperf.specs.sampling import SamplerSpec, Shard
 from ddpperf.specs.strategy import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
 from ddpperf.specs.training import (
     DATA_VARIABLE,
-    MODEL_VARIABLE,
     EpochSpec,
     Input,
     Model,
@@ -60,6 +60,8 @@ Spec = (
     | SamplerSpec
     | RunSpec
     | CopySpec
+    | CustomStepSpec
+    | CustomCollectiveSpec
 )
 
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}

@@ -100,6 +100,11 @@ class Work(Checked):
         return False
 
     @property
+    def functions(self) -> tuple[str, ...]:
+        """Return the user's functions that the ranks import, each as `package.module:function`."""
+        return ()
+
+    @property
     def captured(self) -> bool:
         """Return whether a measured step is replayed from a CUDA graph."""
         return "graph" in self.execution

@@ -46,6 +46,12 @@ class Call(Work):
         if self.nbytes % FLOAT32_BYTES:
             yield f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
 
+    def _part_problems(self) -> Iterator[str]:
+        """Yield a sentence if the buffer cannot be divided into a part for each rank."""
+        least = self.world_size * FLOAT32_BYTES
+        if self.nbytes % least:
+            yield f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
+
     @property
     def calls(self) -> int:
         return GRAPH_CALLS if self.captured else 1
@@ -100,9 +106,8 @@ class CollectiveSpec(Call):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        least = self.world_size * FLOAT32_BYTES
-        if self.kind != "broadcast" and self.nbytes % least:
-            yield f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
+        if self.kind != "broadcast":
+            yield from self._part_problems()
 
     @property
     def id(self) -> str:

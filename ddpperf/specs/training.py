@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.specs.base import Positive
+from ddpperf.specs.custom import is_function
 from ddpperf.specs.sampling import Shard
 from ddpperf.specs.strategy import PLAIN_DDP, StrategyFields, strategy_words
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
-# An environment variable of the ranks with the only custom model that the ranks may import. A rank
-# imports no other module that a message names.
-MODEL_VARIABLE = "DDPPERF_MODEL"
-_PATTERN = r"torchvision:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 Input = Literal["fixed", "device", "dataloader"]
 # An environment variable of the ranks with the path of the data set's file, unless the data set is
 # synthetic. A rank opens no other file that a message names.
@@ -76,6 +73,10 @@ class TrainingSpec(StrategyFields):
         if self.input == "dataloader" and self.repeats:
             instead = "measure an epoch of it (EpochSpec)"
             yield f"a dataloader runs ahead between the rounds of a step; {instead}"
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.model,) if is_custom_model(self.model) else ()
 
     @property
     def busy_processes(self) -> int:
@@ -185,6 +186,6 @@ def is_custom_model(model: str) -> bool:
 def require_model(model: str) -> None:
     """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
     known = get_args(Model)
-    if model not in known and not re.fullmatch(_PATTERN, model):
+    if model not in known and not re.fullmatch(r"torchvision:\w+", model) and not is_function(model):
         other = "torchvision:NAME or package.module:function"
         raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {model!r}")

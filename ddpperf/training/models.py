@@ -9,8 +9,6 @@ of the ImageNet models).
 from __future__ import annotations
 
 import difflib
-import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.errors import CannotTrain, first_line
-from ddpperf.specs import MODEL_VARIABLE
+from ddpperf.custom_functions import import_function
+from ddpperf.errors import CannotTrain
 
 Loss = Callable[[Any, Tensor], Tensor]  # from outputs and targets to a scalar
 MakeBatch = Callable[[int], tuple[Tensor, Tensor]]  # from a batch size to inputs and targets
@@ -144,19 +142,7 @@ def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
     started, if the function cannot be imported, or if the function does not return (module, batch
     maker, loss).
     """
-    if os.environ.get(MODEL_VARIABLE) != name:
-        raise CannotTrain(f"model {name} was not named on the command line; pass --model {name}")
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        advice = "name a module that python -c 'import ...' finds"
-        raise CannotTrain(f"model {name} cannot be imported ({first_line(error)}); {advice}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        why = f"{module_name} has no function {function_name}; name one of its functions"
-        raise CannotTrain(f"model {name} cannot be found: {why}")
-    made = function()
+    made = import_function(name, "model")()
     is_three = isinstance(made, tuple) and len(made) == 3
     if not (is_three and isinstance(made[0], nn.Module) and all(map(callable, made[1:]))):
         why = f"must return (module, batch maker, loss), got {_describe(made)}; return the three"

@@ -1,7 +1,7 @@
 """The first file that a rank's Python interpreter runs, which starts the rank.
 
     python bootstrap.py rank PACKAGE FOLDER RANK
-    python bootstrap.py probe PACKAGE MODEL
+    python bootstrap.py probe PACKAGE FUNCTION...
 
 The second command prints what the interpreter can import. PACKAGE is the folder of the ddpperf that
 the rank uses. ddpperf is imported by its path, because its parent folder on sys.path could hide the
@@ -34,8 +34,8 @@ def main(command: str, package: str, *arguments: str) -> None:
     worker.main(arguments[0], int(arguments[1]))
 
 
-def print_probe(package: str, model: str) -> None:
-    """Print Python's version as JSON, then import torch and the model, print the result and exit.
+def print_probe(package: str, *functions: str) -> None:
+    """Print Python's version as JSON, then import torch and the functions, print the result and exit.
 
     What the imports print goes to stderr.
     """
@@ -43,25 +43,26 @@ def print_probe(package: str, model: str) -> None:
     os.dup2(2, 1)
     found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
     os.write(output, json.dumps(found).encode() + b"\n")
-    found.update(probe(package, model))
+    found.update(probe(package, *functions))
     os.write(output, json.dumps(found).encode() + b"\n")
     os._exit(0)  # skip the threads and exit handlers that the imports left
 
 
-def probe(package: str, model: str) -> dict[str, Any]:
-    """Import ddpperf, torch and the model's module, and return their versions and folders.
+def probe(package: str, *functions: str) -> dict[str, Any]:
+    """Import ddpperf, torch and the functions' modules, and return their versions and folders.
 
-    Where an import fails, the result says which module is `missing` and `why`.
+    Each function is the name of a model, or `package.module:function`. Where an import fails, the
+    result says which module is `missing` and `why`.
     """
-    name, _, function = model.partition(":")
+    named = [name.split(":") for name in functions if ":" in name]
     folders: dict[str, str] = {}
     found: dict[str, Any] = {"folders": folders}
-    for wanted in ("ddpperf", "torch", name) if function else ("ddpperf", "torch"):
+    for wanted, function in [("ddpperf", ""), ("torch", ""), *named]:
         try:
             module = import_package(package) if wanted == "ddpperf" else importlib.import_module(wanted)
             if wanted == "torch":
                 found.update(torch=str(module.__version__), cuda=module.version.cuda)
-            elif wanted == name != "torchvision":  # a custom model
+            elif function and wanted != "torchvision":
                 getattr(module, function)
         except (Exception, SystemExit) as error:
             lines = str(error).strip().splitlines() or ["no message"]

@@ -8,8 +8,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import ddpperf
@@ -76,11 +77,15 @@ class Side:
 class Found:
     """The modules that the ranks' Python interpreter can import, with versions and folders.
 
-    folders: the folder on the path from which each module was imported. missing, why: the first
-    module that cannot be imported, and the error. Both are empty if all modules can be imported.
+    root: the source tree that comes first on the ranks' path, or None. requested: the options that
+    name the interpreter and the source tree. folders: the folder on the path from which each module
+    was imported. missing, why: the first module that cannot be imported, and the error. Both are
+    empty if all modules can be imported.
     """
 
     python: str
+    root: Path | None = None
+    requested: str = ""
     torch: str = ""
     cuda: str | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
@@ -88,14 +93,27 @@ class Found:
     missing: str = ""
     why: str = ""
 
+    def require_root(self, functions: Sequence[str] = ()) -> None:
+        """Raise Refused if the ranks import nothing from their source tree.
 
-def check_side(side: Side, requested: str, device: str, model: str) -> Found:
+        functions: other functions of the user that the ranks import, as `package.module:function`.
+        """
+        if self.root is None or str(self.root) in self.folders.values():
+            return
+        packages = {name.partition(":")[0].partition(".")[0] for name in functions}
+        if not any(PathFinder.find_spec(package, [str(self.root)]) for package in packages):
+            places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
+            problem = f"holds nothing that a rank loads, found {places}; name a checkout of one of them"
+            raise Refused(f"{self.requested} {problem}")
+
+
+def check_side(side: Side, requested: str, device: str, functions: Sequence[str]) -> Found:
     """Check that ranks can start with the interpreter and the code of the base or the candidate.
 
-    Raises Refused if they cannot, or if nothing is imported from its root. requested: the options
-    that name the interpreter and the code, for the message.
+    Raises Refused if they cannot. requested: the options that name the interpreter and the code, for
+    the message. functions: the models and other functions of the user that the ranks import.
     """
-    found = _probe(side, requested, model)
+    found = replace(_probe(side, requested, functions), root=side.root, requested=requested)
     python, torch = found.python, found.torch
     problem = ""
     if _release(python) < _release(MIN_PYTHON):
@@ -107,9 +125,6 @@ def check_side(side: Side, requested: str, device: str, model: str) -> Found:
     elif device == "cuda" and found.cuda is None:
         problem = f"has torch {torch}, which has no CUDA, for --device cuda; install one that has, or pass"
         problem += " --device cpu"
-    elif side.root is not None and str(side.root) not in found.folders.values():
-        places = ", ".join(f"{name} from {folder}" for name, folder in found.folders.items())
-        problem = f"holds nothing that a rank loads, found {places}; name a checkout of one of them"
     if problem:
         raise Refused(f"{requested} {problem}")
     return found
@@ -120,9 +135,9 @@ def _release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def _probe(side: Side, requested: str, model: str) -> Found:
+def _probe(side: Side, requested: str, functions: Sequence[str]) -> Found:
     try:
-        ended = run_child(side.command("probe", model), side.variables(), PROBE_SECONDS)
+        ended = run_child(side.command("probe", *functions), side.variables(), PROBE_SECONDS)
     except OSError as error:
         why = f"cannot be started ({error.strerror}); name a Python interpreter"
         raise Refused(f"{requested} {why}") from error

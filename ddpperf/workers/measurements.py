@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ddpperf import specs
-from ddpperf.collectives.calls import AllReduce, Collective
+from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
 from ddpperf.data.sampling import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.instruments.measurement import Measurement
@@ -18,6 +18,7 @@ from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.instruments.timing import delayed
 from ddpperf.instruments.trace import TracedSteps
 from ddpperf.specs import Spec
+from ddpperf.training.custom_step import CustomStep
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.run import TrainingRun
@@ -30,6 +31,8 @@ KINDS: dict[type[Spec], Callable[..., Measurement]] = {
     specs.CollectiveSpec: Collective,
     specs.CopySpec: Copy,
     specs.SamplerSpec: Sampling,
+    specs.CustomStepSpec: CustomStep,
+    specs.CustomCollectiveSpec: custom_collective,
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpperf.specs import MODEL_VARIABLE, EpochSpec, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, EpochSpec, TrainingSpec
 from ddpperf.training.check_model import check
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
@@ -46,7 +46,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Name:
         module = f"own_{os.path.basename(tmp_path)}_{len(list(package.iterdir()))}"
         (package / f"{module}.py").write_text(source)
         name = f"mine.{module}:{function}"
-        monkeypatch.setenv(MODEL_VARIABLE, name)
+        monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
         for imported in [each for each in sys.modules if each == "mine" or each.startswith("mine.")]:
             monkeypatch.delitem(sys.modules, imported)
         return name
@@ -170,23 +170,23 @@ def test_an_untrainable_model_is_refused(named: Name, line: str, instead: str, s
     assert sentence in str(refusal.value)
 
 
-@pytest.mark.parametrize("environment", [None, "mine.other:model"])
+@pytest.mark.parametrize("environment", [None, "mine.other:model", "mine.other:model,mine:model"])
 def test_only_the_requested_model_is_imported(
     named: Name, environment: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = named("raise SystemExit('it was imported')")
     if environment is None:
-        monkeypatch.delenv(MODEL_VARIABLE)
+        monkeypatch.delenv(FUNCTIONS_VARIABLE)
     else:
-        monkeypatch.setenv(MODEL_VARIABLE, environment)
+        monkeypatch.setenv(FUNCTIONS_VARIABLE, environment)
     with pytest.raises(
-        ValueError, match=rf"^model {name} was not named on the command line; pass --model {name}$"
+        ValueError, match=rf"^model {name} was not named when the ranks started; .* pass --model {name} "
     ):
         custom_model(name)
 
 
 def test_a_missing_module_is_refused(named: Name, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MODEL_VARIABLE, "no_such_module:model")
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, "no_such_module:model")
     with pytest.raises(
         ValueError,
         match=r"^model no_such_module:model cannot be imported \(No module named 'no_such_module'\);",

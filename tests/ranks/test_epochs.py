@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import MODEL_VARIABLE, AllReduceSpec, EpochSpec, Spec, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import WHOLE_SECONDS, Pool
@@ -71,7 +71,7 @@ def told() -> Told:
 def pool(marked: Marked, told: Told, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     folder = tmp_path_factory.mktemp("model")
     (folder / "slow_model.py").write_text(SLOW)
-    side = Side(environment={"PYTHONPATH": str(folder), MODEL_VARIABLE: "slow_model:model"})
+    side = Side(environment={"PYTHONPATH": str(folder), FUNCTIONS_VARIABLE: "slow_model:model"})
     with Pool(
         SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60),
         sides=(side,),

@@ -16,7 +16,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
-from ddpperf.specs import MODEL_VARIABLE
+from ddpperf.specs import FUNCTIONS_VARIABLE
 from ddpperf.training.check_model import check
 from tests.canned import CannedSuite
 from tests.command_line import Read, reader
@@ -201,7 +201,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_untrainable_model_is_refused(
     folder: Path, name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(MODEL_VARIABLE, name)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
     with pytest.raises(ValueError, match=f"^{sentence}") as refusal:
         check(name, 2)
     assert "\n" not in str(refusal.value)
@@ -209,7 +209,7 @@ def test_untrainable_model_is_refused(
 
 @pytest.mark.parametrize("name", ["own_models:good", "own_models:frozen_in_part", "resnet18_cifar"])
 def test_trainable_model_is_accepted(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MODEL_VARIABLE, name)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
     check(name, 2)
 
 
@@ -221,7 +221,7 @@ def test_model_that_ends_its_process_is_refused(
         Refused, match=r"^--model own_models:leaving ended its process with status 0; train it"
     ):
         check_model(read("own_models:leaving"))
-    assert MODEL_VARIABLE not in os.environ
+    assert FUNCTIONS_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 import ddpperf
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.prepare import check_sides
+from ddpperf.plugin.options.prepare import check_sides, with_functions
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side
@@ -77,9 +77,11 @@ def read(
     """Check the sides of a command line in that folder; nothing may be left of the checks."""
     monkeypatch.chdir(at)
 
-    def read(line: str, device: str = "cpu", model: str = "resnet18") -> Sides | None:
+    def read(
+        line: str, device: str = "cpu", model: str = "resnet18", functions: Sequence[str] = ()
+    ) -> Sides | None:
         arguments = ["--rootdir", str(at), "--device", device, "--model", model, *shlex.split(line)]
-        return check_sides(reader(pytestconfig)(*arguments, gpus=2)).sides
+        return with_functions(check_sides(reader(pytestconfig)(*arguments, gpus=2)), functions).sides
 
     yield read
     marked.assert_nothing_left()
@@ -122,6 +124,14 @@ def test_root_with_one_loaded_module_is_accepted(
     )
 
 
+def test_root_may_hold_only_a_tested_function(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(at / "good"))
+    assert read("--against-root holds-mine", functions=["mine:make"])
+    assert "holds nothing that a rank loads" in refusal(
+        read, "--against-root holds-mine", functions=["other:make"]
+    )
+
+
 @pytest.mark.parametrize("safe_path", ["", "1"])
 def test_probe_imports_the_same_modules_as_ranks(
     read: Read, at: Path, safe_path: str, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +145,7 @@ def test_probe_imports_the_same_modules_as_ranks(
     rank = subprocess.run(
         command, env=os.environ | side.variables(), capture_output=True, text=True, check=True
     )
-    folders = probing_module._probe(side, "the root", "mine:make").folders
+    folders = probing_module._probe(side, "the root", ["mine:make"]).folders
     assert folders == {
         "ddpperf": str(side.root),
         "torch": str(at / "good"),
@@ -195,7 +205,7 @@ PROBED = {
 }
 
 
-def refusal(read: Read, line: str, **others: str) -> str:
+def refusal(read: Read, line: str, **others: Any) -> str:
     with pytest.raises((pytest.UsageError, Refused), match=r"^[^\n]+; [^\n]+\Z") as refused:
         read(line, **others)
     return str(refused.value)

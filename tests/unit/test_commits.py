@@ -17,7 +17,7 @@ from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import Found, Side
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -83,7 +83,7 @@ def base(root: Path | None, torch: str = "2.11.0") -> Sides:
         base=Side(name="A", root=root, python="other"),
         candidate=Side(name="B"),
         spec_fields={},
-        base_torch=torch,
+        found={"A": Found(python="3.11", torch=torch)} if torch else {},
     )
 
 

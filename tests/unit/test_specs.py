@@ -52,7 +52,7 @@ def test_reading_does_not_change_the_json() -> None:
     [
         (
             {},
-            "measurement must be one of training_step, training_epoch, .*, copy, got None",
+            "measurement must be one of training_step, training_epoch, .*, custom_collective, got None",
         ),
         ({"measurement": "broadcast", **ALL_REDUCE}, "measurement must be one of .*, got 'broadcast'"),
         ({"measurement": ["all_reduce"], **ALL_REDUCE}, "measurement must be one of"),

@@ -22,7 +22,7 @@ from ddpperf.workers.interpreter import Found, Side
 from tests.project import full_disk
 
 TORCH = "2.11.0"
-OPTIONS: Any = SimpleNamespace(device="cpu", model="resnet18")
+OPTIONS: Any = SimpleNamespace(device="cpu", model="resnet18", functions=())
 
 
 def git(root: Path, *arguments: str) -> str:

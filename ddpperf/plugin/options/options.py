@@ -36,6 +36,7 @@ class Options:
     confirm_seconds: the longest time for measuring tests beside a stored run's code.
     max_seconds: the time after which no second repeated measurement begins.
     slower_ratio: the limit of --benchmark-compare-fail.
+    functions: the user's functions that the collected tests measure.
     """
 
     given: frozenset[str]
@@ -62,6 +63,7 @@ class Options:
     checkpoints: Path | None
     slower_ratio: float | None
     links: Links
+    functions: tuple[str, ...] = ()
 
     @property
     def data(self) -> Data:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.outputs import make_folder
 from ddpperf.plugin.options.sides import is_elsewhere, options_of_side
 from ddpperf.results.samples import BASE
-from ddpperf.specs import MODEL_VARIABLE, Model
+from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS
 from ddpperf.workers.interpreter import check_side
 
@@ -62,13 +63,19 @@ def check_sides(options: Options) -> Options:
     for side in (sides.base, sides.candidate):
         checked = BASE in found and dataclasses.replace(side, name=BASE) == sides.base
         if is_elsewhere(side) and not checked:
-            found[side.name] = check_side(side, options_of_side(side), options.device, options.model)
-    sides = dataclasses.replace(
-        sides,
-        torchvision=all(answer.torchvision for answer in found.values()),
-        base_torch=found[BASE].torch if BASE in found else "",
-    )
-    return dataclasses.replace(options, sides=sides)
+            found[side.name] = check_side(side, options_of_side(side), options.device, [options.model])
+    return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
+
+
+def with_functions(options: Options, functions: Iterable[str]) -> Options:
+    """Return the options with the custom functions that the collected tests measure.
+
+    Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree.
+    """
+    options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *functions})))
+    for found in options.sides.found.values() if options.sides is not None else ():
+        found.require_root(options.functions)
+    return options
 
 
 def prepare_images(options: Options, root: Path) -> Options:
@@ -94,7 +101,7 @@ def check_model(options: Options) -> None:
     command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
     path = os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     try:
-        ended = run_child(command, {MODEL_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
+        ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; train it by itself") from error
     lines = ended.stderr.strip().splitlines()

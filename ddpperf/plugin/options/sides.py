@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.plugin.options.values import Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import Spec
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import Found, Side
 
 # The options for the interpreter and the source tree of each side
 PYTHON_AND_ROOT = {BASE: ("--baseline-python", "--baseline-root"), CANDIDATE: ("--against", "--against-root")}
@@ -24,16 +24,24 @@ class Sides:
 
     spec_fields: training fields that only the candidate changes.
     delay_seconds: an artificial delay of the candidate's steps.
-    torchvision: whether base and candidate both have torchvision.
-    base_torch: the base's version of torch; empty if it was not checked.
+    found: what the interpreters can import, by side, of sides that were checked.
     """
 
     base: Side
     candidate: Side
     spec_fields: Mapping[str, Value]
     delay_seconds: float = 0.0
-    torchvision: bool = True
-    base_torch: str = ""
+    found: Mapping[str, Found] = field(default_factory=dict)
+
+    @property
+    def torchvision(self) -> bool:
+        """Whether base and candidate both have torchvision, as far as they were checked."""
+        return all(found.torchvision for found in self.found.values())
+
+    @property
+    def base_torch(self) -> str:
+        """The base's version of torch, or "" if it was not checked."""
+        return self.found[BASE].torch if BASE in self.found else ""
 
     def are_equal(self, here: Path) -> bool:
         """Return whether base and candidate run the same code in the same way.

@@ -1,0 +1,109 @@
+"""Functions of the user that the ranks import, and the measurement specs that name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from ddpperf.specs.base import Positive, Work
+from ddpperf.specs.collective import Call, CallExecution
+
+# An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
+# rank imports no other module that a message names.
+FUNCTIONS_VARIABLE = "DDPPERF_FUNCTIONS"
+FUNCTION_PATTERN = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
+CustomKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomStepSpec(Work):
+    """Measurement spec for one training step of the user's own function.
+
+    function: `package.module:function`. Each rank calls it as `function(rank=..., world_size=...,
+    batch_size=..., device=...)`. The function returns another function, which trains one step and
+    returns the loss, a tensor with one element.
+    per_rank_batch_size: passed to the function as `batch_size`.
+    execution: "eager", or "graph" to capture a step in a CUDA graph.
+
+    With world_size=1 there is no process group, and each rank is measured alone, in turn.
+    """
+
+    measurement: ClassVar[str] = "custom_step"
+
+    function: str
+    per_rank_batch_size: Positive
+    execution: CallExecution = "eager"  # type: ignore[misc]
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from function_problems(self.function)
+
+    @property
+    def grouped(self) -> bool:
+        return self.world_size > 1
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.function,)
+
+    def turns(self, size: int) -> list[list[int]]:
+        return super().turns(size) if self.grouped else [[rank] for rank in range(size)]
+
+    def one_device(self) -> Self:
+        """Return a spec for the same training step on a single device.
+
+        Its seconds are the single-device step time t(1) of a speedup.
+        """
+        return replace(self, world_size=1, delay_seconds=0.0, fault=None)
+
+    @property
+    def id(self) -> str:
+        work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}"
+        return f"{work}-{self.function}-{self.execution}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomCollectiveSpec(Call):
+    """Measurement spec for a collective call of the user's own function on float32 buffers.
+
+    kind: what the function must compute, as the function of torch.distributed of the same name. The
+    result is checked after each timed round.
+    function: `package.module:function`. An all_reduce is called as `function(buffer)`, and replaces
+    the buffer by the sum. A broadcast is called as `function(buffer)`, and sends rank 0's buffer. The
+    other kinds are called as `function(result, source)`.
+    nbytes: the size of the larger of a rank's buffers.
+    """
+
+    measurement: ClassVar[str] = "custom_collective"
+
+    kind: CustomKind = "all_reduce"
+    function: str
+
+    algorithm: ClassVar[str] = "custom"
+    in_place: ClassVar[bool] = True
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from function_problems(self.function)
+        if self.kind not in ("all_reduce", "broadcast"):
+            yield from self._part_problems()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.function,)
+
+    @property
+    def id(self) -> str:
+        return self._id_of(f"{self.kind}-{self.function}")
+
+
+def is_function(name: str) -> bool:
+    """Return whether a text names a function as `package.module:function`."""
+    return re.fullmatch(FUNCTION_PATTERN, name) is not None
+
+
+def function_problems(name: str) -> Iterator[str]:
+    if not is_function(name):
+        yield f"function must be package.module:function, got {name!r}"

@@ -1,0 +1,68 @@
+"""Measure the training step of a user's own function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ddpperf.compile_and_capture import capture
+from ddpperf.custom_functions import import_function
+from ddpperf.errors import CannotTrain
+from ddpperf.instruments.measurement import Measurement
+from ddpperf.specs import CustomStepSpec
+from ddpperf.training.measured_step import CAPTURE_WARMUP
+
+
+class CustomStep(Measurement):
+    """Measurement of training steps that a user's own function makes.
+
+    Before the function is called, each rank seeds torch with the same number.
+    loss: the loss of the last step.
+    """
+
+    def __init__(self, spec: CustomStepSpec, *, rank: int, device: torch.device) -> None:
+        if spec.captured and device.type != "cuda":
+            raise CannotTrain("execution graph is captured by a GPU's driver; this runs on the CPU")
+        self.spec = spec
+        make = import_function(spec.function, "step")
+        torch.manual_seed(spec.seed)
+        train = make(
+            rank=rank, world_size=spec.world_size, batch_size=spec.per_rank_batch_size, device=device
+        )
+        if not callable(train):
+            got = f"got a value of type {type(train).__name__}; return a function that trains one step"
+            raise CannotTrain(f"step {spec.function} must return a function, {got}")
+        self._train: Callable[[], Tensor] = train
+        self._replay: Callable[[], None] | None = None
+        self.loss = torch.zeros(1)
+
+    def step(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._train_once()
+
+    def _train_once(self) -> None:
+        self.loss = self._train()
+
+    def warm_up(self, steps: int) -> None:
+        """Run warm-up steps, check that a step returns its loss, and capture it if the spec says so."""
+        for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
+            self.step()
+        if not isinstance(self.loss, Tensor) or self.loss.numel() != 1:
+            shape = f" of shape {tuple(self.loss.shape)}" if isinstance(self.loss, Tensor) else ""
+            got = f"got a value of type {type(self.loss).__name__}{shape}; return the loss"
+            raise CannotTrain(f"step {self.spec.function} must return a tensor with one element, {got}")
+        if self.spec.captured:
+            self._replay = capture(self._train_once, self.spec.execution).replay
+
+    def end_round(self, steps: int) -> None:
+        """Raise FloatingPointError if the loss is NaN or infinite after a round.
+
+        A step with NaN values has another speed.
+        """
+        if not math.isfinite(loss := self.loss.item()):
+            raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
