@@ -108,6 +108,8 @@ def title(document: Mapping[str, Any]) -> str:
         (len(found["extra_info"]["ddpperf"]["samples"]) for found in document["benchmarks"]), default=0
     )
     usual = usual_properties(header)
+    specs = [found["extra_info"]["ddpperf"]["spec"] for found in document["benchmarks"]]
+    named = {name for spec in specs for name in spec}  # a collective has no model
     parts = [
         f"ddpperf on {header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment and "against" not in header else "",
@@ -115,7 +117,7 @@ def title(document: Mapping[str, Any]) -> str:
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
-        *(usual[name] for name in ("model", "precision", "execution") if name in usual),
+        *(usual[name] for name in ("model", "precision", "execution") if name in usual.keys() & named),
         f"{data['name']} images" if data["name"] != "synthetic" else "",
         units.counted(header["options"]["rounds"], "round"),
         units.counted(sets, "process set") if sets > 1 else "",

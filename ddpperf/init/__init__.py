@@ -1,0 +1,1 @@
+"""Write a first performance test into another repository: python -m ddpperf.init."""

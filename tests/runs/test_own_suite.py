@@ -1,0 +1,169 @@
+"""A repository made from docs/own-suite.md alone, with ddpperf installed from its wheel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpperf import __version__
+from ddpperf.init.__main__ import FILES, TEMPLATE
+from tests.project import REPOSITORY, Finished, Project
+
+PAGE = REPOSITORY / "docs" / "own-suite.md"
+QUICK = ("--rounds", "2", "--batch-sizes", "4", "--world-sizes", "1,2", "--device", "cpu")
+
+
+def blocks() -> dict[str, list[str]]:
+    """Return the code blocks of the page that begin with a file's name, by that name."""
+    found: dict[str, list[str]] = {}
+    for name, code in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        found.setdefault(name, []).append(code)
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel of this source tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    kept = shutil.ignore_patterns("__pycache__", "baselines")
+    shutil.copytree(REPOSITORY / "ddpperf", source / "ddpperf", ignore=kept)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+    ended = subprocess.run(build, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (made,) = folder.glob("*.whl")
+    assert list(folder.glob("*.tar.gz")), "a source distribution is built, too"
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, without what it needs, into a folder of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", str(folder), str(wheel)], check=True, capture_output=True)
+    return folder
+
+
+class Repository(Project):
+    """A git repository whose files come from the page, and that uses the installed wheel."""
+
+    def __init__(self, root: Path, installed: Path) -> None:
+        super().__init__(root)
+        shutil.rmtree(root / "perf")
+        (root / "conftest.py").unlink()
+        self.environment["PYTHONPATH"] = str(installed)
+
+    def options(self) -> list[str]:
+        return ["-p", "no:cacheprovider", *QUICK]
+
+    def do(self, *command: str) -> str:
+        ended = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def git(self, *arguments: str) -> None:
+        self.do("git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, installed: Path) -> Iterator[Repository]:
+    mine = Repository(tmp_path, installed)
+    mine.do("git", "init", "--quiet")
+    yield mine
+    mine.clean()
+
+
+def committed(repository: Repository) -> Finished:
+    """Make the repository by the commands of the page, and store a first baseline."""
+    repository.do(sys.executable, "-m", "ddpperf.init")
+    repository.git("add", ".")
+    repository.git("commit", "--quiet", "-m", "one")
+    return repository.run("perf", "--benchmark-save=first")
+
+
+def test_page_shows_what_init_writes() -> None:
+    found = blocks()
+    for name in FILES:
+        assert found[name][0] == (TEMPLATE / name).read_text(), name
+    assert found["conftest.py"][0] == (TEMPLATE / "conftest.py").read_text()
+
+
+def test_wheel_has_all_that_it_needs(installed: Path) -> None:
+    package = installed / "ddpperf"
+    for name in ("py.typed", "report/templates/page.html", *(f"init/template/{file}" for file in FILES)):
+        assert (package / name).is_file(), name
+    (metadata,) = installed.glob("ddpperf-*.dist-info/METADATA")
+    text = metadata.read_text()
+    assert f"Version: {__version__}\n" in text
+    for needed in ("torch>=", "torchvision>=", "pytest-benchmark>=", "scipy>="):
+        assert f"Requires-Dist: {needed}" in text
+    assert (metadata.parent / "licenses" / "LICENSE").is_file()
+    for other in ("perf", "tests", "tools"):
+        assert not (installed / other).exists()
+
+
+def test_first_run_of_the_page_passes(repository: Repository) -> None:
+    finished = committed(repository)
+    finished.assert_one_sentence(0, "PASS: 2 tests measured")
+    assert "STEP  batch 4 per rank, perf.step:make_step" in finished.output
+    assert list(repository.root.glob("perf/baselines/*/0001_first.json"))
+    measured = repository.measured()
+    assert measured["test_step[2rank-b4-make_step]"]["metrics"]["efficiency"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_collective_of_the_page_passes(repository: Repository) -> None:
+    for name, codes in blocks().items():
+        (repository.root / name).parent.mkdir(exist_ok=True)
+        (repository.root / name).write_text(codes[-1])  # the conftest.py with a metric
+    repository.run("perf/test_collectives.py").assert_one_sentence(0, "PASS: 2 tests measured")
+    code = (repository.root / "perf" / "collectives.py").read_text()
+    wrong = code.replace("    dist.broadcast(buffer, 0)\n", "")
+    assert wrong != code
+    (repository.root / "perf" / "collectives.py").write_text(wrong)
+    finished = repository.run("perf/test_collectives.py")
+    assert finished.status == 1, finished
+    assert "ArithmeticError: all_reduce is wrong" in finished.output
+
+
+@pytest.mark.slow
+def test_comparison_runs_the_stored_step(repository: Repository) -> None:
+    committed(repository)
+    step = repository.root / "perf" / "step.py"
+    slower = step.read_text().replace(
+        "        loss.backward()\n", "        __import__('time').sleep(0.2)\n        loss.backward()\n"
+    )
+    assert "sleep" in slower
+    step.write_text(slower)
+    repository.git("commit", "--quiet", "-a", "-m", "slower")
+    finished = repository.run("perf", "--benchmark-compare")
+    finished.assert_one_sentence(1, "test_step[1rank-b4-make_step] is worse: its time is")
+
+
+@pytest.mark.slow
+def test_gate_compares_two_checkouts(repository: Repository) -> None:
+    committed(repository)
+    base = repository.root.parent / f"{repository.root.name}-base"
+    repository.git("worktree", "add", "--quiet", str(base))
+    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--baseline-root={base}")
+    assert finished.status in (0, 125), finished
+    assert any(f"code in {base}" in sentence for sentence in finished.sentences), finished
+    (repository.root / "perf" / "step.py").write_text("import no_such_module")
+    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--baseline-root={base}")
+    finished.assert_one_sentence(1, "the candidate's", "step perf.step:make_step cannot be imported")
+
+
+def test_plugin_can_be_named_on_the_command_line(repository: Repository) -> None:
+    repository.do(sys.executable, "-m", "ddpperf.init")
+    (repository.root / "conftest.py").unlink()
+    finished = repository.run("-p", "ddpperf.plugin", "perf", "-k", "1rank")
+    finished.assert_one_sentence(0, "PASS: 1 test measured")

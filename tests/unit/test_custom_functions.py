@@ -1,0 +1,184 @@
+"""Custom steps and collectives: their specs, and one sentence for each mistake in a function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpperf.collectives.calls import custom_collective
+from ddpperf.custom_functions import import_function
+from ddpperf.errors import CannotTrain
+from ddpperf.report.facets import facets, timed_work
+from ddpperf.specs import (
+    FUNCTIONS_VARIABLE,
+    AllReduceSpec,
+    CustomCollectiveSpec,
+    CustomStepSpec,
+    TrainingSpec,
+    from_json,
+    to_json,
+)
+from ddpperf.training.custom_step import CustomStep
+from ddpperf.verdict.judged_work import is_informational
+
+CPU = torch.device("cpu")
+STEP = CustomStepSpec(function="own_functions:make", world_size=1, per_rank_batch_size=4)
+CALL = CustomCollectiveSpec(function="own_functions:make", world_size=2, nbytes=64)
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Return a function that writes the module own_functions, whose functions ranks may import."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, "resnet18,own_functions:make")
+    monkeypatch.delitem(sys.modules, "own_functions", raising=False)
+
+    def write(source: str) -> None:
+        (tmp_path / "own_functions.py").write_text(source)
+
+    yield write
+    sys.modules.pop("own_functions", None)
+
+
+def made(line: str) -> str:
+    """Return a module whose step is the given line."""
+    return f"import torch\ndef make(rank, world_size, batch_size, device):\n    {line}\n"
+
+
+def test_specs_survive_json() -> None:
+    for spec in (STEP, CALL):
+        assert from_json(to_json(spec)) == spec
+        assert spec.functions == ("own_functions:make",)
+    assert AllReduceSpec(world_size=2, nbytes=64).functions == ()
+    assert TrainingSpec(
+        model="mine:net", world_size=1, per_rank_batch_size=4, strategy="single"
+    ).functions == ("mine:net",)
+
+
+@pytest.mark.parametrize("name", ["", "make", "own:", ":make", "own make:x", "own:make:x", "a.b"])
+def test_wrong_function_name_is_refused(name: str) -> None:
+    for make in (
+        lambda: CustomStepSpec(function=name, world_size=1, per_rank_batch_size=4),
+        lambda: CustomCollectiveSpec(function=name, world_size=2, nbytes=64),
+    ):
+        with pytest.raises(ValueError, match=r"^function must be package\.module:function, got "):
+            make()
+
+
+def test_parts_need_a_divisible_buffer() -> None:
+    with pytest.raises(
+        ValueError, match=r"^nbytes must be a multiple of 12, a float32 for each rank, got 64$"
+    ):
+        CustomCollectiveSpec(function="own:f", kind="all_gather", world_size=3, nbytes=64)
+    assert CustomCollectiveSpec(function="own:f", kind="broadcast", world_size=3, nbytes=64)
+
+
+def test_each_rank_is_measured_alone_on_one_device() -> None:
+    assert STEP.turns(3) == [[0], [1], [2]]
+    assert not STEP.grouped
+    several = CustomStepSpec(function="own:f", world_size=3, per_rank_batch_size=4, delay_seconds=1.0)
+    assert several.turns(3) == [[0, 1, 2]]
+    assert several.grouped
+    assert several.one_device() == CustomStepSpec(function="own:f", world_size=1, per_rank_batch_size=4)
+
+
+def test_unlisted_function_is_not_imported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("raise SystemExit('it was imported')")
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, "own_functions:other,resnet18")
+    with pytest.raises(CannotTrain, match=r"^step own_functions:make was not named when the ranks started; "):
+        import_function("own_functions:make", "step")
+
+
+def test_step_trains_with_its_arguments(write: Write) -> None:
+    write(
+        "import torch\ncalls = []\n"
+        "def make(**given):\n    calls.append(given)\n"
+        "    return lambda: calls.append('step') or torch.tensor(2.0)\n"
+    )
+    step = CustomStep(STEP, rank=3, device=CPU)
+    step.warm_up(2)
+    step.step()
+    step.end_round(1)
+    calls: list[Any] = sys.modules["own_functions"].calls
+    assert calls == [
+        {"rank": 3, "world_size": 1, "batch_size": 4, "device": CPU}, "step", "step", "step"
+    ]  # fmt: skip
+
+
+def test_ranks_begin_with_one_seed(write: Write) -> None:
+    write(made("weight = torch.randn(3); return lambda: weight.sum()"))
+    losses = []
+    for rank in (0, 1):
+        step = CustomStep(STEP, rank=rank, device=CPU)
+        step.step()
+        losses.append(step.loss.item())
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_step_without_a_finite_loss_fails(write: Write, value: str) -> None:
+    write(made(f"return lambda: torch.tensor(float('{value}'))"))
+    step = CustomStep(STEP, rank=0, device=CPU)
+    step.step()
+    with pytest.raises(FloatingPointError, match=rf"^the loss is {value} after a round of 3 steps$"):
+        step.end_round(3)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("return None", "must return a function, got a value of type NoneType; return a function that"),
+        ("return lambda: None", "must return a tensor with one element, got a value of type NoneType;"),
+        ("return lambda: 0.5", "must return a tensor with one element, got a value of type float;"),
+        ("return lambda: torch.ones(3)", "got a value of type Tensor of shape (3,); return the loss"),
+    ],
+)
+def test_wrong_step_is_one_sentence(write: Write, line: str, found: str) -> None:
+    write(made(line))
+    with pytest.raises(CannotTrain, match=r"^step own_functions:make [^\n]+; [^\n]+\Z") as refused:
+        CustomStep(STEP, rank=0, device=CPU).warm_up(1)
+    assert found in str(refused.value)
+
+
+def test_cpu_step_cannot_be_captured(write: Write) -> None:
+    write(made("return lambda: torch.tensor(1.0)"))
+    spec = CustomStepSpec(
+        function="own_functions:make", world_size=1, per_rank_batch_size=4, execution="graph"
+    )
+    with pytest.raises(CannotTrain, match=r"^execution graph is captured by a GPU's driver; this runs on"):
+        CustomStep(spec, rank=0, device=CPU)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_wrong_collective_fails_its_check(write: Write, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("def make(*buffers):\n    pass\n")
+    spec = CustomCollectiveSpec(function="own_functions:make", kind=kind, world_size=2, nbytes=64)
+    call = custom_collective(spec, rank=0, device=CPU)
+    call.start_round()
+    call.step()
+    with pytest.raises(ArithmeticError, match=r" is wrong: after 1 "):
+        call.end_round(1)
+    assert dist.is_initialized()
+
+
+def test_tables_show_the_function() -> None:
+    assert facets(STEP, device="cpu") == {
+        "ranks": "1", "batch": "4", "function": "own_functions:make", "execution": "eager"
+    }  # fmt: skip
+    shown = facets(CALL, device="cuda")
+    assert (shown["GPUs"], shown["buffer"], shown["collective"]) == ("2", "64 B", "all_reduce")
+    assert shown["algorithm"] == "own_functions:make"
+    assert (timed_work(STEP), timed_work(CALL)) == ("step", "call")
+
+
+def test_small_custom_calls_are_informational_on_cpus() -> None:
+    assert is_informational(CALL, "cpu")
+    assert not is_informational(CustomCollectiveSpec(function="a:b", world_size=2, nbytes=2**24), "cpu")

@@ -1,0 +1,77 @@
+"""python -m ddpperf.init writes an example and never changes a file that exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpperf.errors import Refused
+from ddpperf.init.__main__ import FILES, TEMPLATE, write
+
+CONFTEST_LINE = 'pytest_plugins = ["ddpperf.plugin"]'
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    lines = write(tmp_path)
+    assert lines[-1] == "next: run it: python -m pytest perf/"
+    for name in (*FILES, "conftest.py"):
+        assert f"wrote {name}" in lines
+        assert (tmp_path / name).read_text() == (TEMPLATE / name).read_text()
+    assert (tmp_path / ".gitignore").read_text() == ".ddpperf/\n"
+
+
+def test_every_template_file_is_listed() -> None:
+    found = {
+        path.relative_to(TEMPLATE).as_posix()
+        for path in TEMPLATE.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert found == {*FILES, "conftest.py"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_existing_example_file_is_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(Refused, match=rf"{name} exists already, so nothing was written; move the file away"):
+        write(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(name).name]
+
+
+def test_existing_conftest_is_kept(tmp_path: Path) -> None:
+    conftest = tmp_path / "conftest.py"
+    conftest.write_text("import pytest\n")
+    lines = write(tmp_path)
+    assert conftest.read_text() == "import pytest\n"
+    assert (
+        lines[-1]
+        == f"next: add this line to conftest.py: {CONFTEST_LINE}; then run it: python -m pytest perf/"
+    )
+
+
+def test_conftest_with_the_plugin_needs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST_LINE)
+    assert write(tmp_path)[-1] == "next: run it: python -m pytest perf/"
+
+
+@pytest.mark.parametrize("before", ["build/\n", "build/", ".ddpperf/\n"])
+def test_gitignore_gets_one_line(tmp_path: Path, before: str) -> None:
+    (tmp_path / ".gitignore").write_text(before)
+    write(tmp_path)
+    lines = (tmp_path / ".gitignore").read_text().splitlines()
+    assert lines.count(".ddpperf/") == 1
+    assert set(before.splitlines()) <= set(lines)
+
+
+def test_command_refuses_with_status_4(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddpperf.init"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (first.returncode, first.stderr) == (0, "")
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert second.returncode == 4
+    assert second.stderr.count("\n") == 1
+    assert "Traceback" not in second.stderr
+    (tmp_path / "file" / "perf").parent  # noqa: B018
