@@ -1,8 +1,10 @@
-"""Make a page, pictures or tables from a stored run, without measuring anything.
+"""Make a page, pictures, tables or exports from a stored run, without measuring anything.
 
-    python -m ddpperf.report RUN.json [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
+    python -m ddpperf.report [RUN.json] [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
+                             [--csv FILE] [--prometheus FILE]
 
-Without -o, --plots and --tables, the summary of the run is printed.
+Without RUN.json, the newest run of this project is used. Without another option, the summary of the
+run is printed.
 """
 
 from __future__ import annotations
@@ -10,17 +12,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.report.page import require_replaceable, write_page
+from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
+from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
-from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, read_document
+from ddpperf.results.stored_runs import (
+    SCHEMA,
+    NoBaseline,
+    Storage,
+    newest_run,
+    read_document,
+    require_replaceable,
+    write_atomically,
+)
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
@@ -77,25 +89,34 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [options] RUN.json",
     )
-    parser.add_argument("run", type=Path, help="a stored run, such as .ddpperf/runs/KEY/0001_x.json")
+    parser.add_argument(
+        "run", type=Path, nargs="?", help="a stored run, such as .ddpperf/runs/KEY/0001_x.json"
+    )
     parser.add_argument(
         "--baseline", type=Path, metavar="OTHER.json", help="a stored run; show times as ratios to its times"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write a page to this file")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
+    parser.add_argument("--csv", type=Path, metavar="FILE.csv", help="write all metrics to this file as CSV")
+    parser.add_argument(
+        "--prometheus", type=Path, metavar="FILE.prom", help="write a file for Prometheus' node exporter"
+    )
     given = parser.parse_args()
     try:
-        if given.output is not None:
-            require_replaceable("-o", given.output)
+        given.run = given.run or newest_run(Path.cwd())
+        for option, path, begins, what in (
+            ("-o", given.output, PAGE_BEGINS, "pages"),
+            ("--csv", given.csv, CSV_BEGINS, "exports"),
+            ("--prometheus", given.prometheus, PROMETHEUS_BEGINS, "exports"),
+        ):
+            if path is not None:
+                require_replaceable(option, str(path), begins, what)
         made = _made(given)
     except (NoBaseline, Refused) as problem:
         return _refused(str(problem))
     except ImportError as error:
         return _refused(f"a library cannot be imported ({first_line(error)}); install it with pip")
-    except OSError as error:
-        place = given.output or given.plots or error.filename
-        return _refused(f"{place} cannot be written ({error.strerror}); name another file or folder")
     except Exception as error:  # whatever a damaged file makes of the code
         return _refused(f"{given.run} is damaged ({first_line(error)}); name another run")
     try:
@@ -109,18 +130,27 @@ def main() -> int:
 
 
 def _made(given: argparse.Namespace) -> list[str]:
-    """Write the requested page and pictures, and return the lines to print."""
+    """Write the requested files, and return the lines to print."""
     document = load(given.run)
     if given.baseline is not None:
         document = compared(document, given.run, given.baseline, Path.cwd())
     kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
     lines = report_tables(document).splitlines() if given.tables else []
-    if not given.tables and given.output is None and given.plots is None:
+    if not (given.tables or given.output or given.plots or given.csv or given.prometheus):
         lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
-    if given.output is not None:
-        lines.append(f"saved {write_page(given.output, document, kept)}")
-    if given.plots is not None:
-        lines.append(f"saved {write_plots(given.plots, document, kept)}")
+    writers: dict[Path | None, Callable[[Path], Path]] = {
+        given.output: lambda path: write_page(path, document, kept),
+        given.plots: lambda path: write_plots(path, document, kept),
+        given.csv: lambda path: write_atomically(path, csv_text(document)),
+        given.prometheus: lambda path: write_prometheus(path, document),
+    }
+    for path, write in writers.items():
+        if path is not None:
+            try:
+                lines.append(f"saved {write(path)}")
+            except OSError as error:
+                advice = "name another file or folder"
+                raise Refused(f"{path} cannot be written ({error.strerror}); {advice}") from error
     return lines
 
 

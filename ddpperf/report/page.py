@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddpperf.errors import Refused
 from ddpperf.report.cases import Case, cases_of, rows_of
 from ddpperf.report.plots import History, Picture, pictures_of
 from ddpperf.report.summary import next_step, summary_facts, title
@@ -18,17 +17,8 @@ from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.stored_runs import write_atomically
 
-PAGE_BEGINS = (b"<!doctype html>\n", b"<!-- made by ddpperf -->\n")
+PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 MOST_IMPORTANT = 3  # rows on top of the page
-
-
-def require_replaceable(option: str, path: Path) -> None:
-    """Raise Refused if a page would replace a file that is no earlier page, or something else."""
-    if not path.exists():
-        return
-    start = b"".join(PAGE_BEGINS)
-    if not path.is_file() or path.open("rb").read(len(start)) not in (b"", start):
-        raise Refused(f"{option} replaces earlier pages only, got {str(path)!r}; name another file")
 
 
 def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, read_document
+from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
 
 
 def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path:
@@ -20,12 +20,7 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
 
     `root` is the project's root. Raises NoBaseline if there is no run, or if a test of the run failed.
     """
-    if run is None:
-        runs = (root / ".ddpperf" / "runs").glob("*/*.json")
-        run = max(runs, key=lambda path: path.stat().st_mtime, default=None)
-    if run is None:
-        folder = root / ".ddpperf" / "runs"
-        raise NoBaseline(f"{folder} holds no run; measure one with python -m pytest perf/")
+    run = run or newest_run(root)
     document = read_document(run)
     header = document.get("ddpperf", {}) if isinstance(document, dict) else {}
     storage = Storage(root=root, hardware_key=str(header.get("hardware_key", "")))

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
+from ddpperf.errors import Refused
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
@@ -211,6 +212,15 @@ class Storage:
         )
 
 
+def newest_run(root: Path) -> Path:
+    """Return the file of the newest run of a project; raise NoBaseline if there is none."""
+    folder = root / ".ddpperf" / "runs"
+    newest = max(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        raise NoBaseline(f"{folder} holds no run; measure one with python -m pytest perf/")
+    return newest
+
+
 def read_document(path: Path) -> Any:
     """Return the JSON of a stored run.
 
@@ -297,6 +307,23 @@ def write_atomically(path: Path, document: dict[str, Any] | str | bytes) -> Path
     with _temporary_file(path.parent, document) as temporary:
         os.replace(temporary, path)
     return path
+
+
+def require_replaceable(option: str, name: str, begins: bytes, what: str) -> None:
+    """Raise Refused if an output would replace something that is no earlier output of its kind.
+
+    name: the output file, as the user wrote it. begins: the first bytes of such an output. what: its
+    kind in the plural, such as "pages". An empty file may be replaced.
+    """
+    path = Path(name)
+    try:
+        if not path.exists():
+            return
+        replaceable = path.is_file() and path.open("rb").read(len(begins)) in (b"", begins)
+    except OSError:
+        replaceable = False
+    if not replaceable:
+        raise Refused(f"{option} replaces earlier {what} only, got {name!r}; name another file")
 
 
 def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:

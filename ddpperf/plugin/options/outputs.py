@@ -10,7 +10,8 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.report.markdown import VERDICT_BEGINS
-from ddpperf.report.page import require_replaceable
+from ddpperf.report.page import PAGE_BEGINS
+from ddpperf.results.stored_runs import require_replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ def requested_outputs(config: pytest.Config) -> Outputs:
     report, plots = config.getoption("report"), config.getoption("plots")
     page = file_to_write("--report", report) if report is not None else None
     if page is not None:
-        require_replaceable("--report", page)
+        require_replaceable("--report", report, PAGE_BEGINS, "pages")
         if config.getoption("verdict") and page == Path(config.getoption("verdict")).resolve():
             raise Refused(f"--report and --verdict name the same file {report!r}; name two files")
     folder = Path(plots).resolve() if plots is not None else None
@@ -56,8 +57,7 @@ def verdict_file(text: str | None) -> Path | None:
     if text is None:
         return None
     path = file_to_write("--verdict", text)
-    if path.exists() and not _is_verdict(path):
-        raise Refused(f"--verdict replaces earlier verdicts only, got {text!r}; name another file")
+    require_replaceable("--verdict", text, VERDICT_BEGINS.encode(), "verdicts")
     path.unlink(missing_ok=True)
     return path
 
@@ -86,12 +86,3 @@ def make_folder(option: str, path: Path | None) -> None:
         raise Refused(f"{option} cannot make {path} ({error.strerror}); name another folder") from error
     if not os.access(path, os.W_OK):
         raise Refused(f"{option} takes a writable folder, got {path}; name another folder")
-
-
-def _is_verdict(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(VERDICT_BEGINS))
-    except OSError:
-        return False
-    return start in (b"", VERDICT_BEGINS.encode())

@@ -1,0 +1,125 @@
+"""Export the metrics of a stored run for other programs: as CSV, and as a Prometheus text file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddpperf.report.cases import Case, cases_of
+from ddpperf.report.facets import timed_work
+from ddpperf.results import metrics
+from ddpperf.results.outcomes import Status
+from ddpperf.results.stored_runs import write_atomically
+
+CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
+PROMETHEUS_BEGINS = b"# HELP ddpperf_"
+TIME = "{work}_time_seconds"  # the metric that stands for the time of a test, such as step_time_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One metric of one test, in SI units.
+
+    value: the median over the process sets. least, most: the values of the process sets range from
+    `least` to `most`. better: "lower", "higher", or "" if neither is better.
+    """
+
+    test: str
+    metric: str
+    value: float
+    unit: str
+    better: str
+    least: float
+    most: float
+    process_sets: int
+
+
+def values_of(document: Mapping[str, Any]) -> Iterator[Value]:
+    """Yield the time and all metrics of each measured test of a stored run."""
+    for case in cases_of(document):
+        times = case.measured.median_step_seconds()
+        yield _value(case, TIME.format(work=timed_work(case.measured.spec)), "s", "lower", times)
+        for name, metric in case.metrics.items():
+            yield _value(case, name, metric["unit"], _better(name), metric["by_set"])
+
+
+def _value(case: Case, name: str, unit: str, better: str, by_set: Mapping[str, float]) -> Value:
+    found = list(by_set.values())
+    return Value(
+        test=case.test,
+        metric=name,
+        value=median(found),
+        unit=unit,
+        better=better,
+        least=min(found),
+        most=max(found),
+        process_sets=len(found),
+    )
+
+
+def _better(name: str) -> str:
+    try:
+        return metrics.find(name).better or ""
+    except KeyError:  # a metric of another test suite
+        return ""
+
+
+def csv_text(document: Mapping[str, Any]) -> str:
+    """Return all metrics of a stored run as CSV, with one line for each test and metric."""
+    header = document["ddpperf"]
+    run = {
+        "datetime": document.get("datetime", ""),
+        "hardware": header["hardware_key"],
+        "commit": header["environment"]["commit"],
+        "verdict": header["verdict"]["status"],
+    }
+    output = io.StringIO()
+    names = [*run, *(field.name for field in fields(Value))]
+    writer = csv.DictWriter(output, names, lineterminator="\n")
+    writer.writeheader()
+    for value in values_of(document):
+        writer.writerow(run | asdict(value))
+    return output.getvalue()
+
+
+def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write a stored run as a text file for the textfile collector of Prometheus' node exporter.
+
+    Each metric is a gauge with the labels `hardware` and `test`. ddpperf_verdict is 1 for the verdict
+    of the run, and 0 for the other verdicts. ddpperf_run_timestamp_seconds is the time of the run.
+    """
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # used here only
+
+    header = document["ddpperf"]
+    hardware = header["hardware_key"]
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+
+    def gauge(name: str, text: str, *labels: str) -> Gauge:
+        name = f"ddpperf_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
+        if name not in gauges:
+            gauges[name] = Gauge(name, text, ["hardware", *labels], registry=registry)
+        return gauges[name]
+
+    verdict = gauge("verdict", "1 for the verdict of the run, 0 for the other verdicts", "status")
+    for status in Status:
+        verdict.labels(hardware, status).set(status == header["verdict"]["status"])
+    when = datetime.fromisoformat(document["datetime"]).timestamp()
+    gauge("run_timestamp_seconds", "the time of the run").labels(hardware).set(when)
+    info = gauge("run_info", "the measured commit and the version of torch", "commit", "torch")
+    info.labels(hardware, header["environment"]["commit"], header["environment"].get("torch", "")).set(1)
+    passed = gauge("test_passed", "1 for a test that passed, else 0", "test")
+    for case in cases_of(document):
+        passed.labels(hardware, case.test).set(case.outcome == "passed")
+    for value in values_of(document):
+        gauge(value.metric, f"in {value.unit}, the median over process sets", "test").labels(
+            hardware, value.test
+        ).set(value.value)
+    return write_atomically(path, generate_latest(registry))

@@ -1,0 +1,107 @@
+"""Join the profiler traces of all ranks into one file for Perfetto, ui.perfetto.dev.
+
+    python -m ddpperf.report.perfetto FOLDER [-o FILE.json]
+
+FOLDER is one of the folders that --traces made, with a file rank0.json, rank1.json, ... for each rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpperf.errors import Refused, first_line
+from ddpperf.results.stored_runs import require_replaceable, write_atomically
+
+BEGINS = b'{"displayTimeUnit": "ms", "baseTimeNanoseconds": '
+PIDS_PER_RANK = 10**7  # more than any process id, so that the ranks' processes stay apart
+
+
+def joined(traces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one trace with the events of all ranks, on one time axis.
+
+    traces: each rank's trace in Chrome's Trace Event Format. The process ids and the ids of arrows
+    are made different for each rank. All ranks must have run on one machine, so that their
+    timestamps are those of one clock.
+    """
+    begin = min(int(trace.get("baseTimeNanoseconds", 0)) for trace in traces.values())
+    events = []
+    for rank, trace in sorted(traces.items()):
+        later = (int(trace.get("baseTimeNanoseconds", 0)) - begin) / 1e3
+        used = {event.get("pid") for event in trace["traceEvents"] if event.get("ph") != "M"}
+        # a rank's trace also names the GPUs of the other ranks
+        events += [_moved(event, rank, later) for event in trace["traceEvents"] if event.get("pid") in used]
+    return {"displayTimeUnit": "ms", "baseTimeNanoseconds": begin, "traceEvents": events}
+
+
+def _moved(event: Mapping[str, Any], rank: int, microseconds: float) -> dict[str, Any]:
+    moved = dict(event)
+    if "ts" in moved:
+        moved["ts"] += microseconds
+    if isinstance(moved.get("pid"), int):
+        moved["pid"] += rank * PIDS_PER_RANK + 1  # the profiler's own process is -1
+    elif "pid" in moved:
+        moved["pid"] = f"rank {rank} {moved['pid']}"
+    if "id" in moved:
+        moved["id"] = f"rank{rank}-{moved['id']}"
+    if moved.get("name") == "process_name":
+        moved["args"] = {"name": f"rank {rank}"}
+    if moved.get("name") == "process_sort_index":
+        moved["args"] = {"sort_index": rank}
+    return moved
+
+
+def read_traces(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the trace of each rank in a folder; raise Refused if there is none, or a damaged one."""
+    files = {int(match[1]): path for path, match in _rank_files(folder)}
+    if not files:
+        advice = "name one of the folders that --traces made"
+        raise Refused(f"{folder} holds no file such as rank0.json; {advice}")
+    traces = {}
+    for rank, path in files.items():
+        try:
+            content = path.read_bytes()
+            trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+            traces[rank] = trace | {"traceEvents": list(trace["traceEvents"])}
+        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+            raise Refused(f"{path} is no trace ({first_line(error)}); measure again with --traces") from error
+    return traces
+
+
+def _rank_files(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    for path in sorted(folder.glob("*")):
+        if match := re.fullmatch(r"(?:.*-)?rank(\d+)\.json(?:\.gz)?", path.name):
+            yield path, match
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ddpperf.report.perfetto",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="a folder with the traces of all ranks")
+    parser.add_argument("-o", "--output", type=Path, help="the joined file; FOLDER.json by default")
+    given = parser.parse_args()
+    output = given.output or given.folder.absolute().with_name(f"{given.folder.absolute().name}.json")
+    try:
+        require_replaceable("-o", str(output), BEGINS, "joined traces")
+        write_atomically(output, json.dumps(joined(read_traces(given.folder))))
+    except Refused as problem:
+        print(problem, file=sys.stderr)
+        return 4
+    except OSError as error:
+        print(f"{output} cannot be written ({error.strerror}); name another file with -o", file=sys.stderr)
+        return 4
+    print(f"saved {output}: open it in ui.perfetto.dev")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""Exports of a stored run, read by the programs that they are for or by their rules."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
+from ddpperf.report.perfetto import joined, read_traces
+from tests.canned import CannedSuite
+from tests.project import REPOSITORY
+
+CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
+GATE = REPOSITORY / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
+TRACES = REPOSITORY / "tests" / "traces"
+# What a test of plain pytest-benchmark looks like
+PLAIN = "def test_plain(benchmark):\n    benchmark.pedantic(sum, args=([1, 2],), rounds=3)\n"
+
+
+def stored(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def report(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpperf.report", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+# --- pytest-benchmark's JSON
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the JSON that pytest-benchmark writes of a test without ddpperf."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "test_plain.py").write_text(PLAIN)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-json=plain.json"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return stored(folder / "plain.json")
+
+
+@pytest.fixture
+def ours(canned_suite: CannedSuite) -> dict[str, Any]:
+    """Return the JSON that a run of ddpperf writes with the same option."""
+    finished = canned_suite.run("perf", "--benchmark-json=ours.json")
+    assert finished.status == 0, finished
+    return stored(canned_suite.root / "ours.json")
+
+
+def kinds(value: object) -> object:
+    """Return the keys of a JSON object with the types of their values; a number is a number."""
+    if isinstance(value, dict):
+        return {key: kinds(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return list
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+
+
+def test_json_has_the_fields_of_pytest_benchmark(plain: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert plain.keys() <= ours.keys()
+    expected, found = plain["benchmarks"][0], ours["benchmarks"][0]
+    assert expected.keys() == found.keys()
+    assert kinds(expected["stats"]) == kinds(found["stats"])
+    assert plain["machine_info"].keys() >= {"node", "machine", "system", "python_version", "cpu"}
+    assert ours["machine_info"].keys() >= {"node", "machine", "system", "python_version", "cpu"}
+    assert plain["commit_info"].keys() - {"error"} <= ours["commit_info"].keys()
+
+
+def test_github_action_benchmark_reads_each_test(ours: dict[str, Any]) -> None:
+    """Its tool "pytest" takes ops as the value, and shows stddev, mean and rounds."""
+    for found in ours["benchmarks"]:
+        stats = found["stats"]
+        assert isinstance(found["fullname"], str)
+        assert stats["ops"] == pytest.approx(1 / stats["mean"])
+        assert stats["rounds"] == len(stats["data"])
+        assert math.isfinite(stats["stddev"])
+
+
+def test_bencher_reads_each_test(ours: dict[str, Any]) -> None:
+    """Its adapter "python_pytest" needs these four statistics in seconds, and the names of tests."""
+    assert isinstance(ours["machine_info"], dict)
+    assert isinstance(ours["commit_info"], dict)
+    for found in ours["benchmarks"]:
+        stats = found["stats"]
+        assert found["fullname"]
+        assert all(math.isfinite(stats[name]) for name in ("mean", "stddev", "median", "iqr"))
+        seconds = found["extra_info"]["ddpperf"]["samples"][0]["seconds"]
+        steps = found["extra_info"]["ddpperf"]["iterations"]
+        assert stats["median"] == pytest.approx(median(max(ranks) for ranks in seconds) / steps)
+
+
+# --- CSV
+
+
+@pytest.mark.parametrize("path", [CPU, GATE], ids=["plain", "A/B"])
+def test_csv_has_every_metric(path: Path) -> None:
+    document = stored(path)
+    text = csv_text(document)
+    assert text.encode().startswith(CSV_BEGINS)
+    rows = list(csv.DictReader(text.splitlines()))
+    by_name = {(row["test"], row["metric"]): row for row in rows}
+    assert len(by_name) == len(rows)
+    for found in document["benchmarks"]:
+        metrics = found["extra_info"]["ddpperf"]["metrics"]
+        assert {name for test, name in by_name if test == found["fullname"]} >= metrics.keys()
+        if path == CPU:
+            for name, metric in metrics.items():
+                assert float(by_name[found["fullname"], name]["value"]) == metric["value"]
+    assert {row["hardware"] for row in rows} == {document["ddpperf"]["hardware_key"]}
+    assert all(float(row["least"]) <= float(row["value"]) <= float(row["most"]) for row in rows)
+
+
+def test_csv_has_the_time_of_a_step() -> None:
+    document = stored(CPU)
+    rows = csv.DictReader(csv_text(document).splitlines())
+    times = {row["test"]: row for row in rows if row["metric"].endswith("_time_seconds")}
+    for found in document["benchmarks"]:
+        fields = found["extra_info"]["ddpperf"]
+        N = fields["spec"]["world_size"]  # ranks that take turns have more
+        slowest = [max(ranks[:N]) for ranks in fields["samples"][0]["seconds"]]
+        row = times[found["fullname"]]
+        assert float(row["value"]) == pytest.approx(median(slowest) / fields["iterations"])
+        assert (row["unit"], row["better"]) == ("s", "lower")
+
+
+# --- Prometheus
+
+
+def test_prometheus_reads_the_file(tmp_path: Path) -> None:
+    document = stored(CPU)
+    path = write_prometheus(tmp_path / "run.prom", document)
+    assert path.read_bytes().startswith(PROMETHEUS_BEGINS)
+    assert path.stat().st_mode & 0o444 == 0o444, "the node exporter is another user"
+    families = {family.name: family for family in text_string_to_metric_families(path.read_text())}
+    verdicts = {sample.labels["status"]: sample.value for sample in families["ddpperf_verdict"].samples}
+    assert verdicts == {"PASS": 1, "FAIL": 0, "NO VERDICT": 0}
+    speedups = {sample.labels["test"]: sample.value for sample in families["ddpperf_speedup"].samples}
+    for found in document["benchmarks"]:
+        if (metric := found["extra_info"]["ddpperf"]["metrics"].get("speedup")) is not None:
+            assert speedups.pop(found["fullname"]) == metric["value"]
+    assert not speedups
+    assert all(family.type == "gauge" for family in families.values())
+    assert len(families["ddpperf_test_passed"].samples) == len(document["benchmarks"])
+
+
+def test_odd_names_are_escaped(tmp_path: Path) -> None:
+    document = stored(CPU)
+    first = document["benchmarks"][0]
+    odd = 'perf/test_a.py::test_a["\\\n"]'
+    document["ddpperf"]["outcomes"] = {odd: document["ddpperf"]["outcomes"][first["fullname"]]}
+    first["fullname"] = odd
+    first["extra_info"]["ddpperf"]["metrics"]["tokens/s"] = {
+        "value": 1.0,
+        "unit": "1/s",
+        "by_set": {"A1": 1.0},
+    }
+    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["ddpperf_tokens_s"].samples[0].labels["test"] == odd
+
+
+# --- the command
+
+
+def test_command_writes_both_files(tmp_path: Path) -> None:
+    ended = report(CPU, "--csv", "a.csv", "--prometheus", "a.prom", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "saved a.csv\nsaved a.prom\n"), ended.stderr
+    assert (tmp_path / "a.csv").read_text() == csv_text(stored(CPU))
+    again = report(CPU, "--csv", "a.csv", "--prometheus", "a.prom", cwd=tmp_path)
+    assert again.returncode == 0, "earlier exports are replaced"
+
+
+@pytest.mark.parametrize("option", ["--csv", "--prometheus", "-o"])
+def test_other_files_are_not_replaced(tmp_path: Path, option: str) -> None:
+    (tmp_path / "mine.json").write_text(CPU.read_text())
+    ended = report(tmp_path / "mine.json", option, "mine.json", cwd=tmp_path)
+    assert ended.returncode == 4
+    assert ended.stderr.startswith(f"{option} replaces earlier ")
+    assert ended.stderr.count("\n") == 1
+    assert (tmp_path / "mine.json").read_text() == CPU.read_text()
+
+
+@pytest.mark.parametrize("option", ["--csv", "--prometheus"])
+def test_missing_folder_is_one_sentence(tmp_path: Path, option: str) -> None:
+    ended = report(CPU, option, "nowhere/a", cwd=tmp_path)
+    assert ended.returncode == 4
+    assert (
+        ended.stderr
+        == "nowhere/a cannot be written (No such file or directory); name another file or folder\n"
+    )
+
+
+def test_newest_run_is_the_default(canned_suite: CannedSuite) -> None:
+    nothing = report("--csv", "a.csv", cwd=canned_suite.root)
+    assert nothing.returncode == 4
+    assert "holds no run; measure one with python -m pytest perf/" in nothing.stderr
+    canned_suite.run("perf")
+    assert report("--csv", "a.csv", cwd=canned_suite.root).returncode == 0
+    rows = list(csv.DictReader((canned_suite.root / "a.csv").read_text().splitlines()))
+    assert rows
+
+
+# --- Perfetto
+
+
+def test_joined_traces_keep_every_event() -> None:
+    traces = read_traces(TRACES)
+    assert sorted(traces) == [0, 1]
+    events = joined(traces)["traceEvents"]
+    for rank, trace in traces.items():
+        expected = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        found = [event for event in events if event["ph"] == "X" and _rank(event) == rank]
+        assert [event["name"] for event in found] == [event["name"] for event in expected]
+        assert [event["dur"] for event in found] == [event["dur"] for event in expected]
+
+
+def test_joined_traces_have_one_clock() -> None:
+    event = {"name": "step", "ph": "X", "pid": 7, "tid": 1, "ts": 5.0, "dur": 1.0}
+    traces = {
+        0: {"baseTimeNanoseconds": 1_000_000, "traceEvents": [event]},
+        1: {"baseTimeNanoseconds": 3_000_000, "traceEvents": [event]},
+    }
+    first, second = joined(traces)["traceEvents"]
+    assert (first["ts"], second["ts"]) == (5.0, 2005.0)
+    assert first["pid"] != second["pid"]
+
+
+def test_arrows_stay_within_a_rank() -> None:
+    events = joined(read_traces(TRACES))["traceEvents"]
+    ends: dict[Any, set[int]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            ends.setdefault(event["id"], set()).add(_rank(event))
+    assert len(ends) > 50
+    assert all(len(ranks) == 1 for ranks in ends.values())
+
+
+def test_joined_traces_name_only_used_processes() -> None:
+    events = joined(read_traces(TRACES))["traceEvents"]
+    named = {event["pid"] for event in events if event.get("name") == "process_name"}
+    used = {event["pid"] for event in events if event["ph"] != "M"}
+    assert named <= used
+
+
+def _rank(event: dict[str, Any]) -> int:
+    pid = event["pid"]
+    return int(pid) // 10**7 if isinstance(pid, int) else int(pid.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "holds no file such as rank0.json; name one of the folders that --traces made"),
+        ("{", "rank0.json is no trace ("),
+        ("{}", "rank0.json is no trace ("),
+        ("[]", "rank0.json is no trace ("),
+    ],
+)
+def test_damaged_trace_is_one_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:
+    if content is not None:
+        (tmp_path / "rank0.json").write_text(content)
+    command = [sys.executable, "-m", "ddpperf.report.perfetto", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 4
+    assert sentence in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_command_joins_the_traces(tmp_path: Path) -> None:
+    output = tmp_path / "all.json"
+    command = [sys.executable, "-m", "ddpperf.report.perfetto", str(TRACES), "-o", str(output)]
+    for _ in range(2):
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.stdout == f"saved {output}: open it in ui.perfetto.dev\n", ended.stderr
+    assert len(json.loads(output.read_text())["traceEvents"]) > 9000
+    output.write_text("mine")
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 4
+    assert output.read_text() == "mine"
