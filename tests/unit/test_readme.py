@@ -27,6 +27,11 @@ OTHER_TOOLS = {
     "--storage",
     "--signal",
     "--preserve-status",
+    "--adapter",
+    "--average",
+    "--csv",
+    "--file",
+    "--prometheus",
 }  # options, but not pytest's
 
 
