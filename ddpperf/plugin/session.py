@@ -149,7 +149,7 @@ class Session:
                 f"test {count - len(left) + 1} of {count}", sum(expected) if expected else None
             )
         measure = self.passes[-1].fixture(test, benchmark, self.machine)
-        if test in self.outcomes.repeated:
+        if len(self.passes) == 1 and test in self.outcomes.repeated:
             measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
         return measure
 

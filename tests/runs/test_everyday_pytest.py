@@ -238,12 +238,14 @@ def test_stepwise_continues_at_the_failed_test(suite: Suite) -> None:
     assert list(suite.measured()) == ["test_asserts", "test_good"]
 
 
-@pytest.mark.parametrize(("options", "failed"), [([], 2), (["-x"], 1)], ids=["all", "-x"])
-def test_repeated_measurements_end_after_a_failure(suite: Suite, options: list[str], failed: int) -> None:
+@pytest.mark.parametrize(
+    ("option", "failed"), [("-q", 2), ("-x", 1), ("--sw", 1), ("--reruns=1", 2), ("--timeout=60", 2)]
+)
+def test_repeated_measurements_end_after_a_failure(suite: Suite, option: str, failed: int) -> None:
     suite.experiment.write_text(FAILS_LATER)
     suite.canned.seconds = lambda spec, name: 0.01 * (4 if name.startswith("B") else 1)
     sides = ["--replicates", "2", "--against-spec", "comm_hook=bf16"]
-    run = suite.run("perf/test_it.py", *sides, *options)
+    run = suite.run("perf/test_it.py", *sides, option)
     run.assert_one_sentence(1, "fails when measured again")
     assert run.output.count("FAILED perf/test_it.py") == failed, run
 
