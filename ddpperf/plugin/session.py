@@ -142,12 +142,11 @@ class Session:
         """Return the value of the `measure` fixture for one test, and show which test it is."""
         self.start()
         if len(self.passes) == 1:
-            left = self.outcomes.measured.keys() - (self.measures.keys() - {test})
-            expected = [self._last_seconds[test] for test in left if test in self._last_seconds]
             count = len(self.outcomes.measured)
-            self.progress.stage(
-                f"test {count - len(left) + 1} of {count}", sum(expected) if expected else None
-            )
+            left = self.outcomes.measured.keys() - (self.measures.keys() - {test})  # in any order
+            expected = [self._last_seconds[other] for other in left if other in self._last_seconds]
+            place = count - len(left) + 1
+            self.progress.stage(f"test {place} of {count}", sum(expected) if expected else None)
         measure = self.passes[-1].fixture(test, benchmark, self.machine)
         if len(self.passes) == 1 and test in self.outcomes.repeated:
             measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")

@@ -203,8 +203,8 @@ def check_measuring_options(config: pytest.Config) -> None:
             "--benchmark-disable leaves nothing to measure in a performance test; pass --benchmark-skip to "
             "leave the performance tests out, or --rounds 1 for a short run"
         )
-    for option in sorted(_typed(config) & WITHOUT_EFFECT.keys()):
-        raise Refused(f"{option} has no effect on performance tests: {WITHOUT_EFFECT[option]}")
+    if found := sorted(_typed(config) & WITHOUT_EFFECT.keys()):
+        raise Refused(f"{found[0]} has no effect on performance tests: {WITHOUT_EFFECT[found[0]]}")
 
 
 def table_options(config: pytest.Config) -> Collection[str]:
