@@ -190,7 +190,8 @@ class Project(Marked):
 
     def options(self) -> list[str]:
         """The options that every run has."""
-        return ["-p", "no:cacheprovider", "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
+        plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
+        return [*plugins, "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
 
     def run(self, *arguments: str, within_seconds: float = HANG_SECONDS) -> Finished:
         """Run pytest to its end and check that it left nothing behind."""

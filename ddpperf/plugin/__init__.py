@@ -22,6 +22,7 @@ from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_again import judge
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
+from ddpperf.plugin.options.checks import check_measuring_options, runs_tests, table_options
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import requested_outputs
@@ -82,7 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     baseline = session.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
-    config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
+    if not table_options(config):
+        config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
@@ -122,32 +124,47 @@ def _prepare(config: pytest.Config) -> None:
         raise
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise pytest.UsageError for wrong test cases, and store the ids of the collected tests.
-
-    Tests for which the options leave no case, and tests outside the core suite, are removed.
-    """
-    session = config.stash[SESSION]
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Remove tests for which the options leave no case, and tests that this run leaves out."""
+    outcomes = config.stash[SESSION].outcomes
+    outcomes.in_files = [item.nodeid for item in items]
+    yield
     items[:] = [item for item in items if not _has_no_cases(item)]
-    session.outcomes.paths = [_relative(argument, config) for argument in config.args]
+    outcomes.paths = [_relative(argument, config) for argument in config.args]
     left_out = outside_core(
         items,
-        session.outcomes.paths,
+        outcomes.paths,
         full=bool(config.getoption("--full")),
         markers=config.getoption("markexpr"),
     )
+    outcomes.left_out = [item.nodeid for item in left_out]
+    if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
+        left_out = list(dict.fromkeys([*left_out, *filter(measures, items)]))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    session.outcomes.left_out = [item.nodeid for item in left_out]
-    session.outcomes.collect(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Store the ids of the collected tests; raise pytest.UsageError if they cannot be measured.
+
+    Other plugins, such as that of --lf, have removed their tests by now.
+    """
+    config = session.config
+    ours = config.stash[SESSION]
+    ours.outcomes.collect(session.items)
+    if config.getoption("lf", False):  # pytest left the other tests out without a report
+        ours.outcomes.paths = list(ours.outcomes.measured)
     with refusals_as_usage_errors():
-        if session.outcomes.refusal:
-            raise Refused(session.outcomes.refusal)
-        if session.outcomes.measured:
+        if ours.outcomes.refusal:
+            raise Refused(ours.outcomes.refusal)
+        if ours.outcomes.measured:
+            if runs_tests(config) and not _is_xdist_worker(config):
+                check_measuring_options(config)
             _prepare(config)
-            session.use_functions(function for item in items for function in functions_of(item))
+            ours.use_functions(function for item in session.items for function in functions_of(item))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -186,7 +203,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Lock the devices before the first test, and compare the measurements after the last test."""
     ours, config = session.config.stash[SESSION], session.config
-    measuring = ours.outcomes.measured and not config.option.collectonly and not _is_xdist_worker(config)
+    measuring = ours.outcomes.measured and runs_tests(config) and not _is_xdist_worker(config)
     if measuring:
         with refusals_as_usage_errors():
             ours.start()

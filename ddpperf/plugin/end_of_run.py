@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
 
 from ddpperf.errors import first_line
 from ddpperf.plugin.core_suite import by_file
+from ddpperf.plugin.options.checks import runs_tests
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.markdown import markdown
@@ -60,7 +62,6 @@ class Ending:
             copy_to = copy_to.name
         self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
         self._outputs = outputs
-        self._disabled = bool(config.getoption("benchmark_disable") or config.getoption("benchmark_skip"))
         self._signal = ""  # the name of the signal that interrupted the run
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -68,20 +69,22 @@ class Ending:
             self._signal = str(excinfo.value)
 
     def decide(self, exitstatus: int) -> None:
-        """Decide the verdict, and add it to the JUnit results before pytest writes them."""
+        """Decide the verdict, and add it to pytest's JUnit results and to the failures of --lf."""
         session = self._session
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-        if not ran or not session.is_suite or self._config.option.collectonly:
+        if not ran or not session.is_suite or not runs_tests(self._config):
             return
         if exitstatus == pytest.ExitCode.INTERRUPTED and not session.outcomes.uncollected:
             by = f" by {self._signal}" if self._signal else ""
             session.problems.append(f"the run was interrupted{by}")
-        if self._disabled:
-            session.problems.append("benchmarks were disabled on the command line")
         self.answer, self.verdict = session.answer()
-        if (xml := self._config.stash.get(xml_key, None)) is not None:
-            worse = self.answer.worse if self.answer and self.verdict.status is Status.FAIL else {}
-            _add_to_junit(xml, worse, self.verdict)
+        worse = self.answer.worse if self.answer and self.verdict.status is Status.FAIL else {}
+        xml = self._config.stash.get(xml_key, None)
+        for listener in filter(None, (xml, self._config.pluginmanager.get_plugin("lfplugin"))):
+            for test, what in worse.items():
+                _report(listener, test, "call", what)
+        if xml is not None:
+            _report_verdict(xml, self.verdict)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -93,7 +96,8 @@ class Ending:
         verdict = verdict_lines(document["ddpperf"], width=width)
         tables = report_tables(document).splitlines() if self._outputs.tables else []
         self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
-        session.exitstatus = exit_status(self.verdict.status, saved=self._saved)
+        # A PASS keeps the exit status that another plugin set, such as that of --fail-on-flaky.
+        session.exitstatus = exit_status(self.verdict.status, saved=self._saved) or session.exitstatus
 
     def _width(self) -> int:
         """Return the width of the printed lines, which follows a terminal."""
@@ -221,20 +225,18 @@ def _append(path: Path, text: str) -> Path:
     return path
 
 
-def _add_to_junit(xml: LogXML, worse: Mapping[str, str], verdict: Verdict) -> None:
-    for test, what in worse.items():
-        _add_case(xml, test, "call", what)
+def _report_verdict(xml: LogXML, verdict: Verdict) -> None:
     reasons = "\n".join(verdict.reasons)
     failure = f"{verdict.status}: {reasons}" if verdict.status is not Status.PASS else ""
     # JUnit calls a failed setup an error.
-    _add_case(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
+    _report(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
 
 
-def _add_case(xml: LogXML, test: str, when: Literal["setup", "call"], failure: str) -> None:
-    """Add a JUnit case, even if the file already has a passed case of the same test."""
+def _report(listener: LogXML | LFPlugin, test: str, when: Literal["setup", "call"], failure: str) -> None:
+    """Report a test to one of pytest's plugins, even if the test was already reported as passed."""
     path, _, name = test.partition("::")
     for phase, why in ((when, failure), ("teardown", "")):
         outcome: Literal["failed", "passed"] = "failed" if why else "passed"
         location = (path, None, name)
         report = pytest.TestReport(test, location, {}, outcome, why or None, phase)  # type: ignore[arg-type]
-        xml.pytest_runtest_logreport(report)
+        listener.pytest_runtest_logreport(report)

@@ -141,6 +141,8 @@ def _measure(session: Session, items: Sequence[pytest.Item], tests: Sequence[str
         if time.monotonic() + (_expected_seconds(session, test) if place else 0.0) > until:
             left += 1
             continue
+        if by_test[test].session.shouldfail or by_test[test].session.shouldstop:  # as with -x
+            break
         session.progress.stage(f"comparison {place + 1} of {len(tests)}")
         for report in runtestprotocol(by_test[test], log=False):
             if report.failed:  # the first measurement reported everything else

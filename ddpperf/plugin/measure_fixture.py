@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NoReturn
 
@@ -243,20 +243,30 @@ class Measuring:
     """The measurements of all tests in the same worker processes.
 
     pool: the worker processes, which start with the first measurement.
-    measures: the `measure` fixtures by test id.
+    order: the test ids in the order of the test files.
     """
 
-    def __init__(self, pool: Pool, devices: Devices, sides: Sides | None = None) -> None:
+    def __init__(
+        self, pool: Pool, devices: Devices, sides: Sides | None = None, *, order: Sequence[str] = ()
+    ) -> None:
         self.pool = pool
-        self.measures: dict[str, Measure] = {}
+        self._measures: dict[str, Measure] = {}
+        self._place = {test: number for number, test in enumerate(order)}
         self._devices = devices
         self._sides = sides
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, machine: Machine) -> Measure:
         """Return the value of the `measure` fixture for one test."""
-        self.measures[test] = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self._sides)
-        return self.measures[test]
+        measure = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self._sides)
+        self._measures[test] = measure
+        return measure
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The `measure` fixtures by test id, in the order of the test files, however they were run."""
+        last = len(self._place)
+        return dict(sorted(self._measures.items(), key=lambda entry: self._place.get(entry[0], last)))
 
     def measured(self) -> dict[str, Measured]:
         """Return the measurement of each measured test by test id."""

@@ -19,9 +19,12 @@ class Outcomes:
     deselected: tests with the `measure` fixture that this run does not run.
     left_out: the deselected tests that are not in the core suite.
     gate: tests that `-m gate` selects.
+    in_files: all tests in the order of the test files. Plugins may run them in another order.
+    files: the test files that pytest looked into.
     candidate_cannot: skipped tests that only the candidate of an A/B run cannot measure.
     seconds: the duration of each test with its setup and teardown.
-    paths: the paths of the command line, in the form of test ids.
+    repeated: for each test that another plugin ran again, why it failed before.
+    paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
     refusal: why the collected cases cannot be measured; empty if they can.
     begun: the time.monotonic() value at the start of the run.
     """
@@ -33,8 +36,11 @@ class Outcomes:
         self.deselected: set[str] = set()
         self.left_out: list[str] = []
         self.gate: list[str] = []
+        self.in_files: list[str] = []
+        self.files: set[str] = set()
         self.candidate_cannot: set[str] = set()
         self.seconds: dict[str, float] = {}
+        self.repeated: dict[str, str] = {}
         self.paths: list[str] = []
         self.refusal = ""
         self.begun = time.monotonic()
@@ -42,7 +48,10 @@ class Outcomes:
     def collect(self, items: Sequence[pytest.Item]) -> None:
         """Store which tests pytest collected, with the outcome "not run" until a test ends."""
         not_run = Outcome(kind=OutcomeKind.NOT_RUN)
-        self.measured = {item.nodeid: not_run for item in items if measures(item)}
+        place = {test: number for number, test in enumerate(self.in_files)}
+        tests = [item.nodeid for item in items if measures(item)]
+        tests.sort(key=lambda test: place.get(test, len(place)))
+        self.measured = dict.fromkeys(tests, not_run)
         self.gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
         self.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
 
@@ -53,6 +62,7 @@ class Outcomes:
         """
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.outcome not in ("passed", "failed", "skipped"):
+            self.repeated[report.nodeid] = _reason(report)
             return  # another plugin's word, such as "rerun": the next report of the test decides
         known, decides = self.measured.get(report.nodeid), report.when == "call" or not report.passed
         outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason(report))
@@ -63,7 +73,8 @@ class Outcomes:
             self.measured[report.nodeid] = outcome
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Store which test files could not be imported."""
+        """Store which test files pytest looked into, and which could not be imported."""
+        self.files.add(report.nodeid)
         if report.failed:
             self.uncollected[report.nodeid] = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason(report))
 

@@ -94,9 +94,13 @@ class Session:
 
     @property
     def is_suite(self) -> bool:
-        """Whether pytest collected performance tests, or the user requested a comparison."""
+        """Whether the run needs a verdict.
+
+        It needs none if the command line left all performance tests out, and other tests ran.
+        """
         requested = isinstance(self.run, ABRun) or self.baseline is not None or bool(self.problems)
-        found = self.outcomes.measured or self.outcomes.deselected
+        others_ran = bool(self.outcomes.seconds)
+        found = self.outcomes.measured or (self.outcomes.deselected and not others_ran)
         return requested or bool(found) or any(map(is_experiment, self.outcomes.uncollected))
 
     def prepare(self) -> None:
@@ -145,11 +149,15 @@ class Session:
         """Return the value of the `measure` fixture for one test, and show which test it is."""
         self.start()
         if len(self.passes) == 1:
-            tests = list(self.outcomes.measured)
-            place = tests.index(test) if test in tests else len(tests)
-            expected = [self._last_seconds[left] for left in tests[place:] if left in self._last_seconds]
-            self.progress.stage(f"test {place + 1} of {len(tests)}", sum(expected) if expected else None)
-        return self.passes[-1].fixture(test, benchmark, self.machine)
+            count = len(self.outcomes.measured)
+            left = self.outcomes.measured.keys() - (self.measures.keys() - {test})  # in any order
+            expected = [self._last_seconds[other] for other in left if other in self._last_seconds]
+            place = count - len(left) + 1
+            self.progress.stage(f"test {place} of {count}", sum(expected) if expected else None)
+        measure = self.passes[-1].fixture(test, benchmark, self.machine)
+        if len(self.passes) == 1 and test in self.outcomes.repeated:
+            measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
+        return measure
 
     @cached_property
     def _last_seconds(self) -> Mapping[str, float]:
@@ -179,7 +187,8 @@ class Session:
         common = {name: str(path) for name, path in paths.items() if path is not None}
         chosen = [Side()]
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
-            chosen = random.sample([run.sides.base, run.sides.candidate], 2)
+            # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
+            chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
         chosen = [replace(side, environment=common | dict(side.environment)) for side in chosen]
         set_options = SetOptions(
             size=max(options.world_sizes),
@@ -200,7 +209,7 @@ class Session:
             progress=self.progress,
             check_round=self._devices.check_round,
         )
-        self.passes.append(Measuring(pool, self._devices, run.sides))
+        self.passes.append(Measuring(pool, self._devices, run.sides, order=list(self.outcomes.measured)))
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
@@ -211,10 +220,21 @@ class Session:
         return self.thresholds.violations(test, function, spec, measure.values())
 
     def expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests that the command line names."""
+        """Return the ids of collected tests, and of stored tests that the command line names.
+
+        Stored tests of a file that pytest was told to ignore, as by --ignore, are left out.
+        """
         stored = self.baseline.measured if self.baseline is not None else {}
-        asked = {test for test in stored if any(is_below(test, path) for path in self.outcomes.paths)}
+        asked = {
+            test
+            for test in stored
+            if any(is_below(test, path) for path in self.outcomes.paths) and not self._is_ignored(test)
+        }
         return set(self.outcomes.measured) | asked - self.outcomes.deselected
+
+    def _is_ignored(self, test: str) -> bool:
+        file = test.partition("::")[0]
+        return file not in self.outcomes.files and (self.storage.root / file).exists()
 
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""

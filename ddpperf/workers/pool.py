@@ -157,6 +157,16 @@ class Pool:
         return choose_iterations(step_seconds * spec.calls, limit, round_seconds)
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
+        try:
+            return self._measure_on(jobs, spec, candidate)
+        except Exception:
+            raise
+        except BaseException:  # such as a timeout of pytest-timeout: answers may still be on their way
+            for process_set in self._sets.values():
+                process_set.kill()
+            raise
+
+    def _measure_on(self, jobs: list[Job], spec: Spec, candidate: Spec | None) -> Measured:
         parts = self._parts(spec) if len(jobs) > 1 else 1
         rounds = 1 if spec.counts else self.options.rounds * parts
 

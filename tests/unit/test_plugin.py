@@ -99,13 +99,7 @@ def test_slower_test_fails_and_is_no_baseline(project: CannedSuite) -> None:
     assert [path.name for path in project.root.glob("perf/baselines/*/*.json")] == ["0001_first.json"]
 
 
-def test_disabled_or_deselected_tests_are_no_pass(project: CannedSuite) -> None:
-    project.run("perf", "--benchmark-disable").assert_one_sentence(
-        125, "NO VERDICT: benchmarks were disabled"
-    )
-    project.run("perf", "--benchmark-skip").assert_one_sentence(
-        125, "benchmarks were disabled on the command line"
-    )
+def test_deselected_or_idle_tests_are_no_pass(project: CannedSuite) -> None:
     project.run("perf", "-k", "nothing").assert_one_sentence(125, "NO VERDICT: all 1 tests were deselected")
     project.experiment.write_text("import nothing_like_it\n")
     uncollected = project.run()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ddpperf.instruments.kernels import other_kernels
-from ddpperf.specs import AllReduceSpec, Fault, RunSpec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Fault, RunSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from tests.canned import Canned
+from tests.canned import Canned, step_seconds
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -76,6 +76,21 @@ def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
         with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
             pool.measure(replace(SMALL, fault=Fault(kind="kill", rank=1)))
         assert [sample.set for sample in pool.measure(SMALL).samples] == ["A2"]
+
+
+def test_all_sets_are_replaced_after_a_timeout(canned: Canned) -> None:
+    """Another set may still owe the answer to a command that nobody waits for any more."""
+
+    def timed_out(spec: Spec, name: str) -> float:
+        pytest.fail("Timeout", pytrace=False)
+
+    with pool_of(2, replicates=2) as pool:
+        pool.measure(SMALL)
+        canned.seconds = timed_out
+        with pytest.raises(pytest.fail.Exception, match="Timeout"):
+            pool.measure(SMALL)
+        canned.seconds = step_seconds
+        assert [sample.set for sample in pool.measure(SMALL).samples] == ["A3", "A4"]
 
 
 def test_base_is_named_where_both_sides_fail(canned: Canned) -> None:

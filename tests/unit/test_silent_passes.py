@@ -5,7 +5,7 @@
     new test                           here              test_new_test_is_reported
     all tests skipped                  here              test_skipped_run_is_no_pass
     xdist                              test_plugin.py    test_xdist_is_refused
-    --benchmark-disable                test_plugin.py    test_disabled_or_deselected_tests_are_no_pass
+    --benchmark-disable                test_everyday_pytest.py  test_options_that_cannot_apply_are_refused
     --benchmark-compare-fail twice     test_options.py   test_wrong_option_is_refused_with_one_sentence
     --benchmark-compare without any    test_plugin.py    test_comparison_lists_missing_results
     a baseline of another machine      test_plugin.py    test_baseline_of_other_hardware_is_refused
@@ -226,10 +226,9 @@ def test_unmeasured_ab_run_is_no_pass(
     run.assert_one_sentence(125, "base and candidate were not compared: no test measured both")
 
 
-def test_disabled_ab_run_is_no_pass(project: CannedSuite) -> None:
+def test_idle_ab_run_is_no_pass(project: CannedSuite) -> None:
     project.experiment.write_text(COPY + IDLE)
-    run = project.run("perf", *SIDES, "--benchmark-disable")
-    run.assert_one_sentence(125, "benchmarks were disabled on the command line")
+    run = project.run("perf", *SIDES)
     run.assert_one_sentence(125, "perf/test_it.py::test_idle passed without a measurement")
 
 

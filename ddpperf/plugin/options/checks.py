@@ -139,6 +139,35 @@ def _check_trainings(
 
 # --- options of pytest and of pytest-benchmark
 
+_ROUNDS = "--rounds sets how often a test is timed; pass --rounds, or leave the option out"
+_WARM_UP = "the ranks always warm up before they are timed; leave the option out"
+_RANKS = "the ranks are processes of their own; leave the option out"
+WITHOUT_EFFECT = {
+    "--benchmark-calibration-precision": _ROUNDS,
+    "--benchmark-confidence": _ROUNDS,
+    "--benchmark-max-time": _ROUNDS,
+    "--benchmark-min-rounds": _ROUNDS,
+    "--benchmark-min-time": _ROUNDS,
+    "--benchmark-precision": _ROUNDS,
+    "--benchmark-warmup": _WARM_UP,
+    "--benchmark-warmup-iterations": _WARM_UP,
+    "--benchmark-cprofile": _RANKS,
+    "--benchmark-cprofile-dump": _RANKS,
+    "--benchmark-cprofile-loops": _RANKS,
+    "--benchmark-cprofile-top": _RANKS,
+    "--benchmark-disable-gc": _RANKS,
+    "--benchmark-timer": "the ranks have their own timers; leave the option out",
+}
+# Options of pytest that only list something, or only set fixtures up.
+LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
+TABLE_OPTIONS = {
+    "--benchmark-columns",
+    "--benchmark-group-by",
+    "--benchmark-name",
+    "--benchmark-sort",
+    "--benchmark-time-unit",
+}
+
 
 def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
     """Raise Refused for pytest-benchmark options that ddpperf does not support."""
@@ -156,6 +185,35 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
         raise Refused(f"--slow-down is in no stored run, got {name} and an A/B run; leave one out")
     if compare and any(option.startswith("--against") for option in given):
         raise Refused(f"{name} takes this environment as candidate, got --against, too; leave one out")
+
+
+def runs_tests(config: pytest.Config) -> bool:
+    """Return whether this run runs the collected tests, and does not only list them."""
+    return not any(config.getoption(option, False) for option in LISTING_OPTIONS)
+
+
+def check_measuring_options(config: pytest.Config) -> None:
+    """Raise Refused for pytest-benchmark options that cannot apply to tests in worker processes.
+
+    Only options of the command line are refused. Those in a project's configuration may be for
+    other benchmarks of the project.
+    """
+    if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
+        raise Refused(
+            "--benchmark-disable leaves nothing to measure in a performance test; pass --benchmark-skip to "
+            "leave the performance tests out, or --rounds 1 for a short run"
+        )
+    if found := sorted(_typed(config) & WITHOUT_EFFECT.keys()):
+        raise Refused(f"{found[0]} has no effect on performance tests: {WITHOUT_EFFECT[found[0]]}")
+
+
+def table_options(config: pytest.Config) -> Collection[str]:
+    """Return the options of the command line that format pytest-benchmark's own table."""
+    return _typed(config) & TABLE_OPTIONS
+
+
+def _typed(config: pytest.Config) -> set[str]:
+    return {str(word).partition("=")[0] for word in config.invocation_params.args}
 
 
 def slower_ratio(config: pytest.Config) -> float | None:

@@ -1,0 +1,451 @@
+"""The options of pytest, of pytest-benchmark and of other plugins that docs/pytest-options.md lists."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ddpperf.specs import AllReduceSpec, Spec
+from tests.canned import CannedSuite, step_seconds
+from tests.project import ALL_REDUCE, REPOSITORY, Project
+
+TESTS = Path(__file__).parent
+PAGE = REPOSITORY / "docs" / "pytest-options.md"
+
+# Four tests in two files. Large buffers: the times of small ones are for information only on a CPU.
+THREE = """
+from ddpperf.specs import AllReduceSpec
+
+def test_one(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2**24))
+
+def test_two(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2**25))
+
+def test_three(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2**26))
+"""
+OTHER = """
+from ddpperf.specs import AllReduceSpec
+
+def test_four(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2**27))
+"""
+NAMES = ["test_one", "test_two", "test_three", "test_four"]
+UNIT = "def test_unit():\n    pass\n"
+
+# A rank dies in the first run of the first test, and an assertion fails in the first run of the second.
+FLAKY = """
+from pathlib import Path
+from ddpperf.specs import AllReduceSpec, Fault
+
+def first(name):
+    known = Path(name).exists()
+    Path(name).touch()
+    return not known
+
+def test_dies(measure):
+    fault = Fault(kind="kill", rank=1) if first("died") else None
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=fault))
+
+def test_asserts(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2048))
+    assert not first("asserted"), "once"
+
+def test_good(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=4096))
+"""
+
+# An A/B run measures each test twice; the second measurement fails.
+FAILS_LATER = """
+from pathlib import Path
+from ddpperf.specs import TrainingSpec
+
+def step(measure, batch_size, name):
+    measure(TrainingSpec(world_size=2, per_rank_batch_size=batch_size, strategy="ddp"))
+    known = Path(name).exists()
+    Path(name).touch()
+    assert not known, "fails when measured again"
+
+def test_first(measure):
+    step(measure, 8, "first")
+
+def test_second(measure):
+    step(measure, 16, "second")
+"""
+
+# The limit is for the hanging test alone: starting ranks may take long on a busy machine.
+HANGS = """
+import pytest
+from ddpperf.specs import AllReduceSpec, Fault
+
+def test_before(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=4096))
+
+@pytest.mark.timeout(0.5)
+def test_hang(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1)))
+
+def test_after():
+    pass
+"""
+
+
+class Suite(CannedSuite):
+    """Two files of experiments, and a unit test; pytest keeps its cache."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.experiment.write_text(THREE)
+        (root / "perf" / "test_other.py").write_text(OTHER)
+        (root / "test_unit.py").write_text(UNIT)
+
+    def options(self) -> list[str]:
+        options = super().options()
+        options.remove("no:cacheprovider")
+        options.remove("-p")
+        return options
+
+    def outcomes(self) -> dict[str, str]:
+        """Return how each test of the newest run ended, by the test's name."""
+        outcomes = self.saved_runs()[-1]["ddpperf"]["outcomes"].items()
+        return {test.rpartition("::")[2]: outcome["kind"] for test, outcome in outcomes}
+
+    def slow_down(self, nbytes: int) -> None:
+        """Make only the all_reduce of this size ten times slower from now on."""
+
+        def seconds(spec: Spec, name: str) -> float:
+            slower = isinstance(spec, AllReduceSpec) and spec.nbytes == nbytes
+            return step_seconds(spec, name) * (10 if slower else 1)
+
+        self.canned.seconds = seconds
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Iterator[Suite]:
+    mine = Suite(tmp_path)
+    yield mine
+    mine.clean()
+
+
+LIMIT = ("--benchmark-compare-fail=median:100%", "--benchmark-compare")
+
+
+# --- which tests run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "measured"),
+    [
+        (["-k", "one or four"], ["test_one", "test_four"]),
+        (["-m", "not slow"], NAMES),
+        (["--deselect", "perf/test_it.py::test_two"], ["test_one", "test_three", "test_four"]),
+        (["--ignore", "perf/test_other.py"], NAMES[:3]),
+        (["--ignore-glob", "*other*"], NAMES[:3]),
+        (["--ff"], NAMES),
+        (["--nf"], NAMES),
+        (["-n", "0"], NAMES),
+        (["-p", "no:cacheprovider"], NAMES),
+    ],
+    ids=" ".join,
+)
+def test_selected_tests_alone_are_compared(suite: Suite, arguments: list[str], measured: list[str]) -> None:
+    """A test that the command line leaves out is not missing in a comparison."""
+    assert suite.run("perf", "--benchmark-save=first").status == 0
+    if "-n" in arguments:
+        arguments = ["-p", "xdist", *arguments]
+    run = suite.run("perf", *arguments, *LIMIT)
+    run.assert_one_sentence(0, f"PASS: {len(measured)} test")
+    assert list(suite.measured()) == measured
+
+
+def test_emptied_file_is_missing(suite: Suite) -> None:
+    suite.run("perf", "--benchmark-save=first")
+    (suite.root / "perf" / "test_other.py").write_text("")
+    suite.run("perf", *LIMIT).assert_one_sentence(125, "test_four is in 0001_first.json but was not measured")
+
+
+def test_ids_and_configured_options_select_tests(suite: Suite) -> None:
+    suite.run("perf/test_it.py::test_two").assert_one_sentence(0, "PASS: 1 test measured")
+    (suite.root / "pytest.ini").write_text("[pytest]\naddopts = -k three\n")
+    suite.run("perf")
+    assert list(suite.measured()) == ["test_three"]
+    suite.run("perf", "-o", "addopts=")
+    assert list(suite.measured()) == NAMES
+
+
+@pytest.mark.parametrize("arguments", [["-k", "unit"], ["--benchmark-skip"]], ids=" ".join)
+def test_run_of_other_tests_has_no_verdict(suite: Suite, arguments: list[str]) -> None:
+    run = suite.run(".", *arguments)
+    assert run.status == 0, run
+    assert "1 passed, 4 deselected" in run.output
+    assert "VERDICT" not in run.output
+    assert suite.saved_runs() == []
+    (suite.root / "test_unit.py").write_text("def test_unit():\n    assert 1 == 2\n")
+    assert suite.run(".", *arguments).status == 1
+
+
+@pytest.mark.parametrize("arguments", [["-k", "nothing"], ["--benchmark-skip"], ["-m", "gate"]], ids=" ".join)
+def test_run_without_any_test_is_no_verdict(suite: Suite, arguments: list[str]) -> None:
+    run = suite.run("perf", *arguments)
+    run.assert_one_sentence(125, "NO VERDICT: all 4 tests were deselected on the command line")
+
+
+def test_benchmark_only_skips_other_tests(suite: Suite) -> None:
+    (suite.root / "test_unit.py").write_text("def test_unit():\n    assert 1 == 2\n")
+    for arguments in (["--benchmark-only"], ["--benchmark-only", "--benchmark-skip"]):
+        suite.run(".", *arguments).assert_one_sentence(0, "PASS: 4 tests measured")
+
+
+@pytest.mark.parametrize(
+    "option", ["--collect-only", "--setup-only", "--setup-plan", "--fixtures", "--fixtures-per-test"]
+)
+def test_listing_measures_and_saves_nothing(suite: Suite, option: str) -> None:
+    run = suite.run("perf", option, "--benchmark-save=first", "--verdict", "v.md", "--junitxml", "j.xml")
+    assert run.status == 0, run
+    assert "VERDICT" not in run.output
+    assert suite.canned.sampled == []
+    assert suite.saved_runs() == []
+    assert not (suite.root / "v.md").exists()
+    assert "verdict" not in (suite.root / "j.xml").read_text()
+
+
+# --- where a run ends
+
+
+@pytest.mark.parametrize(
+    ("option", "failed"), [("-x", 1), ("--maxfail=1", 1), ("--maxfail=2", 2), ("--sw", 1)]
+)
+def test_run_ends_after_failed_tests(suite: Suite, option: str, failed: int) -> None:
+    suite.experiment.write_text(FLAKY)
+    assert suite.run("perf/test_it.py", option).status == 1
+    rest = ["not run"] * (2 - failed)
+    assert list(suite.outcomes().values()) == ["failed"] * failed + rest + ["not run"]
+
+
+def test_stepwise_continues_at_the_failed_test(suite: Suite) -> None:
+    suite.experiment.write_text(FLAKY)
+    (suite.root / "died").touch()
+    assert suite.run("perf/test_it.py", "--sw").status == 1
+    assert suite.run("perf/test_it.py", "--sw").status == 0
+    assert list(suite.measured()) == ["test_asserts", "test_good"]
+
+
+@pytest.mark.parametrize(
+    ("option", "failed"), [("-q", 2), ("-x", 1), ("--sw", 1), ("--reruns=1", 2), ("--timeout=60", 2)]
+)
+def test_repeated_measurements_end_after_a_failure(suite: Suite, option: str, failed: int) -> None:
+    suite.experiment.write_text(FAILS_LATER)
+    suite.canned.seconds = lambda spec, name: 0.01 * (4 if name.startswith("B") else 1)
+    sides = ["--replicates", "2", "--against-spec", "comm_hook=bf16"]
+    run = suite.run("perf/test_it.py", *sides, option)
+    run.assert_one_sentence(1, "fails when measured again")
+    assert run.output.count("FAILED perf/test_it.py") == failed, run
+
+
+# --- --lf
+
+
+def test_last_failed_runs_failed_tests_alone(suite: Suite) -> None:
+    suite.experiment.write_text(FLAKY)
+    assert suite.run("perf").status == 1
+    suite.run("perf", "--lf").assert_one_sentence(0, "PASS: 2 tests measured")
+    assert list(suite.measured()) == ["test_dies", "test_asserts"]
+
+
+def test_last_failed_runs_tests_that_got_slower(suite: Suite) -> None:
+    suite.run("perf", "--benchmark-save=first")
+    suite.slow_down(2**25)
+    for arguments, tests in ([], NAMES), (["--lf"], ["test_two"]), (["--lf"], ["test_two"]):
+        run = suite.run("perf", *arguments, *LIMIT)
+        run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_two is slower")
+        assert list(suite.measured()) == tests
+    suite.slow_down(0)
+    suite.run("perf", "--lf", *LIMIT).assert_one_sentence(0, "PASS: 1 test measured")
+
+
+# --- output
+
+
+def test_junit_has_times_and_the_slower_test(suite: Suite) -> None:
+    suite.run("perf", "--benchmark-save=first")
+    suite.slow_down(2**25)
+    suite.run("perf", "--junitxml", "j.xml", *LIMIT)
+    cases = list(ElementTree.parse(suite.root / "j.xml").iter("testcase"))
+    failed = [
+        (case.get("name"), failure.get("message")) for case in cases for failure in case.iter("failure")
+    ]
+    assert [name for name, _ in failed] == ["test_two", "verdict"]
+    assert all(message and "slower" in message for _, message in failed)
+    assert {float(case.get("time", "nan")) >= 0 for case in cases} == {True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["-q", "-v", "-s", "--tb=short", "--durations=5 -vv", "--setup-show", "--log-cli-level=INFO", "-W error"],
+)
+def test_verdict_is_printed_with_any_format(suite: Suite, options: str) -> None:
+    run = suite.run("perf", *shlex.split(options))
+    run.assert_one_sentence(0, "PASS: 4 tests measured")
+    if "durations" in options:
+        assert re.search(r"\ds call +perf/test_it.py::test_one", run.output), run
+
+
+def test_terminal_plugin_is_not_needed(suite: Suite) -> None:
+    run = suite.run("perf", "-p", "no:terminal", "--verdict", "v.md")
+    assert (run.status, run.output) == (0, "")
+    assert "PASS" in (suite.root / "v.md").read_text()
+
+
+@pytest.mark.parametrize(("typed", "status", "kind"), [("c\n", 1, "passed"), ("q\n", 1, "not run")])
+def test_debugger_keeps_the_run(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, typed: str, status: int, kind: str
+) -> None:
+    suite.experiment.write_text(FLAKY)
+    (suite.root / "died").touch()
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    monkeypatch.setattr("pytest_timeout.SUPPRESS_TIMEOUT", False)  # which a debugger sets for ever
+    run = suite.run("perf/test_it.py", "--pdb")
+    run.assert_one_sentence(status, "FAIL: perf/test_it.py::test_asserts failed")
+    assert "entering PDB" in run.output
+    assert suite.outcomes()["test_good"] == kind
+
+
+# --- pytest-benchmark
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--benchmark-disable", "pass --benchmark-skip"),
+        ("--benchmark-min-rounds=9", "pass --rounds"),
+        ("--benchmark-min-time=1", "pass --rounds"),
+        ("--benchmark-max-time=1", "pass --rounds"),
+        ("--benchmark-calibration-precision=3", "pass --rounds"),
+        ("--benchmark-warmup=on", "the ranks always warm up"),
+        ("--benchmark-warmup-iterations=5", "the ranks always warm up"),
+        ("--benchmark-timer=time.time", "the ranks have their own timers"),
+        ("--benchmark-disable-gc", "the ranks are processes of their own"),
+        ("--benchmark-cprofile=tottime", "the ranks are processes of their own"),
+        ("--benchmark-storage=elsewhere", "runs are kept in .ddpperf/runs"),
+        ("-p no:benchmark", "ddpperf needs pytest-benchmark"),
+    ],
+)
+def test_options_that_cannot_apply_are_refused(suite: Suite, option: str, words: str) -> None:
+    name = shlex.split(option)[-1].partition("=")[0]
+    suite.run("perf", *shlex.split(option)).assert_one_sentence(4, "ERROR: ", name, words)
+    assert suite.canned.sampled == []
+
+
+def test_other_benchmarks_keep_their_options(suite: Suite) -> None:
+    (suite.root / "test_unit.py").write_text("def test_unit(benchmark):\n    benchmark(sorted, [])\n")
+    options = "--benchmark-min-rounds=9 --benchmark-warmup=off"
+    assert suite.run("test_unit.py", "--benchmark-disable").status == 0
+    assert suite.run("test_unit.py", *shlex.split(options)).status == 0
+    (suite.root / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\n")
+    suite.run(".").assert_one_sentence(0, "PASS: 4 tests measured")
+    (suite.root / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-disable\n")
+    suite.run("perf").assert_one_sentence(4, "--benchmark-disable")
+    suite.run("perf", "--benchmark-enable").assert_one_sentence(0, "PASS: 4 tests measured")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--benchmark-verbose", "Outliers"),
+        ("--benchmark-sort=name", "Outliers"),
+        ("--benchmark-columns=min,max", "Max"),
+        ("--benchmark-group-by=func", "benchmark 'test_four': 1 tests"),
+        ("--benchmark-name=short", "one"),
+        ("--benchmark-time-unit=ms", "Name (time in ms)"),
+        ("--benchmark-autosave --benchmark-save-data", "saved the run: .ddpperf"),
+    ],
+)
+def test_own_table_of_pytest_benchmark_is_printed(suite: Suite, options: str, words: str) -> None:
+    run = suite.run("perf", *shlex.split(options))
+    run.assert_one_sentence(0, "PASS: 4 tests measured")
+    assert words in run.output, run
+    assert ("Legend:" in run.output) == ("save" not in options)
+
+
+# --- other plugins
+
+
+def test_shuffled_tests_give_the_same_results(suite: Suite) -> None:
+    """The tables and the stored run keep the order of the files."""
+    suite.run("perf", "--benchmark-save=first")
+    orders = []
+    for seed in range(4):
+        run = suite.run("perf", "-v", "-p", "randomly", f"--randomly-seed={seed}", *LIMIT)
+        run.assert_one_sentence(0, "PASS: 4 tests measured")
+        orders.append(re.findall(r"::(test_\w+) PASSED", run.output))
+        assert list(suite.measured()) == NAMES
+        assert list(suite.outcomes()) == NAMES
+    assert any(order != NAMES for order in orders), orders
+
+
+def test_rerun_measures_again_after_a_dead_rank(suite: Suite) -> None:
+    suite.experiment.write_text(FLAKY)
+    (suite.root / "asserted").touch()
+    for arguments, status in ([], 0), (["--fail-on-flaky"], 7):
+        (suite.root / "died").unlink(missing_ok=True)
+        run = suite.run("perf/test_it.py", "--reruns", "1", *arguments)
+        run.assert_one_sentence(status, "PASS: 3 tests measured")
+        assert set(suite.outcomes().values()) == {"passed"}
+        notes = suite.measured()["test_dies"]["notes"]
+        assert "failed at first, and was run again: rank 1 of set A1 was killed" in json.dumps(notes)
+        assert "run again" in run.output
+
+
+def test_rerun_judges_the_same_measurement(suite: Suite) -> None:
+    """So a rerun does not turn a time that misses its threshold into one that meets it."""
+    suite.experiment.write_text(
+        ALL_REDUCE
+        + "    seconds = measure.measured.median_step_seconds()\n"
+        + "    with open('seconds', 'a') as file:\n        print(seconds, file=file)\n"
+        + "    assert 1 == 2\n"
+    )
+    suite.canned.seconds = lambda spec, name: step_seconds(spec, name) * (1 + len(suite.canned.sampled))
+    assert suite.run("perf/test_it.py", "--reruns", "2").status == 1
+    lines = (suite.root / "seconds").read_text().splitlines()
+    assert (len(lines), len(set(lines))) == (3, 1)
+
+
+def test_timeout_fails_its_test_alone(project: Project) -> None:
+    project.experiment.write_text(HANGS)
+    run = project.run("perf", "--timeout", "60")
+    run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_hang failed: Timeout (>0.5s) from pytest-timeout")
+    assert list(project.measured()) == ["test_before"]
+    assert "1 failed, 2 passed" in run.output
+
+
+def test_ranks_end_if_a_timeout_ends_the_run(project: Project) -> None:
+    """With the thread method, pytest-timeout ends the pytest process at once."""
+    project.experiment.write_text(HANGS)
+    run = project.run("perf", "--timeout", "60", "--timeout-method=thread")
+    assert run.status == 1, run
+    assert "Timeout" in run.output
+    assert project.saved_runs() == []
+
+
+# --- the page
+
+
+def test_every_listed_option_is_tested() -> None:
+    """So pytest knows each option, because it refuses other options."""
+    rows = [row.split("|")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `")]
+    listed = {
+        option
+        for row in rows
+        for option in re.findall(r"`(?:-p )?(no:\w+|--?[a-z][a-z-]*)", row, re.IGNORECASE)
+    }
+    assert len(listed) > 50
+    tests = "".join((TESTS / name).read_text() for name in ("test_everyday_pytest.py", "test_plugin.py"))
+    assert [option for option in listed if not re.search(rf'[" ]{option}["= ]', tests)] == []
