@@ -6,7 +6,7 @@
 
 `candidate` installs the newest nightly, or the nightly VERSION, and prints the command that compares
 it with the last good one. `accept` makes a nightly the last good one. `hint` says how to find the
-commit of torch that made a nightly slower.
+commit of torch that made a nightly worse.
 
 The environments are in the folder of --folder, one for each version. The link `last-good` there
 leads to the last good one. At most three environments are kept, because each takes about 5 GB.
@@ -70,7 +70,13 @@ class Nightlies:
         only_look = ("--dry-run", "--ignore-installed", "--no-deps", "--report=-")
         torch = f"torch=={wanted}" if wanted else "torch"
         (found,) = json.loads(self._pip_install(pip / "bin" / "python", *only_look, torch))["install"]
-        return str(found["metadata"]["version"])
+        version = str(found["metadata"]["version"])
+        if day_of(version) is None:
+            raise Stopped(
+                f"pip found torch {version}, which is no nightly; check TORCH_NIGHTLY_INDEX, and that pip's "
+                "configuration names no other index"
+            )
+        return version
 
     def make(self, version: str) -> None:
         """Make the environment of a nightly, if there is none."""
@@ -92,14 +98,14 @@ class Nightlies:
         self._remove_old()
 
     def hint(self, version: str) -> str:
-        """Return the lines that say how to find the commit of torch that made this nightly slower."""
+        """Return the lines that say how to find the commit of torch that made this nightly worse."""
         self._require(version)
         good = self.last_good()
         if good is None:
-            return f"torch {version} is slower than the released torch. There is no good nightly yet."
+            return f"torch {version} did not pass beside the released torch. There is no good nightly yet."
         commits = [_run(self.python(each), "-c", GIT_VERSION).strip() for each in (good, version)]
         lines = [
-            f"torch {version} is slower than torch {good}.",
+            f"torch {version} did not pass beside torch {good}.",
             f"good: torch {good}, commit {commits[0]}",
             f"bad:  torch {version}, commit {commits[1]}",
             f"all changes: {COMPARE}/{commits[0]}...{commits[1]}",

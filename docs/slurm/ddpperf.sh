@@ -3,7 +3,7 @@
 #
 #   sbatch --gpus-per-node=4 docs/slurm/ddpperf.sh perf/ --benchmark-compare
 #
-# Submit the script from the root of the checkout, whose .venv it uses; PYTHON names another interpreter.
+# Submit the script in the root of the checkout, whose .venv it uses; PYTHON names another interpreter.
 # The exit status of the job is that of pytest, and the folder ddpperf-JOBID has all results.
 #SBATCH --job-name=ddpperf
 #SBATCH --nodes=1
@@ -12,7 +12,6 @@
 #SBATCH --signal=B:TERM@120
 #SBATCH --output=ddpperf-%j.log
 set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"
 python=${PYTHON:-.venv/bin/python}
 results=ddpperf-$SLURM_JOB_ID
 
