@@ -78,6 +78,9 @@ class Runner:
             "CI": "true",
             "GITHUB_ACTIONS": "true",
             "GITHUB_API_URL": self.api_url,
+            "GITHUB_EVENT_NAME": "pull_request"
+            if "pull_request" in self.github.get("event", {})
+            else "schedule",
             "GITHUB_EVENT_PATH": str(event),
             "GITHUB_JOB": job,
             "GITHUB_REF_NAME": "main",
@@ -172,6 +175,18 @@ class Runner:
             definition["runs"]["steps"], inner, {**variables, "GITHUB_ACTION_PATH": str(folder)}, finished
         )
         return filled({key: each["value"] for key, each in definition["outputs"].items()}, inner)
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a Markdown page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def gate_of_another_repository() -> str:
+    """Return the documented gate, with a repository and a commit in place of the words to replace."""
+    blocks = code_blocks(REPOSITORY / "docs" / "nightly.md", "yaml")
+    (text,) = (block for block in blocks if "OWNER/ddpperf" in block)
+    return text.replace("OWNER", "team").replace("COMMIT", "0" * 40)
 
 
 def _upload(inputs: Mapping[str, str], finished: Finished) -> dict[str, str]:

@@ -20,7 +20,7 @@ import yaml
 from tests.github_api import READ_TOKEN, TOKEN, GitHubApi, running_api
 from tests.package_index import add_wheel
 from tests.project import REPOSITORY, SLEEPING_MODEL, Marked
-from tests.workflow import Finished, Runner
+from tests.workflow import Finished, Runner, gate_of_another_repository
 
 PULL_REQUEST = {
     "number": 5,
@@ -44,18 +44,6 @@ UNREACHED = """
 hardware = "*"
 test = "test_sleeping_step"
 images_per_second = 1e9
-"""
-OTHERS_GATE = """
-name: performance
-on: pull_request
-jobs:
-  gate:
-    runs-on: [self-hosted, gpu]
-    steps:
-      - uses: actions/checkout@de0fac2e4500dabe0009e67214ff5f5447ce83dd
-        with: {fetch-depth: 0}
-      - uses: team/ddpperf/.github/actions/ddpperf@de0fac2e4500dabe0009e67214ff5f5447ce83dd
-        with: {arguments: perf/test_it.py --device cpu --rounds 3 -k, base: origin/main}
 """
 
 
@@ -186,6 +174,20 @@ def test_pass_compares_with_the_branch_and_promotes(machine: Machine) -> None:
         "Store the baseline 0001_nightly.json",
         "first",
     ]
+    third = machine.run("nightly-gpu.yml", "nightly", SAMPLER, DDPPERF_PROMOTE="branch")
+    assert [check["conclusion"] for check in machine.api.checks][2:] == ["neutral"], third
+    assert "not promoted: NO VERDICT" in third.log
+
+
+@pytest.mark.slow
+def test_time_limit_is_no_verdict(machine: Machine) -> None:
+    """After 12 s of sleeping steps, which would take minutes."""
+    workflow = with_inputs(machine, minutes="0.2")
+    night = machine.run(workflow, "nightly", STEP.replace("--rounds 3", "--rounds 3000"))
+    assert night.conclusion == "success", night
+    (annotation,) = sentences(night)
+    assert annotation.startswith("warning title=ddpperf::NO VERDICT: the run was interrupted by SIGTERM")
+    assert [check["conclusion"] for check in machine.api.checks] == ["neutral"]
 
 
 @pytest.mark.slow
@@ -209,12 +211,7 @@ def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
     machine.git("checkout", "--quiet", "-b", "topic")
     (machine.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.3))
     machine.commit("slow")
-    gate = yaml.safe_load(OTHERS_GATE)
-    (step,) = [step for step in gate["jobs"]["gate"]["steps"] if "ddpperf" in step["uses"]]
-    step["with"] |= {
-        "arguments": f"perf/ {STEP} -k 'sleeping_step and not sampler'",
-        "environment": str(machine.root.parent / "python"),
-    }
+    gate = documented_gate(machine, arguments=f"perf/ {STEP} -k 'sleeping_step and not sampler'")
     finished = machine.on_pull_request().run(gate, "gate", "")
     assert finished.conclusion == "failure", finished
     (annotation,) = sentences(finished)
@@ -225,19 +222,30 @@ def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
     assert [check["head_sha"] for check in machine.api.checks] == ["a" * 40], "the pull request's commit"
 
 
+def documented_gate(machine: Machine, arguments: str) -> dict[str, Any]:
+    """Return the ten lines of docs/nightly.md, for the CPU and the environment of the tests."""
+    gate = yaml.safe_load(gate_of_another_repository())
+    environment = str(machine.root.parent / "python")
+    gate["jobs"]["gate"]["steps"][-1]["with"] |= {"arguments": arguments, "environment": environment}
+    return {"name": "performance", **gate}
+
+
 # --- the merge gate
 
 
 def test_comment_is_updated_and_not_repeated(machine: Machine) -> None:
     machine = machine.on_pull_request()
-    for text in ("-k nothing", "-k nothing_else"):
-        gate = machine.run("merge-gate.yml", "gate", f"{text} {CPU}")
-        assert gate.conclusion == "success", gate
+    assert machine.run("merge-gate.yml", "gate", "").conclusion == "failure", "there are no GPUs"
+    (comment,) = machine.api.comments
+    assert "## ddpperf: no verdict, exit status 4\n\n```text\n" in comment["body"]
+    assert "ERROR: world_size=1 needs 1 GPU, found 0; pass --device cpu" in comment["body"]
+    gate = machine.run("merge-gate.yml", "gate", f"-k nothing {CPU}")
+    assert gate.conclusion == "success", gate
     (comment,) = machine.api.comments
     assert comment["issue"] == 5
     assert comment["body"].startswith("<!-- ddpperf: merge gate / gate -->\n[merge gate / gate](https://")
     assert "## ddpperf: NO VERDICT\n\n```text\nall " in comment["body"]
-    assert [check["conclusion"] for check in machine.api.checks] == ["neutral", "neutral"]
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure", "neutral"]
 
 
 def test_fork_is_told_why_it_is_not_measured(machine: Machine) -> None:
@@ -249,6 +257,21 @@ def test_fork_is_told_why_it_is_not_measured(machine: Machine) -> None:
     assert machine.api.requests == []
 
 
+def test_action_refuses_the_code_of_a_fork(machine: Machine) -> None:
+    """A gate whose author forgot the condition on the repository."""
+    gate = documented_gate(machine, CPU)
+    del gate["jobs"]["gate"]["if"]
+    for repository in ({"full_name": "someone/ddpperf"}, None):  # None: the fork was deleted
+        machine = machine.on_pull_request(head={"sha": "b" * 40, "repo": repository})
+        finished = machine.run(gate, "gate", "")
+        assert finished.conclusion == "failure"
+        assert sentences(finished) == [
+            "error title=ddpperf::the code of a fork does not run on a self-hosted runner; "
+            "a maintainer can push its branch to team/ddpperf"
+        ]
+        assert finished.ran[-1] == "Check the inputs"
+
+
 def test_night_does_not_run_on_a_fork(machine: Machine) -> None:
     fork = replace(machine.runner, github={"event": {"repository": {"fork": True}}})
     for workflow, job in (("nightly-gpu.yml", "nightly"), ("nightly-torch.yml", "torch")):
@@ -256,10 +279,9 @@ def test_night_does_not_run_on_a_fork(machine: Machine) -> None:
 
 
 def test_token_of_a_fork_leaves_the_verdict(machine: Machine) -> None:
-    gate = machine.on_pull_request().run("merge-gate.yml", "gate", f"-k nothing {CPU}", READ_TOKEN)
-    assert gate.conclusion == "success", gate
+    gate = machine.on_pull_request().run("merge-gate.yml", "gate", "", READ_TOKEN)
     verdict, check, comment = sentences(gate)
-    assert verdict.startswith("warning title=ddpperf::NO VERDICT: all ")
+    assert verdict.startswith("error title=ddpperf::no verdict, exit status 4: world_size=1 needs 1 GPU")
     why = "GitHub answered 403: Resource not accessible by integration; a fork's token may only read"
     assert check.startswith(f"warning title=ddpperf::no check was published: {why}")
     assert comment.startswith(f"warning title=ddpperf::no comment was published: {why}")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.project import REPOSITORY
-from tests.workflow import ACTION
+from tests.workflow import ACTION, code_blocks, gate_of_another_repository
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 ACTION_FILE = REPOSITORY / ACTION / "action.yml"
@@ -37,11 +37,6 @@ def lint(*command: str, text: str = "", folder: Path = REPOSITORY) -> None:
     assert ended.returncode == 0, f"{text}\n{ended.stdout}{ended.stderr}"
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """Return the code blocks of a page in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-
-
 def steps() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield all steps of the workflows and of the action, with their names."""
     for path in WORKFLOWS:
@@ -50,12 +45,6 @@ def steps() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{path.name}: {step['name']}", step
     for step in yaml.safe_load(ACTION_FILE.read_text())["runs"]["steps"]:
         yield f"action.yml: {step['name']}", step
-
-
-def gate() -> str:
-    """Return the gate of another repository, with names that a reader has to fill in."""
-    (text,) = (block for block in blocks(PAGES[0], "yaml") if "OWNER/ddpperf" in block)
-    return text
 
 
 # --- GitHub
@@ -95,7 +84,7 @@ def test_jobs_on_gpus_keep_the_stored_runs() -> None:
 
 
 def test_gate_of_another_repository_has_ten_lines(tmp_path: Path) -> None:
-    text = gate()
+    text = gate_of_another_repository()
     assert len(text.splitlines()) <= GATE_LINES
     file = tmp_path / ".github" / "workflows" / "gate.yml"
     file.parent.mkdir(parents=True)
@@ -111,7 +100,7 @@ def test_gate_of_another_repository_has_ten_lines(tmp_path: Path) -> None:
 
 
 def test_gitlab_job_fits_its_schema(tmp_path: Path) -> None:
-    (text,) = (block for block in blocks(PAGES[0], "yaml") if "gitlab" in block)
+    (text,) = (block for block in code_blocks(PAGES[0], "yaml") if "gitlab" in block)
     file = tmp_path / ".gitlab-ci.yml"
     file.write_text(text)
     transform = ("--data-transform", "gitlab-ci")
@@ -123,7 +112,7 @@ def test_gitlab_job_fits_its_schema(tmp_path: Path) -> None:
 
 
 def test_jenkins_shell_lines_are_sound() -> None:
-    (text,) = blocks(PAGES[0], "groovy")
+    (text,) = code_blocks(PAGES[0], "groovy")
     (shell,) = re.findall(r"'''\n(.*?)'''", text, re.DOTALL)
     lint("shellcheck", "--shell=sh", "-", text=shell)
     for opening, closing in ("{}", "()"):
@@ -180,7 +169,7 @@ def test_steps_are_sound() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_shell_blocks_of_the_pages_are_sound(page: Path) -> None:
-    found = blocks(page, "sh")
+    found = code_blocks(page, "sh")
     assert found
     for text in found:
         lint("shellcheck", "--shell=sh", "-", text=text)
