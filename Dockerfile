@@ -34,4 +34,4 @@ COPY --chown=${USER_ID} . .
 VOLUME ["/results", "/ddpperf/.ddpperf"]
 ENTRYPOINT ["/ddpperf/.venv/bin/python", "-m", "pytest", "--verdict=/results/verdict.md", \
     "--report=/results/report.html", "--junitxml=/results/junit.xml", "--benchmark-json=/results/run.json"]
-CMD ["perf/", "--benchmark-compare"]
+CMD ["perf/", "--device=cuda", "--benchmark-compare"]

@@ -42,8 +42,9 @@ class Finished:
 class Runner:
     """A self-hosted runner whose checkout is a scratch repository.
 
-    variables: the environment of its processes. temp: an empty folder. github: more of the context
-    `github`. settings: the repository's variables. hosted: whether GitHub hosts it.
+    variables: the environment of its processes. temp: the folder that is empty at the start of a job.
+    github: more of the context `github`. settings: the repository's variables. inputs: those of a run
+    by hand.
     """
 
     workspace: Path

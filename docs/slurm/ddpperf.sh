@@ -32,8 +32,8 @@ pytest=$!
 trap 'kill -TERM "$pytest" 2>/dev/null || true' TERM
 status=0
 wait "$pytest" || status=$?
-while kill -0 "$pytest" 2>/dev/null; do # the signal ended the first wait, before pytest ended
+if [ "$status" -eq 143 ]; then # the signal ended the wait, and not pytest
     status=0
     wait "$pytest" || status=$?
-done
+fi
 exit "$status"

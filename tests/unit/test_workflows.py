@@ -75,6 +75,12 @@ def test_actions_are_pinned_by_one_commit_each() -> None:
         )
 
 
+def test_no_checkout_leaves_the_token() -> None:
+    checkouts = [step for _, step in steps() if "actions/checkout" in step.get("uses", "")]
+    assert len(checkouts) == 4
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
 def test_jobs_on_gpus_keep_the_stored_runs() -> None:
     for path in WORKFLOWS:
         for job in yaml.safe_load(path.read_text())["jobs"].values():
