@@ -17,7 +17,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends git g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-# The user's files in /results belong to the user who built the image.
+# Files in /results belong to the user with this number.
 ARG USER_ID=1000
 RUN useradd --non-unique --uid "${USER_ID}" --create-home ddpperf \
     && install --directory --owner="${USER_ID}" /ddpperf /ddpperf/.ddpperf /results

@@ -251,7 +251,7 @@ def test_comment_is_updated_and_not_repeated(machine: Machine) -> None:
     assert [check["conclusion"] for check in machine.api.checks] == ["failure", "neutral"]
 
 
-def test_fork_is_told_why_it_is_not_measured(machine: Machine) -> None:
+def test_fork_gets_the_reason_in_the_summary(machine: Machine) -> None:
     machine = machine.on_pull_request(head={"sha": "b" * 40, "repo": {"full_name": "someone/ddpperf"}})
     assert machine.run("merge-gate.yml", "gate", CPU).conclusion == "skipped"
     fork = machine.run("merge-gate.yml", "fork", CPU)

@@ -178,7 +178,7 @@ def test_long_reasons_end_in_a_closed_block(publish: Publish, api: GitHubApi, fo
         assert "is `worse`\n````\n\nThe rest is too long" in text
 
 
-def test_open_pull_request_stays_the_one(publish: Publish, api: GitHubApi, folder: Path) -> None:
+def test_second_baseline_keeps_the_pull_request(publish: Publish, api: GitHubApi, folder: Path) -> None:
     (folder.parent / "event.json").write_text(json.dumps({"repository": {"default_branch": "trunk"}}))
     assert publish("pull-request", 0, "--branch", "baselines") == (
         "opened the pull request https://github.com/team/ddpperf/pull/1\n"

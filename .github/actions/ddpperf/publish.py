@@ -234,7 +234,7 @@ def publish_comment(github: GitHub, job: Job, result: Result) -> str:
 
 
 def publish_pull_request(github: GitHub, job: Job, result: Result, branch: str) -> str:
-    """Propose the baseline on a branch; an open pull request of the branch stays the one."""
+    """Propose the baseline on a branch, unless the branch has an open pull request already."""
     proposal = {
         "title": "Store a new baseline",
         "head": branch,
