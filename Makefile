@@ -18,6 +18,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy .github/actions/ddpperf/publish.py
 	$(BIN)/lint-imports
 
 test: lint

@@ -117,9 +117,9 @@ class Marked:
         shutil.rmtree(self.locks, ignore_errors=True)
 
 
-def script(name: str) -> ModuleType:
-    """Import a script of tools/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+def script(name: str, folder: str = "tools") -> ModuleType:
+    """Import a script of tools/, or of another folder, as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

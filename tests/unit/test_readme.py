@@ -23,9 +23,15 @@ MOST_WORDS = 1500
 MOST_COLUMNS = 100
 OTHER_TOOLS = {
     "--baseline",
+    "--build-arg",
     "--editable",
+    "--exclusive",
+    "--gpus-per-node",
+    "--ipc",
+    "--nodelist",
     "--storage",
     "--signal",
+    "--time",
     "--preserve-status",
     "--adapter",
     "--average",

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Run ddpperf on one node of a Slurm cluster. Arguments are those of pytest:
+#
+#   sbatch --gpus-per-node=4 docs/slurm/ddpperf.sh perf/ --benchmark-compare
+#
+# Submit the script in the root of the checkout, whose .venv it uses; PYTHON names another interpreter.
+# The exit status of the job is that of pytest, and the folder ddpperf-JOBID has all results.
+#SBATCH --job-name=ddpperf
+#SBATCH --nodes=1
+#SBATCH --exclusive
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --output=ddpperf-%j.log
+set -euo pipefail
+python=${PYTHON:-.venv/bin/python}
+results=ddpperf-$SLURM_JOB_ID
+
+if [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
+    echo "the job has no GPUs, so ddpperf measures the CPU; for GPUs, pass --gpus-per-node=N to sbatch"
+fi
+if [ -n "$(ls -A "$results" 2>/dev/null)" ]; then
+    echo "the output folder $results exists and is not empty; move it away" >&2
+    exit 4
+fi
+mkdir -p "$results"
+if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
+
+"$python" -m pytest --verdict="$results/verdict.md" --report="$results/report.html" \
+    --junitxml="$results/junit.xml" --benchmark-json="$results/run.json" "$@" &
+pytest=$!
+# Two minutes before the time limit Slurm sends SIGTERM. ddpperf then stores what it has measured.
+trap 'kill -TERM "$pytest" 2>/dev/null || true' TERM
+status=0
+wait "$pytest" || status=$?
+if [ "$status" -eq 143 ]; then # the signal ended the wait, and not pytest
+    status=0
+    wait "$pytest" || status=$?
+fi
+exit "$status"

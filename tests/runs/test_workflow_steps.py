@@ -1,0 +1,403 @@
+"""The workflows of .github/, step by step on a scratch repository, with a local server for GitHub's API."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.github_api import READ_TOKEN, TOKEN, GitHubApi, running_api
+from tests.package_index import add_wheel
+from tests.project import REPOSITORY, SLEEPING_MODEL, Marked
+from tests.workflow import Finished, Runner, gate_of_another_repository
+
+PULL_REQUEST = {
+    "number": 5,
+    "head": {"sha": "a" * 40, "repo": {"full_name": "team/ddpperf"}},
+}
+CPU = "--device cpu --world-sizes 2 --rounds 3 --epoch-images 64 -p no:cacheprovider"
+SAMPLER = f"-k sampler {CPU}"  # lists indices on two ranks, so it starts no training
+STEP = f"-k sleeping_step {CPU} --world-sizes 1 --model mine:sleeping"
+EXPERIMENT = """
+from ddpperf.specs import TrainingSpec
+
+def test_sleeping_step(measure):
+    spec = TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=8, strategy="single")
+    seconds = measure(spec).median_step_seconds()
+    measure.metric("images_per_second", {name: 8 / step for name, step in seconds.items()})
+"""
+# The limit is so large that a busy machine does not reach it, and every test could show it.
+LIMIT = "--benchmark-compare-fail=median:300%"
+UNREACHED = """
+[[threshold]]
+hardware = "*"
+test = "test_sleeping_step"
+images_per_second = 1e9
+"""
+
+
+@dataclass
+class Machine:
+    """A machine with a checkout of a scratch repository, its origin, and a runner."""
+
+    runner: Runner
+    api: GitHubApi
+    root: Path
+    origin: Path
+    marked: Marked
+
+    def run(
+        self, workflow: str | dict[str, Any], job: str, settings: str, token: str = TOKEN, **more: str
+    ) -> Finished:
+        """Run a job; settings are the arguments of pytest, and `more` other repository variables."""
+        shutil.rmtree(self.runner.temp, ignore_errors=True)  # as GitHub's runner does before each job
+        known = {"DDPPERF_ENVIRONMENT": str(self.root.parent / "python"), "DDPPERF_ARGUMENTS": settings}
+        github = {**self.runner.github, "token": token}
+        runner = replace(self.runner, settings={**known, **more}, github=github)
+        finished = runner.run(workflow, job)
+        self.marked.assert_nothing_left()
+        return finished
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.root), *arguments]
+        ended = subprocess.run(
+            command, env=self.marked.environment, capture_output=True, text=True, check=True
+        )
+        return ended.stdout.strip()
+
+    def commit(self, message: str) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "-m", message)
+
+    def on_pull_request(self, **pull_request: Any) -> Machine:
+        event = {"pull_request": PULL_REQUEST | pull_request}
+        github = {"event": event, "base_ref": "main"}
+        return replace(self, runner=replace(self.runner, github=github))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    root, origin = tmp_path / "checkout", tmp_path / "origin.git"
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "baselines")
+    for name in ("ddpperf", "perf", ".github", "tools"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=ignore)
+    for name in ("conftest.py", "pyproject.toml", ".gitignore"):
+        shutil.copy(REPOSITORY / name, root)
+    (root / "perf" / "test_it.py").write_text(EXPERIMENT)
+    (root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.06))
+    python = tmp_path / "python" / "bin" / "python"  # the environment of the tests, as a folder
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    marked = Marked()
+    marked.environment = {
+        name: text for name, text in marked.environment.items() if not name.startswith(("GIT_", "PIP_"))
+    } | {
+        "PYTHONPATH": str(root),
+        "PIP_CONFIG_FILE": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        **{f"GIT_{role}_{what}": "t@t" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    with running_api() as api:
+        runner = Runner(workspace=root, temp=tmp_path / "temp", variables=marked.environment, api_url=api.url)
+        machine = Machine(runner=runner, api=api, root=root, origin=origin, marked=marked)
+        subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", str(origin)], check=True)
+        machine.git("init", "--quiet", "-b", "main")
+        machine.git("remote", "add", "origin", str(origin))
+        machine.commit("first")
+        machine.git("push", "--quiet", "origin", "main")
+        yield machine
+    marked.clean()
+
+
+def sentences(finished: Finished) -> list[str]:
+    """Return the annotations of the job."""
+    return re.findall(r"^::(\w+ title=ddpperf::.*)$", finished.log, re.MULTILINE)
+
+
+# --- a real run
+
+
+def test_first_night_is_neutral_and_stores_a_baseline(machine: Machine) -> None:
+    night = machine.run("nightly-gpu.yml", "nightly", SAMPLER, DDPPERF_PROMOTE="branch")
+    assert night.conclusion == "success", night
+    (annotation,) = sentences(night)
+    assert annotation.startswith("warning title=ddpperf::NO VERDICT: no baseline for cpu"), annotation
+    (check,) = machine.api.checks
+    assert (check["name"], check["conclusion"]) == ("ddpperf: nightly GPU run / nightly", "neutral")
+    assert check["output"]["summary"].startswith("## ddpperf: NO VERDICT\n\n```text\nno baseline for cpu")
+    assert night.summary == check["output"]["summary"], "the summary of the step is the verdict's page"
+    assert night.artifacts == {
+        "ddpperf-nightly": ["junit.xml", "output.txt", "report.html", "run.json", "verdict.md"]
+    }
+    stored = machine.git("ls-tree", "-r", "--name-only", "origin/ddpperf-baselines:perf/baselines").split()
+    assert [Path(path).name for path in stored] == ["0001_nightly.json"]
+
+
+def test_pull_request_proposes_the_baseline(machine: Machine) -> None:
+    workflow = nightly_without_comparison(machine)
+    machine.run(workflow, "nightly", SAMPLER, DDPPERF_PROMOTE="pull-request")
+    (pull,) = machine.api.pulls
+    assert (pull["title"], pull["head"], pull["base"]) == (
+        "Store a new baseline",
+        "ddpperf-baselines",
+        "main",
+    )
+    (check,) = machine.api.checks
+    assert check["conclusion"] == "success"
+
+
+@pytest.mark.slow
+def test_pass_compares_with_the_branch_and_promotes(machine: Machine) -> None:
+    first = machine.run("nightly-gpu.yml", "nightly", f"{STEP} {LIMIT}", DDPPERF_PROMOTE="branch")
+    assert [check["conclusion"] for check in machine.api.checks] == ["neutral"], first
+    shutil.rmtree(machine.root / ".ddpperf")  # only the branch has the baseline
+    second = machine.run("nightly-gpu.yml", "nightly", f"{STEP} {LIMIT}", DDPPERF_PROMOTE="branch")
+    assert [check["conclusion"] for check in machine.api.checks] == ["neutral", "success"], second
+    assert "PASS: 1 test measured, compared with 0001_nightly.json" in second.log
+    stored = machine.git("ls-tree", "-r", "--name-only", "origin/ddpperf-baselines:perf/baselines").split()
+    assert [Path(path).name for path in stored] == ["0001_nightly.json", "0002_nightly.json"]
+    assert machine.git("log", "--format=%s", "origin/ddpperf-baselines").splitlines() == [
+        "Store the baseline 0002_nightly.json",
+        "Store the baseline 0001_nightly.json",
+        "first",
+    ]
+    third = machine.run("nightly-gpu.yml", "nightly", SAMPLER, DDPPERF_PROMOTE="branch")
+    assert [check["conclusion"] for check in machine.api.checks][2:] == ["neutral"], third
+    assert "not promoted: NO VERDICT" in third.log
+
+
+@pytest.mark.slow
+def test_time_limit_is_no_verdict(machine: Machine) -> None:
+    """After 12 s of sleeping steps, which would take minutes."""
+    workflow = with_inputs(machine, minutes="0.2")
+    long = STEP.replace("--rounds 3", "--rounds 3000")
+    night = machine.run(workflow, "nightly", long, DDPPERF_PROMOTE="branch")
+    assert night.conclusion == "success", night
+    (check,) = machine.api.checks
+    assert check["conclusion"] == "neutral"
+    assert "the run was interrupted by SIGTERM" in check["output"]["summary"]
+    assert "warning title=ddpperf::no baseline was stored: " in sentences(night)[-1]
+    assert "ddpperf-baselines" not in machine.git("branch", "--remotes")
+
+
+@pytest.mark.slow
+def test_missed_threshold_is_red_and_not_promoted(machine: Machine) -> None:
+    with (machine.root / "perf" / "thresholds.toml").open("a") as file:
+        file.write(UNREACHED)
+    machine.commit("a limit that no machine reaches")
+    night = machine.run("nightly-gpu.yml", "nightly", STEP, DDPPERF_PROMOTE="branch")
+    assert night.conclusion == "failure"
+    (annotation,) = sentences(night)
+    assert annotation.startswith(
+        "error title=ddpperf::FAIL: perf/test_it.py::test_sleeping_step failed: images_per_second"
+    )
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure"]
+    assert "report.html" in night.artifacts["ddpperf-nightly"]
+    assert "ddpperf-baselines" not in machine.git("branch", "--remotes")
+
+
+@pytest.mark.slow
+def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
+    machine.git("checkout", "--quiet", "-b", "topic")
+    (machine.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.3))
+    machine.commit("slow")
+    gate = documented_gate(machine, arguments=f"perf/ {STEP} -k 'sleeping_step and not sampler'")
+    finished = machine.on_pull_request().run(gate, "gate", "")
+    assert finished.conclusion == "failure", finished
+    (annotation,) = sentences(finished)
+    assert annotation.startswith(
+        "error title=ddpperf::FAIL: perf/test_it.py::test_sleeping_step is worse: its"
+    )
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure"]
+    assert [check["head_sha"] for check in machine.api.checks] == ["a" * 40], "the pull request's commit"
+
+
+def documented_gate(machine: Machine, arguments: str) -> dict[str, Any]:
+    """Return the ten lines of docs/nightly.md, for the CPU and the environment of the tests."""
+    gate = yaml.safe_load(gate_of_another_repository())
+    environment = str(machine.root.parent / "python")
+    gate["jobs"]["gate"]["steps"][-1]["with"] |= {"arguments": arguments, "environment": environment}
+    return {"name": "performance", **gate}
+
+
+# --- the merge gate
+
+
+def test_comment_is_updated_and_not_repeated(machine: Machine) -> None:
+    machine = machine.on_pull_request()
+    assert machine.run("merge-gate.yml", "gate", "").conclusion == "failure", "there are no GPUs"
+    (comment,) = machine.api.comments
+    assert "## ddpperf: no verdict, exit status 4\n\n```text\n" in comment["body"]
+    assert "ERROR: world_size=1 needs 1 GPU, found 0; pass --device cpu" in comment["body"]
+    gate = machine.run("merge-gate.yml", "gate", f"-k nothing {CPU}")
+    assert gate.conclusion == "success", gate
+    (comment,) = machine.api.comments
+    assert comment["issue"] == 5
+    assert comment["body"].startswith("<!-- ddpperf: merge gate / gate -->\n[merge gate / gate](https://")
+    assert "## ddpperf: NO VERDICT\n\n```text\nall " in comment["body"]
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure", "neutral"]
+
+
+def test_fork_gets_the_reason_in_the_summary(machine: Machine) -> None:
+    machine = machine.on_pull_request(head={"sha": "b" * 40, "repo": {"full_name": "someone/ddpperf"}})
+    assert machine.run("merge-gate.yml", "gate", CPU).conclusion == "skipped"
+    fork = machine.run("merge-gate.yml", "fork", CPU)
+    assert fork.conclusion == "success"
+    assert fork.summary.startswith("The merge gate does not run the code of a fork. To measure this pull")
+    assert machine.api.requests == []
+
+
+def test_action_refuses_the_code_of_a_fork(machine: Machine) -> None:
+    """A gate whose author forgot the condition on the repository."""
+    gate = documented_gate(machine, f"perf/ -k nothing {CPU}")
+    del gate["jobs"]["gate"]["if"]
+    for repository in ({"full_name": "someone/ddpperf"}, None):  # None: the fork was deleted
+        machine = machine.on_pull_request(head={"sha": "b" * 40, "repo": repository})
+        finished = machine.run(gate, "gate", "")
+        assert finished.conclusion == "failure"
+        assert sentences(finished) == [
+            "error title=ddpperf::the code of a fork does not run on a self-hosted runner; "
+            "a maintainer can push its branch to team/ddpperf"
+        ]
+        assert finished.ran[-1] == "Check the inputs"
+
+
+def test_night_does_not_run_on_a_fork(machine: Machine) -> None:
+    fork = replace(machine.runner, github={"event": {"repository": {"fork": True}}})
+    for workflow, job in (("nightly-gpu.yml", "nightly"), ("nightly-torch.yml", "torch")):
+        assert replace(machine, runner=fork).run(workflow, job, CPU).conclusion == "skipped"
+
+
+def test_token_of_a_fork_leaves_the_verdict(machine: Machine) -> None:
+    gate = machine.on_pull_request().run("merge-gate.yml", "gate", "", READ_TOKEN)
+    verdict, check, comment = sentences(gate)
+    assert verdict.startswith("error title=ddpperf::no verdict, exit status 4: world_size=1 needs 1 GPU")
+    why = "GitHub answered 403: Resource not accessible by integration; a fork's token may only read"
+    assert check.startswith(f"warning title=ddpperf::no check was published: {why}")
+    assert comment.startswith(f"warning title=ddpperf::no comment was published: {why}")
+
+
+# --- refusals
+
+
+def test_runner_without_gpus_is_red(machine: Machine) -> None:
+    night = machine.run("nightly-gpu.yml", "nightly", "")
+    assert night.conclusion == "failure"
+    (annotation,) = sentences(night)
+    assert annotation == (
+        "error title=ddpperf::no verdict, exit status 4: world_size=1 needs 1 GPU, found 0; pass --device cpu"
+    )
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure"]
+    assert night.artifacts == {"ddpperf-nightly": ["output.txt"]}
+
+
+def test_second_job_on_the_machine_is_refused(machine: Machine) -> None:
+    with (machine.marked.locks / "ddpperf-cpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid():<10}\n")
+        lock.flush()
+        night = machine.run("nightly-gpu.yml", "nightly", SAMPLER)
+    assert night.conclusion == "failure"
+    assert sentences(night) == [
+        "error title=ddpperf::no verdict, exit status 4: cpu is being measured by process "
+        f"{os.getpid()}; wait until that run ends, or stop it"
+    ]
+
+
+def with_inputs(machine: Machine, **inputs: str) -> dict[str, Any]:
+    """Return the nightly workflow with more inputs of the action."""
+    workflow = machine.runner.content("nightly-gpu.yml")
+    workflow["jobs"]["nightly"]["steps"][-1]["with"] |= inputs
+    return workflow
+
+
+def nightly_without_comparison(machine: Machine) -> dict[str, Any]:
+    return with_inputs(machine, arguments="perf/ ${{ vars.DDPPERF_ARGUMENTS }}")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        (
+            {"output": "{full}"},
+            "the output folder {full} exists and is not empty; empty it, or name another folder",
+        ),
+        ({"promote": "yes"}, "promote takes none, branch or pull-request, got 'yes'"),
+        ({"environment": "/nowhere"}, "environment needs a folder with bin/python, got '/nowhere'; make one"),
+        (
+            {"environment": "", "python": "python9"},
+            "python names 'python9', which was not found; install Python",
+        ),
+        (
+            {"base": "origin/none"},
+            "origin/none has no common commit with the checkout; name a branch as origin",
+        ),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    machine: Machine, inputs: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").touch()
+    given = {name: text.format(full=full) for name, text in inputs.items()}
+    night = machine.run(with_inputs(machine, **given), "nightly", SAMPLER)
+    assert night.conclusion == "failure"
+    (annotation,) = sentences(night)
+    assert annotation.startswith(f"error title=ddpperf::{sentence.format(full=full)}")
+    assert "Run pytest" not in night.ran
+    assert (full / "mine.txt").exists()
+
+
+def test_torch_night_needs_an_index(machine: Machine) -> None:
+    night = machine.run("nightly-torch.yml", "torch", SAMPLER, DDPPERF_PYTHON=sys.executable)
+    assert night.conclusion == "failure"
+    (annotation,) = sentences(night)
+    assert annotation.startswith(
+        "error title=ddpperf::TORCH_NIGHTLY_INDEX is not set; set it to the address of"
+    )
+    assert night.ran == ["Check out the code", "Install the newest nightly"]
+
+
+@pytest.mark.slow
+def test_good_torch_night_becomes_the_last_good_one(machine: Machine, tmp_path: Path) -> None:
+    """The nightly in the index installs only a version, and finds the torch of the tests."""
+    version = "2.15.0.dev20261123+cu130"
+    packages = str(Path(torch.__file__).parents[1])
+    add_wheel(tmp_path / "index", "torch", version, {"torch_of_the_tests.pth": packages})
+    add_wheel(tmp_path / "index", "numpy", "2.0.0", {})
+    with (machine.root / "perf" / "test_it.py").open("a") as file:
+        file.write("\n\ndef test_broken(measure):\n    raise AssertionError\n")
+    index = (tmp_path / "index").as_uri()
+
+    def night(settings: str) -> Finished:
+        return machine.run(
+            "nightly-torch.yml", "torch", settings, DDPPERF_PYTHON=sys.executable, TORCH_NIGHTLY_INDEX=index
+        )
+
+    broken = night(f"-m 'not slow' {STEP} -k broken")
+    assert broken.conclusion == "failure"
+    assert broken.ran[-1] == "Say how to find the commit"
+    assert (
+        f"torch {version} did not pass beside the released torch. There is no good nightly yet."
+        in broken.summary
+    )
+    good = night(f"-m 'not slow' {STEP}")
+    assert good.conclusion == "success", good
+    assert f"torch {version} is the last good nightly now" in good.log
+    again = night(f"-m 'not slow' {STEP}")
+    assert again.ran == ["Check out the code", "Install the newest nightly"]
+    assert f"torch {version} is the newest nightly, and the last good one: nothing to compare" in again.log

@@ -1,0 +1,155 @@
+"""Environments of torch's nightlies, from an index in a folder with wheels that hold only a version."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.package_index import add_wheel
+from tests.project import script
+
+MONDAY, TUESDAY, FRIDAY = (f"2.15.0.dev202611{day}+cu130" for day in (16, 17, 20))
+# A torch whose commit is the day of its version.
+CODE = {
+    "torch/__init__.py": "import importlib.metadata as of\n"
+    "class version: git_version = of.version('torch')[10:18]\n"
+}
+Nightly = Callable[..., tuple[int, str]]  # of the command line; returns exit status and output
+
+
+@pytest.fixture(scope="module")
+def torch_nightly() -> ModuleType:
+    return script("torch_nightly")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    index = tmp_path / "index"
+    add_wheel(index, "numpy", "2.0.0", {})
+    return index
+
+
+@pytest.fixture
+def nightly(
+    torch_nightly: ModuleType,
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Nightly:
+    monkeypatch.setenv("TORCH_NIGHTLY_INDEX", index.as_uri())
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in os.environ:
+        if name.startswith(("GITHUB_", "PIP_")) and name != "PIP_CONFIG_FILE":
+            monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["torch_nightly.py", "--folder", str(tmp_path / "envs"), *arguments])
+        status = torch_nightly.main()
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return run
+
+
+def made(folder: Path) -> set[str]:
+    """Return the versions that have an environment."""
+    return {ready.parent.name for ready in folder.glob("2.*/ready")}
+
+
+def test_index_must_be_named(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_NIGHTLY_INDEX")
+    status, said = nightly("candidate")
+    assert status == 4
+    assert said.startswith(
+        "TORCH_NIGHTLY_INDEX is not set; set it to the address of the index of torch's nightlies"
+    )
+
+
+@pytest.mark.slow
+def test_nights_from_first_to_slower(
+    nightly: Nightly, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test, because making an environment takes seconds."""
+    envs, output = tmp_path / "envs", tmp_path / "output"
+    monkeypatch.setenv("GITHUB_OUTPUT", str(output))
+    status, said = nightly("candidate")
+    assert status == 4
+    assert "No matching distribution found for torch" in said
+
+    add_wheel(index, "torch", "2.14.1", CODE)
+    status, said = nightly("candidate")
+    assert status == 4
+    assert "pip found torch 2.14.1, which is no nightly; check TORCH_NIGHTLY_INDEX, and that pip's" in said
+
+    add_wheel(index, "torch", MONDAY, CODE)
+    status, said = nightly("candidate")
+    assert status == 0, said
+    against = f"--against={envs / MONDAY / 'bin' / 'python'}"
+    assert said == (
+        f"torch {MONDAY} is installed. To compare it with the released torch, run:\n"
+        f"    python -m pytest perf/ -m gate {against}\n"
+    )
+    assert output.read_text() == f"version={MONDAY}\narguments={against}\n"
+    assert nightly("hint", MONDAY)[1].startswith(f"torch {MONDAY} did not pass beside the released torch.")
+    assert nightly("accept", MONDAY) == (0, f"torch {MONDAY} is the last good nightly now\n")
+    assert (envs / "last-good").resolve() == envs / MONDAY
+
+    assert nightly("candidate") == (
+        0,
+        f"torch {MONDAY} is the newest nightly, and the last good one: nothing to compare\n",
+    )
+
+    add_wheel(index, "torch", FRIDAY, CODE)
+    output.unlink()
+    status, said = nightly("candidate")
+    base = f"--baseline-python={envs / MONDAY / 'bin' / 'python'}"
+    against = f"--against={envs / FRIDAY / 'bin' / 'python'}"
+    assert output.read_text() == f"version={FRIDAY}\narguments={base} {against}\n"
+    assert nightly("hint", FRIDAY) == (
+        0,
+        f"torch {FRIDAY} did not pass beside torch {MONDAY}.\n"
+        f"good: torch {MONDAY}, commit 20261116\n"
+        f"bad:  torch {FRIDAY}, commit 20261120\n"
+        "all changes: https://github.com/pytorch/pytorch/compare/20261116...20261120\n"
+        "4 days lie between. To try the nightly in the middle, run on this machine:\n"
+        f"    TORCH_NIGHTLY_INDEX={index.as_uri()} python3 tools/torch_nightly.py --folder {envs} candidate "
+        "--version 2.15.0.dev20261118\n"
+        "If the index has no nightly of this day, name the day before or after.\n",
+    )
+
+    add_wheel(index, "torch", TUESDAY, CODE)
+    status, said = nightly("candidate", "--version", TUESDAY.partition("+")[0])
+    assert status == 0, said
+    assert (envs / TUESDAY / "ready").exists(), "an older nightly by name, without its suffix"
+
+
+def test_at_most_three_environments_are_kept(torch_nightly: ModuleType, tmp_path: Path) -> None:
+    nightlies = torch_nightly.Nightlies(folder=tmp_path, index="")
+    for age in range(5):
+        environment = nightlies.environment(f"2.15.0.dev2026110{9 - age}")
+        environment.mkdir()
+        (environment / "ready").touch()
+        os.utime(environment, (1000 - age, 1000 - age))
+    nightlies.accept("2.15.0.dev20261105")
+    assert made(tmp_path) == {"2.15.0.dev20261105", "2.15.0.dev20261109", "2.15.0.dev20261108"}
+    nightlies.accept("2.15.0.dev20261109")
+    assert nightlies.last_good() == "2.15.0.dev20261109"
+
+
+@pytest.mark.parametrize("command", ["accept", "hint"])
+def test_version_without_an_environment_is_refused(nightly: Nightly, tmp_path: Path, command: str) -> None:
+    assert nightly(command, MONDAY) == (
+        4,
+        f"{tmp_path / 'envs'} has no environment of torch {MONDAY}; run candidate first\n",
+    )
+
+
+def test_days_of_versions(torch_nightly: ModuleType) -> None:
+    assert str(torch_nightly.day_of(MONDAY)) == "2026-11-16"
+    assert torch_nightly.day_of("2.14.1+cu130") is None

@@ -1,0 +1,181 @@
+"""Workflows, shell scripts, the pages' jobs and the Dockerfile, checked by the linters of their formats."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.project import REPOSITORY
+from tests.workflow import ACTION, code_blocks, gate_of_another_repository
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+ACTION_FILE = REPOSITORY / ACTION / "action.yml"
+PAGES = [REPOSITORY / "docs" / "nightly.md", REPOSITORY / "docs" / "slurm.md"]
+SCRIPTS = [
+    REPOSITORY / ".ci" / "run",
+    *sorted((REPOSITORY / ACTION).glob("*.sh")),
+    REPOSITORY / "docs" / "slurm" / "ddpperf.sh",
+]
+GATE_LINES = 10
+
+
+def lint(*command: str, text: str = "", folder: Path = REPOSITORY) -> None:
+    """Run a linter of this environment; it must find nothing."""
+    program = Path(sys.executable).parent / command[0]
+    ended = subprocess.run(
+        [program, *command[1:]], input=text, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, f"{text}\n{ended.stdout}{ended.stderr}"
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all steps of the workflows and of the action, with their names."""
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for step in job["steps"]:
+                yield f"{path.name}: {step['name']}", step
+    for step in yaml.safe_load(ACTION_FILE.read_text())["runs"]["steps"]:
+        yield f"action.yml: {step['name']}", step
+
+
+# --- GitHub
+
+
+@pytest.mark.parametrize("schema", ["vendor.github-workflows", "custom.github-workflows-require-timeout"])
+def test_workflows_fit_their_schema(schema: str) -> None:
+    assert len(WORKFLOWS) == 4
+    lint("check-jsonschema", "--builtin-schema", schema, *map(str, WORKFLOWS))
+
+
+def test_action_fits_its_schema() -> None:
+    lint("check-jsonschema", "--builtin-schema", "vendor.github-actions", str(ACTION_FILE))
+
+
+def test_workflows_are_safe() -> None:
+    lint("zizmor", "--offline", "--quiet", "--persona=pedantic", "--strict-collection", ".github")
+
+
+def test_actions_are_pinned_by_one_commit_each() -> None:
+    used = {step["uses"] for _, step in steps() if "uses" in step and not step["uses"].startswith("./")}
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", name) for name in used), used
+    assert len(used) == len({name.partition("@")[0] for name in used})
+    for text in (path.read_text() for path in (*WORKFLOWS, ACTION_FILE)):
+        assert all(
+            re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)
+            for line in re.findall(".*uses: actions/.*", text)
+        )
+
+
+def test_no_checkout_leaves_the_token() -> None:
+    checkouts = [step for _, step in steps() if "actions/checkout" in step.get("uses", "")]
+    assert len(checkouts) == 4
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_jobs_on_gpus_keep_the_stored_runs() -> None:
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            if "gpu" in job["runs-on"]:
+                assert job["steps"][0]["with"]["clean"] is False, path
+                assert "fork" in job["if"] or "full_name" in job["if"], path
+
+
+def test_gate_of_another_repository_has_ten_lines(tmp_path: Path) -> None:
+    text = gate_of_another_repository()
+    assert len(text.splitlines()) <= GATE_LINES
+    file = tmp_path / ".github" / "workflows" / "gate.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    lint("check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(file))
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    assert set(job["steps"][-1]["with"]) <= set(yaml.safe_load(ACTION_FILE.read_text())["inputs"])
+    checkout = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["steps"][0]["uses"]
+    assert job["steps"][0]["uses"] == checkout, "the page has the checkout of the workflows"
+
+
+# --- other systems
+
+
+def test_gitlab_job_fits_its_schema(tmp_path: Path) -> None:
+    (text,) = (block for block in code_blocks(PAGES[0], "yaml") if "gitlab" in block)
+    file = tmp_path / ".gitlab-ci.yml"
+    file.write_text(text)
+    transform = ("--data-transform", "gitlab-ci")
+    lint("check-jsonschema", "--builtin-schema", "vendor.gitlab-ci", *transform, str(file))
+    job = yaml.safe_load(text)["ddpperf"]
+    assert job["allow_failure"] == {"exit_codes": [125]}
+    assert job["artifacts"]["reports"]["junit"] == "results/junit.xml"
+    lint("shellcheck", "--shell=bash", "-", text="\n".join(job["script"]) + "\n")
+
+
+def test_jenkins_shell_lines_are_sound() -> None:
+    (text,) = code_blocks(PAGES[0], "groovy")
+    (shell,) = re.findall(r"'''\n(.*?)'''", text, re.DOTALL)
+    lint("shellcheck", "--shell=sh", "-", text=shell)
+    for opening, closing in ("{}", "()"):
+        assert text.count(opening) == text.count(closing)
+
+
+def test_dockerfile_is_sound() -> None:
+    lint("hadolint", "Dockerfile")
+
+
+def test_image_runs_the_nightly_command(pytestconfig: pytest.Config) -> None:
+    text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", "")
+    entry, given = (
+        json.loads(re.findall(rf"^{name} (.*)$", text, re.MULTILINE)[0]) for name in ("ENTRYPOINT", "CMD")
+    )
+    assert entry[:3] == ["/ddpperf/.venv/bin/python", "-m", "pytest"]
+    parsed = pytestconfig._parser.parse([*entry[3:], *given], Namespace())
+    assert parsed.file_or_dir == ["perf/"]
+    assert (parsed.verdict, parsed.report) == ("/results/verdict.md", "/results/report.html")
+    copied = [
+        word for line in re.findall(r"^COPY --\S+ (.*)$", text, re.MULTILINE) for word in line.split()[:-1]
+    ]
+    assert copied
+    assert all((REPOSITORY / path).exists() for path in copied), copied
+
+
+@pytest.mark.slow
+def test_image_builds(tmp_path: Path) -> None:
+    try:
+        ended = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        pytest.skip(f"docker is not installed: {error}")
+    if ended.returncode:
+        pytest.skip(f"docker does not run: {ended.stderr.strip().splitlines()[-1]}")
+    build = ["docker", "build", "--tag", "ddpperf-test", str(REPOSITORY)]
+    assert subprocess.run(build, capture_output=True, text=True, timeout=1800).returncode == 0
+
+
+# --- shell
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound(path: Path) -> None:
+    assert path.stat().st_mode & 0o111, "it can be run"
+    lint("shellcheck", "--severity=style", str(path))
+
+
+def test_steps_are_sound() -> None:
+    for name, step in steps():
+        if "run" in step:
+            assert "${{" not in step["run"], name
+            lint("shellcheck", "--shell=bash", "-", text=f"# {name}\n{step['run']}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_blocks_of_the_pages_are_sound(page: Path) -> None:
+    found = code_blocks(page, "sh")
+    assert found
+    for text in found:
+        lint("shellcheck", "--shell=sh", "-", text=text)

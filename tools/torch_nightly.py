@@ -1,0 +1,214 @@
+"""Keep environments with nightlies of torch, of which one is the last good one.
+
+    python3 tools/torch_nightly.py candidate [--version VERSION]
+    python3 tools/torch_nightly.py accept VERSION
+    python3 tools/torch_nightly.py hint VERSION
+
+`candidate` installs the newest nightly, or the nightly VERSION, and prints the command that compares
+it with the last good one. `accept` makes a nightly the last good one. `hint` says how to find the
+commit of torch that made a nightly worse.
+
+The environments are in the folder of --folder, one for each version. The link `last-good` there
+leads to the last good one. At most three environments are kept, because each takes about 5 GB.
+$TORCH_NIGHTLY_INDEX is the address of the index from which pip installs nightlies. In a job of
+GitHub Actions, `candidate` also writes the options of the command to $GITHUB_OUTPUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+MOST_ENVIRONMENTS = 3
+COMPARE = "https://github.com/pytorch/pytorch/compare"
+GIT_VERSION = "import torch; print(torch.version.git_version)"
+DAY = re.compile(r"\.dev(\d{4})(\d{2})(\d{2})")
+
+
+class Stopped(Exception):
+    """The command cannot go on; the text says why, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nightlies:
+    """The folder of environments, and the index from which new ones are installed."""
+
+    folder: Path
+    index: str
+
+    def environment(self, version: str) -> Path:
+        return self.folder / version
+
+    def python(self, version: str) -> Path:
+        return self.environment(version) / "bin" / "python"
+
+    def last_good(self) -> str | None:
+        """Return the version of the last good nightly, or None if there is none."""
+        link = self.folder / "last-good"
+        return os.readlink(link) if link.exists() else None
+
+    def newest(self, wanted: str | None) -> str:
+        """Return the full version of the newest nightly in the index, or of the wanted one."""
+        if not self.index:
+            raise Stopped(
+                "TORCH_NIGHTLY_INDEX is not set; set it to the address of the index of torch's nightlies, "
+                "in GitHub Actions as a repository variable"
+            )
+        pip = self.folder / "pip"  # Debian's python3 often has no pip, but can make environments with pip
+        if not (pip / "bin" / "pip").exists():
+            venv.create(pip, with_pip=True, clear=True)
+        only_look = ("--dry-run", "--ignore-installed", "--no-deps", "--report=-")
+        torch = f"torch=={wanted}" if wanted else "torch"
+        (found,) = json.loads(self._pip_install(pip / "bin" / "python", *only_look, torch))["install"]
+        version = str(found["metadata"]["version"])
+        if day_of(version) is None:
+            raise Stopped(
+                f"pip found torch {version}, which is no nightly; check TORCH_NIGHTLY_INDEX, and that pip's "
+                "configuration names no other index"
+            )
+        return version
+
+    def make(self, version: str) -> None:
+        """Make the environment of a nightly, if there is none."""
+        environment = self.environment(version)
+        if not (environment / "ready").exists():
+            venv.create(environment, with_pip=True, clear=True)  # a cancelled job may have left a part
+            self._pip_install(self.python(version), f"torch=={version}", "numpy")
+            (environment / "ready").touch()
+        os.utime(environment)
+        self._remove_old()
+
+    def accept(self, version: str) -> None:
+        """Make a nightly the last good one. The link is replaced in one step, so it is never missing."""
+        self._require(version)
+        new = self.folder / "last-good.new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(version)
+        new.replace(self.folder / "last-good")
+        self._remove_old()
+
+    def hint(self, version: str) -> str:
+        """Return the lines that say how to find the commit of torch that made this nightly worse."""
+        self._require(version)
+        good = self.last_good()
+        if good is None:
+            return f"torch {version} did not pass beside the released torch. There is no good nightly yet."
+        commits = [_run(self.python(each), "-c", GIT_VERSION).strip() for each in (good, version)]
+        lines = [
+            f"torch {version} did not pass beside torch {good}.",
+            f"good: torch {good}, commit {commits[0]}",
+            f"bad:  torch {version}, commit {commits[1]}",
+            f"all changes: {COMPARE}/{commits[0]}...{commits[1]}",
+        ]
+        first, last = day_of(good), day_of(version)
+        if first and last and (days := (last - first).days) > 1:
+            middle = f"{first + timedelta(days=days // 2):%Y%m%d}"
+            between = DAY.sub(f".dev{middle}", version).partition("+")[0]
+            command = f"python3 tools/torch_nightly.py --folder {self.folder} candidate --version {between}"
+            lines += [
+                f"{days} days lie between. To try the nightly in the middle, run on this machine:",
+                f"    TORCH_NIGHTLY_INDEX={self.index} {command}",
+                "If the index has no nightly of this day, name the day before or after.",
+            ]
+        return "\n".join(lines)
+
+    def _pip_install(self, python: Path, *arguments: str) -> str:
+        options = ("--quiet", "--disable-pip-version-check", "--pre", f"--index-url={self.index}")
+        return _run(python, "-m", "pip", "install", *options, *arguments)
+
+    def _require(self, version: str) -> None:
+        if not (self.environment(version) / "ready").exists():
+            raise Stopped(f"{self.folder} has no environment of torch {version}; run candidate first")
+
+    def _remove_old(self) -> None:
+        """Keep the last good environment and the newest others."""
+        found = [ready.parent for ready in self.folder.glob("*/ready") if not ready.parent.is_symlink()]
+        found.sort(key=lambda path: (path.name != self.last_good(), -path.stat().st_mtime))
+        for environment in found[MOST_ENVIRONMENTS:]:
+            shutil.rmtree(environment)
+
+
+def day_of(version: str) -> date | None:
+    """Return the day of a nightly's version, such as 2.15.0.dev20261123+cu130; None for a release."""
+    found = DAY.search(version)
+    return date(*map(int, found.groups())) if found else None
+
+
+def _run(python: Path, *arguments: str) -> str:
+    """Run Python, and return its output; raise Stopped with the last line of its errors."""
+    ended = subprocess.run([python, *arguments], capture_output=True, text=True)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+        raise Stopped(f"python {' '.join(arguments)} failed: {last}")
+    return ended.stdout
+
+
+def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
+    """Install a nightly, say what to run next, and return the outputs of the step."""
+    version = nightlies.newest(wanted)
+    good = nightlies.last_good()
+    if version == good:
+        print(f"torch {version} is the newest nightly, and the last good one: nothing to compare")
+        return {}
+    nightlies.make(version)
+    base = f"--baseline-python={nightlies.python(good)} " if good else ""
+    arguments = f"{base}--against={nightlies.python(version)}"
+    compared = f"torch {good}, the last good nightly" if good else "the released torch"
+    print(f"torch {version} is installed. To compare it with {compared}, run:")
+    print(f"    python -m pytest perf/ -m gate {arguments}")
+    return {"version": version, "arguments": arguments}
+
+
+def _append(path: str | None, text: str) -> None:
+    if path:
+        with open(path, "a") as file:
+            file.write(text)
+
+
+def default_folder(variables: Mapping[str, str]) -> Path:
+    cache = variables.get("RUNNER_TOOL_CACHE")  # which a self-hosted runner keeps between jobs
+    return Path(cache or Path.home() / ".cache").absolute() / "torch-nightly"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/torch_nightly.py", description="Keep nightlies of torch.")
+    parser.add_argument("--folder", type=Path, default=default_folder(os.environ), help="the environments")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("candidate").add_argument("--version", help="a nightly; the newest by default")
+    commands.add_parser("accept").add_argument("version")
+    commands.add_parser("hint").add_argument("version")
+    given = parser.parse_args()
+    index = os.environ.get("TORCH_NIGHTLY_INDEX", "")
+    nightlies = Nightlies(folder=given.folder.absolute(), index=index)
+    try:
+        if given.command == "candidate":
+            outputs = candidate(nightlies, given.version)
+            _append(
+                os.environ.get("GITHUB_OUTPUT"), "".join(f"{name}={text}\n" for name, text in outputs.items())
+            )
+        elif given.command == "accept":
+            nightlies.accept(given.version)
+            print(f"torch {given.version} is the last good nightly now")
+        else:
+            hint = nightlies.hint(given.version)
+            print(hint)
+            _append(os.environ.get("GITHUB_STEP_SUMMARY"), f"```text\n{hint}\n```\n")
+    except Stopped as problem:
+        github = "GITHUB_OUTPUT" in os.environ
+        print(f"::error title=ddpperf::{problem}" if github else problem, file=None if github else sys.stderr)
+        return 4
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
