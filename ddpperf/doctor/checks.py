@@ -29,11 +29,11 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> Findings:
     The CPU's load is watched first, because the checks in child processes use the CPU, too.
     """
     end = time.monotonic() + seconds - END_SECONDS
-    device, ranks = ("cuda", len(gpus)) if gpus else ("cpu", min(RANKS, core_count()))
+    device = "cuda" if gpus else "cpu"
     found = [
         *gpu_checks.present_gpus(gpus),
         *gpu_checks.gpu_disturbances(gpus),
-        *_quick(device, gpus, max(ranks, RANKS), WATCH_SECONDS),
+        *_quick(device, gpus, WATCH_SECONDS),
         system.turbo(),
         system.bf16(),
         system.loopback(),
@@ -54,7 +54,8 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
 
     A test run watches throttling and other processes on its GPUs itself.
     """
-    found = _quick(device, gpus if device == "cuda" else (), max(len(gpus), RANKS), RUN_WATCH_SECONDS)
+    measured = gpus if device == "cuda" else ()
+    found = _quick(device, measured, RUN_WATCH_SECONDS)
     order = list(Level)
     return sorted(
         (finding for finding in found if finding.level is not Level.GOOD),
@@ -62,8 +63,9 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
     )
 
 
-def _quick(device: str, gpus: Sequence[Gpu], ranks: int, watch_seconds: float) -> list[Finding]:
+def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Finding]:
     """Return the findings that start no process, the most important subject first."""
+    ranks = max(len(gpus), RANKS)
     return [
         system.cpu_load(watch_seconds),
         system.cores(),
@@ -107,14 +109,15 @@ def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
     ranks = {1: "1", 2: "1 and 2"}.get(count, f"1 to {count}")
     where = "GPU" if gpus else "CPU"
     backend = "" if count == 1 else " (NCCL)" if gpus else " (gloo)"
-    compiles = Subject.COMPILER in findings and findings[Subject.COMPILER].level is Level.GOOD
+    unable = {subject for subject, finding in findings.items() if finding.level is not Level.GOOD}
+    compiles = Subject.COMPILER not in unable
     steps = ["eager", *["compiled"] * compiles, *["captured"] * bool(gpus)]
     cannot = [
         *["compiled steps (no compiler)"] * (not compiles),
         *["CUDA graphs and NCCL (no GPU)"] * (not gpus),
         *["NCCL (one GPU)"] * (len(gpus) == 1),
     ]
-    if Subject.TORCHVISION in findings and findings[Subject.TORCHVISION].level is not Level.GOOD:
+    if Subject.TORCHVISION in unable:
         cannot.append("torchvision's models and loader inputs")
     able = f"{', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]} steps"
     left_out = f"; not: {', '.join(cannot)}" if cannot else ""

@@ -14,7 +14,7 @@ from typing import Any
 import ddpperf
 from ddpperf.machine.child_process import describe_status, run_child
 
-LATE = "a busy machine or a first start takes longer: pass --seconds 60"  # advice
+LATE = "free the machine, or pass --seconds 60"  # advice, also for a first start from a slow disk
 
 
 @dataclass(frozen=True, kw_only=True)

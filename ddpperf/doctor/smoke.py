@@ -29,15 +29,15 @@ def smoke_finding(device: str, seconds: float) -> Finding:
 
 def judged(report: Report, device: str) -> Finding:
     """Return what the report of the two ranks means."""
-    where = "GPUs, with NCCL" if device == "cuda" else "the CPU, with gloo"
+    where = "GPUs, NCCL" if device == "cuda" else "CPU, gloo"
     if "step_seconds" in report.facts:
         took = units.seconds(report.facts["step_seconds"])
-        return good(Subject.SMOKE, f"all_reduce of 1 MiB in {took} on {where}")
+        return good(Subject.SMOKE, f"all_reduce of 1 MiB in {took} ({where})")
     if failure := report.facts.get("failure"):
         advice = "repair what is bad above, or try again"
-        return bad(Subject.SMOKE, f"{failure}, on {where}", advice)
+        return bad(Subject.SMOKE, f"{where}: {failure}", advice)
     advice = LATE if report.late else "start the command again to see whether it repeats"
-    return bad(Subject.SMOKE, f"their all_reduce on {where} {report.problem}", advice)
+    return bad(Subject.SMOKE, f"their all_reduce {report.problem} ({where})", advice)
 
 
 def main(device: str) -> None:

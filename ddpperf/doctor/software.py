@@ -45,7 +45,7 @@ def software_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
 def judged(report: Report, gpus: Sequence[Gpu], library_path: str) -> list[Finding]:
     """Return what the child process's report means. library_path: $LD_LIBRARY_PATH."""
     facts = report.facts
-    torch = _torch(report, gpus)
+    torch = _torch(report, gpus, library_path)
     found = [good(Subject.PYTHON, platform.python_version()), torch, _libraries(facts, library_path)]
     if "torch" in facts:
         found.append(_torchvision(report))
@@ -57,14 +57,14 @@ def judged(report: Report, gpus: Sequence[Gpu], library_path: str) -> list[Findi
     return found + loaded_clocks([(now, most) for now, most in facts.get("clocks", ())])
 
 
-def _torch(report: Report, gpus: Sequence[Gpu]) -> Finding:
+def _torch(report: Report, gpus: Sequence[Gpu], library_path: str) -> Finding:
     facts, problem = report.facts, report.problem
     if "torch" not in facts and report.late:
         return bad(Subject.TORCH, f"its import {problem}", LATE)
     if "torch" not in facts:
         why = facts.get("torch_error") or f"its import {problem}"
-        unset = "unset LD_LIBRARY_PATH, or " if "LD_LIBRARY_PATH" in os.environ else ""
-        return bad(Subject.TORCH, f"cannot be imported ({why})", f"{unset}install torch again")
+        unset = "unset LD_LIBRARY_PATH, or " if library_path else ""
+        return bad(Subject.TORCH, f"cannot be imported ({why})", f"{unset}install torch anew")
     version, cuda = facts["torch"], facts["cuda"]
     if release(version) < release(MIN_TORCH):
         advice = "pip install --upgrade torch torchvision"
@@ -74,7 +74,8 @@ def _torch(report: Report, gpus: Sequence[Gpu]) -> Finding:
         return bad(Subject.TORCH, f"{version} cannot use GPUs, and there are {len(gpus)}", advice)
     if gpus and "clocks" not in facts:
         why = facts.get("cuda_error") or problem
-        advice = f"update the driver, or install a torch for an older CUDA than {cuda}"
+        update = f"update the driver, or install a torch for an older CUDA than {cuda}"
+        advice = LATE if report.late else update
         return bad(Subject.TORCH, f"{version} for CUDA {cuda} cannot use the GPUs ({why})", advice)
     return good(Subject.TORCH, f"{version}, {f'for CUDA {cuda}' if cuda else 'for the CPU'}")
 
@@ -83,7 +84,7 @@ def _torchvision(report: Report) -> Finding:
     facts = report.facts
     fitting = matching_torchvision(facts["torch"])
     advice = f"pip install torchvision=={fitting}.*" if fitting else "install the torchvision of this torch"
-    without = "so its models and loader inputs cannot run"
+    without = "so its models and loaders cannot run"
     version = facts.get("torchvision")
     if version is None and report.late:
         return warn(Subject.TORCHVISION, f"its import {report.problem}", LATE)
@@ -113,8 +114,8 @@ def _libraries(facts: dict[str, Any], library_path: str) -> Finding:
     if foreign := facts.get("foreign"):
         names = ", ".join(sorted(Path(path).name for path in foreign))
         folder = Path(foreign[0]).parent
-        advice = "remove this folder from it"
-        return warn(Subject.LIBRARIES, f"LD_LIBRARY_PATH makes torch load {names} from {folder}", advice)
+        text = f"torch loads {names} from {folder} by LD_LIBRARY_PATH"
+        return warn(Subject.LIBRARIES, text, "remove it there")
     missing = [
         folder
         for folder in folders
@@ -130,8 +131,7 @@ def _libraries(facts: dict[str, Any], library_path: str) -> Finding:
 def compiler_finding(device: str, seconds: float) -> Finding:
     """Return whether torch.compile finds the compilers that it needs."""
     if reason := compiler_reason(device, seconds):
-        text, _, advice = reason.partition("; ")
-        return warn(Subject.COMPILER, text, advice)
+        return warn(Subject.COMPILER, reason.partition("; ")[0], "install both")
     return good(Subject.COMPILER, os.environ.get("CXX", "g++"))
 
 

@@ -23,10 +23,10 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.5  # used by others: a rank on this core takes about twice as long
 BUSY_FRACTION = 0.1  # of all cores, on machines whose services use more than BUSY_CORES
-NAMED_CORES, MOST_NAMED = 0.2, 2  # a process that uses more is named, but at most so many
+NAMED_CORES = 0.2  # the heaviest process is named if it uses more
 STOLEN_FRACTION = 0.05
 RANK_BYTES = 1e9  # a rank of two with resnet18 and batch size 32 uses 0.8 GB
-# Batches that the workers of one rank's loader hold: 4 workers, 2 batches of 128 images of 224 x 224
+# Batches that the workers of one rank's loader hold: 4 workers, 2 batches of 128 x 3 x 224 x 224 bytes
 SHARED_BYTES_PER_RANK = 160e6
 NCCL_SEGMENT_BYTES = 10e6  # NCCL cannot connect two ranks through memory with less
 FEW_FILES = 1024  # the usual limit; a rank uses 20, and 50 with CUDA, before NCCL and loaders
@@ -100,13 +100,11 @@ def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
         pid: (used - before.process_seconds.get(pid, 0.0)) / elapsed
         for pid, used in now.process_seconds.items()
     }
-    heavy = sorted(
-        (pid for pid in uses if uses[pid] >= NAMED_CORES and _may_meet(pid)), key=lambda pid: -uses[pid]
-    )
-    total = f"other processes use {load:.1f} of {units.counted(now.cores, 'core')}"
-    if any(uses[pid] >= BUSY_CORES for pid in heavy) or load >= max(BUSY_CORES, BUSY_FRACTION * now.cores):
-        named = " and ".join(f"{pid} ({_command(pid)})" for pid in heavy[:MOST_NAMED])
-        mostly = f", mostly {named}" if named else ""
+    heaviest = max(filter(_may_meet, uses), key=lambda pid: uses[pid], default=0)
+    used = uses.get(heaviest, 0.0)
+    total = f"others use {load:.1f} of {units.counted(now.cores, 'core')}"
+    if used >= BUSY_CORES or load >= max(BUSY_CORES, BUSY_FRACTION * now.cores):
+        mostly = f", mostly {heaviest} ({_command(heaviest)})" if used >= NAMED_CORES else ""
         return warn(Subject.LOAD, f"{total}{mostly}", "stop them, or wait until they end")
     if stolen >= STOLEN_FRACTION * now.cores:
         text = f"the hypervisor keeps back {stolen:.1f} of {units.counted(now.cores, 'core')}"
@@ -209,7 +207,7 @@ def huge_pages(device: str, enabled: Path = HUGE_PAGES) -> Finding:
 
 def shared_memory(ranks: int, device: str, folder: Path = Path("/dev/shm")) -> Finding:
     """Return whether /dev/shm is large enough for NCCL and for the workers of loaders."""
-    advice = "start the container with --shm-size=8g, or mount a larger tmpfs there"
+    advice = "mount more, or docker run --shm-size=8g"
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -219,8 +217,8 @@ def shared_memory(ranks: int, device: str, folder: Path = Path("/dev/shm")) -> F
         needs = f"NCCL needs {units.nbytes(NCCL_SEGMENT_BYTES)} for a connection"
         return bad(Subject.SHARED_MEMORY, f"{text}, {needs}", advice)
     if free < ranks * SHARED_BYTES_PER_RANK:
-        needs = f"loader workers of {units.counted(ranks, 'rank')} need up to"
-        text = f"{text}, {needs} {units.nbytes(ranks * SHARED_BYTES_PER_RANK)}"
+        needs = units.nbytes(ranks * SHARED_BYTES_PER_RANK)
+        text = f"{text}, loaders of {units.counted(ranks, 'rank')} need {needs}"
         return warn(Subject.SHARED_MEMORY, text, advice)
     return good(Subject.SHARED_MEMORY, text)
 
@@ -242,14 +240,14 @@ def folders() -> list[Finding]:
         _writable(
             Subject.HOME,
             os.path.expanduser("~"),
-            "so compilers have no cache",
-            "set HOME to another folder",
+            "no compiler cache",
+            "set another HOME",
         ),
         _temporary(),
         _writable(
             Subject.PROJECT,
             os.curdir,
-            "so runs are not stored",
+            "no run is stored",
             "start in another folder",
         ),
     ]
@@ -269,7 +267,7 @@ def _writable(subject: Subject, folder: str, without: str, advice: str) -> Findi
         with tempfile.TemporaryFile(dir=folder):
             return good(subject, f"{name} is writable")
     except OSError as error:
-        return warn(subject, f"{name} is not writable ({error.strerror}), {without}", advice)
+        return warn(subject, f"{name} is not writable ({error.strerror}): {without}", advice)
 
 
 def loopback() -> Finding:
@@ -279,7 +277,7 @@ def loopback() -> Finding:
             socket.create_connection(server.getsockname(), timeout=1).close()
     except OSError as error:
         text = f"ranks cannot meet there ({error.strerror or error})"
-        advice = "sudo ip link set lo up && sudo ip addr add 127.0.0.1/8 dev lo"
+        advice = "bring lo up, with 127.0.0.1/8"
         return bad(Subject.LOOPBACK, text, advice)
     return good(Subject.LOOPBACK, "ranks can meet there")
 

@@ -200,9 +200,9 @@ def _machine(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     if not findings:
         return []
-    worst, others = findings[0], len(findings) - 1
-    also = f", and {others} more" if others else ""
-    return [f"{worst['subject']}: {worst['text']}. What to do{also}: python -m ddpperf.doctor"]
+    worst, count = findings[0], len(findings)
+    what = f"{count} findings" if count > 1 else "Advice"
+    return [f"{worst['subject']}: {worst['text']}. {what}: python -m ddpperf.doctor"]
 
 
 def _skipped(header: Mapping[str, Any]) -> list[str]:

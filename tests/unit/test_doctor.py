@@ -7,7 +7,6 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +89,19 @@ def times(
 @pytest.mark.parametrize(
     ("now", "level", "text"),
     [
-        (times(12, 10.2, {1: 5.1}), Level.GOOD, "other processes use 0.1 of 2 cores"),
-        (times(12, 12.0, {1: 7.0}), Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 (make)"),
-        (times(12, 11.0, {1: 5.1}), Level.WARNING, "other processes use 0.5 of 2 cores"),  # not visible here
-        (times(12, 11.8, {9: 1.8}), Level.WARNING, "other processes use 0.9 of 2 cores, mostly 9 (make)"),
+        (times(12, 10.2, {1: 5.1}), Level.GOOD, "others use 0.1 of 2 cores"),
+        (times(12, 12.0, {1: 7.0}), Level.WARNING, "others use 1.0 of 2 cores, mostly 1 (make)"),
+        (times(12, 11.0, {1: 5.1}), Level.WARNING, "others use 0.5 of 2 cores"),  # not visible here
+        (times(12, 11.8, {9: 1.8}), Level.WARNING, "others use 0.9 of 2 cores, mostly 9 (make)"),
         (times(12, 10.1, {1: 5.0}, stolen=0.5), Level.WARNING, "the hypervisor keeps back 0.2 of 2 cores"),
         (
             times(12, 14.0, {1: 7.0, 2: 0.8, 3: 0.6}),
             Level.WARNING,
-            "other processes use 2.0 of 2 cores, mostly 1 (make) and 2 (make)",
+            "others use 2.0 of 2 cores, mostly 1 (make)",
         ),
-        (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
-        (times(12, 12.0, {1: 7.0}, cores=64), Level.WARNING, "other processes use 1.0 of 64 cores, mostly 1"),
-        (times(12, 9.0, {}), Level.GOOD, "other processes use 0.0 of 2 cores"),  # a counter went back
+        (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "others use 1.0 of 64 cores"),  # services
+        (times(12, 12.0, {1: 7.0}, cores=64), Level.WARNING, "others use 1.0 of 64 cores, mostly 1"),
+        (times(12, 9.0, {}), Level.GOOD, "others use 0.0 of 2 cores"),  # a counter went back
     ],
 )
 def test_load_of_others_is_judged(
@@ -342,7 +341,7 @@ def test_gpus_need_nccl() -> None:
 @pytest.mark.parametrize(
     ("torchvision", "text"),
     [
-        ({"torchvision": ""}, "not installed, so its models and loader inputs cannot run"),
+        ({"torchvision": ""}, "not installed, so its models and loaders cannot run"),
         (
             {"torchvision": "0.28.0"},
             "0.28.0 belongs to another torch, torch 2.14.1+cu130 to torchvision 0.29",
@@ -396,12 +395,12 @@ def test_only_torchs_libraries_elsewhere_are_foreign(monkeypatch: pytest.MonkeyP
 
 def test_failed_ranks_are_bad() -> None:
     failed = smoke.judged(Report(facts={"failure": "rank 1 of set A1 hung"}), "cuda")
-    assert (failed.level, failed.text) == (Level.BAD, "rank 1 of set A1 hung, on GPUs, with NCCL")
+    assert (failed.level, failed.text) == (Level.BAD, "GPUs, NCCL: rank 1 of set A1 hung")
     late = smoke.judged(Report(facts={}, problem="did not end within 8 s", late=True), "cpu")
     assert "--seconds 60" in late.advice
     assert (late.level, late.text) == (
         Level.BAD,
-        "their all_reduce on the CPU, with gloo did not end within 8 s",
+        "their all_reduce did not end within 8 s (CPU, gloo)",
     )
 
 
@@ -487,13 +486,22 @@ def test_wrong_option_has_status_4(arguments: list[str], capsys: pytest.CaptureF
 
 
 def test_fast_checks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run must not end because the kernel's files are strange."""
+    """A run must not end because the kernel's files are missing."""
     nowhere = Path("/nowhere")
-    monkeypatch.setattr(system, "PROC", nowhere)
-    monkeypatch.setattr(system.cpu_times, "__defaults__", (nowhere,))
-    for check in (system.governor, system.turbo):
+    for check in (system.cpu_times, system.memory, system.governor):
         monkeypatch.setattr(check, "__defaults__", (nowhere,))
-    assert all(finding.level is not Level.GOOD for finding in run_findings("cpu", [replace(H200)]))
+    monkeypatch.setattr(system.huge_pages, "__defaults__", (nowhere,))
+    unknown = {finding.subject for finding in run_findings("cpu", [])}
+    assert not unknown & {Subject.LOAD, Subject.MEMORY, Subject.GOVERNOR, Subject.HUGE_PAGES}
+
+
+def test_worst_finding_of_a_run_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = warn(Subject.LOAD, "others use 1.0 of 2 cores", "stop them")
+    monkeypatch.setattr(system, "cpu_load", lambda seconds: busy)
+    monkeypatch.setattr(system, "cpu_quota", lambda: 0.5)
+    first, second, *_ = run_findings("cpu", [])
+    assert (first.subject, first.level) == (Subject.CORES, Level.BAD)
+    assert second is busy
 
 
 # --- the line of a run
@@ -504,10 +512,7 @@ def test_run_stores_and_prints_its_findings(canned_suite: CannedSuite) -> None:
     few = warn(Subject.FILES, "at most 64", "ulimit -n 1024")
     canned_suite.run_findings = lambda device, gpus: [busy, few]
     run = canned_suite.run("perf", "--report", "page.html", "--verdict", "page.md")
-    line = (
-        "machine     CPU load: process 9 (make) uses 1.0 core. "
-        "What to do, and 1 more: python -m ddpperf.doctor"
-    )
+    line = "machine     CPU load: process 9 (make) uses 1.0 core. 2 findings: python -m ddpperf.doctor"
     assert line in run.lines
     assert line in (canned_suite.root / "page.md").read_text()
     assert "process 9 (make) uses 1.0 core" in (canned_suite.root / "page.html").read_text()
