@@ -29,6 +29,8 @@ from unittest import mock
 import pytest
 
 from ddpperf import specs
+from ddpperf.doctor.findings import Finding
+from ddpperf.plugin import session
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,
@@ -198,6 +200,8 @@ class CannedSuite(Project):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.canned = Canned()
+        # What the doctor finds when a run begins: a busy machine must not change what tests see
+        self.run_findings: Callable[..., list[Finding]] = lambda device, gpus: []
 
     def run(self, *arguments: str, within_seconds: float = 0) -> Finished:
         """Run pytest with these arguments, as `Project.run` does."""
@@ -220,6 +224,7 @@ class CannedSuite(Project):
             mock.patch.object(tempfile, "tempdir", str(self.folder)),
             mock.patch.object(sys, "path", [str(self.root), *sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),
+            mock.patch.object(session, "run_findings", self.run_findings),
             canned_sets(self.canned),
         ):
             for name in modules:

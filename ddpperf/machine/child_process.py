@@ -34,7 +34,7 @@ def run_child(
     output while it runs. The child gets its own temporary folder. At the end, the folder is removed
     and all processes that the child started are killed. At most the last MiB of each output is
     returned. Raises OSError if the command cannot be started and subprocess.TimeoutExpired after
-    `seconds`, counted from the last line for `on_line`.
+    `seconds`, counted from the last line for `on_line`. That exception has the output so far.
     """
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open
@@ -63,7 +63,7 @@ def run_child(
                     if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
                         process.kill()
                     elif running and time.monotonic() > deadline:
-                        raise subprocess.TimeoutExpired(command, seconds)
+                        raise subprocess.TimeoutExpired(command, seconds, end_of(output))
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

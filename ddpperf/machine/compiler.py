@@ -22,16 +22,16 @@ COMPILE_SECONDS, LIST_SECONDS = 20, 60
 
 
 @functools.cache
-def compiler_reason(device: str = "cpu") -> str:
+def compiler_reason(device: str = "cpu", seconds: float = COMPILE_SECONDS) -> str:
     """Return why torch.compile cannot work on this machine, or an empty string if it can.
 
     The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
-    GPUs Triton also writes C for $CC (one word), gcc or clang.
+    GPUs Triton also writes C for $CC (one word), gcc or clang. seconds: the limit for each compiler.
     """
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
-    if not _compiles(cxx, "tried.cpp"):
+    if not _compiles(cxx, "tried.cpp", seconds):
         return _reason("C++", cxx or "an empty $CXX")
-    if device == "cuda" and not _compiles(cc, "tried.c"):
+    if device == "cuda" and not _compiles(cc, "tried.c", seconds):
         return _reason("C", cc or "an empty $CC")
     return ""
 
@@ -41,7 +41,7 @@ def _reason(language: str, found: str) -> str:
     return f"{needs}, and {found} is none; install both, or leave compiled executions out"
 
 
-def _compiles(compiler: str, name: str) -> bool:
+def _compiles(compiler: str, name: str, seconds: float) -> bool:
     if not compiler:
         return False
     with (
@@ -54,7 +54,7 @@ def _compiles(compiler: str, name: str) -> bool:
         words = shlex.split(compiler) if is_cxx else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
-        return run_child(command, {}, COMPILE_SECONDS).returncode == 0 and library.exists()
+        return run_child(command, {}, seconds).returncode == 0 and library.exists()
     return False
 
 

@@ -18,11 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddpperf.analysis.projection import Network
+from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.specs import Spec
+
+if TYPE_CHECKING:  # the import takes numpy, and the doctor runs where numpy cannot be imported
+    from ddpperf.analysis.projection import Network
 
 # CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
 # third on Arm
@@ -256,10 +259,8 @@ def _cpu_facts() -> dict[str, str]:
 def core_count() -> int:
     """Return how many CPU cores this process may use by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return cores
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, math.ceil(quota))
 
 
 def hardware_key(device: str, gpus: Sequence[Gpu]) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
@@ -47,6 +49,7 @@ class Session:
     problems: sentences that say why the run can give no verdict.
     settings: the decision settings for this class of hardware.
     cleanup: what remains to be removed when all processes have ended.
+    machine_findings: what may spoil the measurements, as the doctor found before the first one.
     compare_with: the name of the stored run to compare with, or True for the newest one.
     """
 
@@ -79,6 +82,7 @@ class Session:
                 self.problems.append(str(problem))
         self.settings = decision
         self.cleanup = ExitStack()
+        self.machine_findings: list[Finding] = []
         self.run: PlainRun | ABRun
         if options.sides is not None and not compare_with:
             self.run = ABRun(
@@ -143,6 +147,7 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
+            self.machine_findings = run_findings(self.options.device, self._gpus)
             self.begin_pass(self.run, self.run.replicates)
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:

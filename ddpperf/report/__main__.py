@@ -10,13 +10,13 @@ run is printed.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ddpperf.command_output import print_lines
 from ddpperf.errors import Refused, first_line
 from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
 from ddpperf.report.page import PAGE_BEGINS, write_page
@@ -120,10 +120,7 @@ def main() -> int:
     except Exception as error:  # whatever a damaged file makes of the code
         return _refused(f"{given.run} is damaged ({first_line(error)}); name another run")
     try:
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in made).encode("utf-8", "backslashreplace"))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_lines(made)
     except OSError as error:
         return _refused(f"the output cannot be written ({error.strerror}); make room, or name a file with -o")
     return 0

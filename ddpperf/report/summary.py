@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -58,6 +58,7 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         ("A/B", _sides(header)),
         ("controls", _controls(header, comparison)),
         ("thresholds", [_thresholds(header)]),
+        ("machine", _machine(header.get("machine_findings", []))),
         ("skipped", _skipped(header)),
         ("left out", _left_out(header.get("left_out", {}))),
         ("time", _timing(header.get("timing"))),
@@ -192,6 +193,18 @@ def _controls(header: Mapping[str, Any], comparison: Comparison | None) -> list[
             for name, change in comparison.controls.measured().items()
         ]
     return [", ".join(found)] if found else []
+
+
+def _machine(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return at most two sentences on what may have spoiled the run, as the doctor found at its start.
+
+    findings: what was not good, the worst first. Runs of older versions have none.
+    """
+    if not findings:
+        return []
+    worst, count = findings[0], len(findings)
+    what = f"{count} findings" if count > 1 else "Advice"
+    return [f"{worst['subject']}: {worst['text']}. {what}: python -m ddpperf.doctor"]
 
 
 def _skipped(header: Mapping[str, Any]) -> list[str]:

@@ -116,9 +116,9 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     found = replace(_probe(side, requested, functions), root=side.root, requested=requested)
     python, torch = found.python, found.torch
     problem = ""
-    if _release(python) < _release(MIN_PYTHON):
+    if release(python) < release(MIN_PYTHON):
         problem = f"is Python {python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
-    elif torch and _release(torch) < _release(MIN_TORCH):
+    elif torch and release(torch) < release(MIN_TORCH):
         problem = f"has torch {torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
     elif found.missing:
         problem = f"cannot import {found.missing}, as its ranks must ({found.why}); install it there"
@@ -130,7 +130,8 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     return found
 
 
-def _release(version: str) -> tuple[int, int]:
+def release(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version, or (0, 0) if the version has none."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
@@ -155,6 +156,6 @@ def _probe(side: Side, requested: str, functions: Sequence[str]) -> Found:
             found.append(Found(**json.loads(line)))
     if not found:
         raise Refused(f"{requested} is no Python {MIN_PYTHON} or newer, it {end}; name a Python interpreter")
-    if len(found) == 1 and _release(found[0].python) >= _release(MIN_PYTHON):
+    if len(found) == 1 and release(found[0].python) >= release(MIN_PYTHON):
         raise Refused(f"{requested} {end} while it imported torch and the model; try it by itself")
     return found[-1]

@@ -85,8 +85,9 @@ def test_lines_are_passed_on_while_the_child_runs(tmp_path: Path) -> None:
 
 
 def test_time_limit_kills_all_that_the_child_started(marked: Marked) -> None:
-    with pytest.raises(subprocess.TimeoutExpired, match=r"timed out after 0\.2 seconds"):
-        run_child(["sh", "-c", "sleep 300 & sleep 300"], {}, 0.2)
+    with pytest.raises(subprocess.TimeoutExpired, match=r"timed out after 0\.2 seconds") as late:
+        run_child(["sh", "-c", "echo begun; sleep 300 & sleep 300"], {}, 0.2)
+    assert late.value.output == "begun\n"
     wait_until(lambda: not marked.processes(), 2, lambda: f"left running: {marked.processes()}")
 
 

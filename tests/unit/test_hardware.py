@@ -140,7 +140,7 @@ def test_key_can_name_a_folder(names: list[str]) -> None:
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder for the kernel's files `cpuinfo` and `cpu.max`."""
+    """A folder for the kernel's file `cpuinfo`."""
     monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / Path(path).name)
     return tmp_path
 
@@ -222,20 +222,17 @@ def test_torch_agrees_about_bf16() -> None:
     ("quota", "cores"),
     [
         (None, 8),
-        ("max 100000", 8),
-        ("200000 100000", 2),
-        ("250000 100000", 3),
-        ("50000 100000", 1),
-        ("6400000 100000", 8),
-        ("", 8),
+        (2.0, 2),
+        (2.5, 3),
+        (0.5, 1),
+        (64.0, 8),
     ],
 )
 def test_cores_are_limited_by_the_quota(
-    system: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    if quota is not None:
-        (system / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(hardware, "cpu_quota", lambda: quota)
     assert core_count() == cores
 
 

@@ -1,0 +1,77 @@
+"""Say what this machine can measure, and what would spoil its measurements.
+
+    python -m ddpperf.doctor [--json] [--seconds S]
+
+One line for each subject is good, a warning or bad, and says what to do. The exit status is 0 if
+nothing is bad, 1 if something is bad, and 4 for a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import NoReturn
+
+from ddpperf.command_output import print_lines
+from ddpperf.doctor.checks import all_findings, what_can_be_measured
+from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
+from ddpperf.machine.hardware import hardware_key, visible_gpus
+
+SCHEMA = 1
+SECONDS = 10.0
+LEAST_SECONDS = 5.0
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that ends with the exit status 4, as all refusals of ddpperf do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(4, f"{self.prog}: {message}; see --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="python -m ddpperf.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options]",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=SECONDS, help="end after so many seconds, 10 by default"
+    )
+    given = parser.parse_args(arguments)
+    gpus = visible_gpus()
+    findings = all_findings(gpus, given.seconds)
+    found = list(findings.values())
+    summary = f"{what_can_be_measured(gpus, findings)} {counted_levels(found)}"
+    if given.json:
+        document = {
+            "schema": SCHEMA,
+            "hardware_key": hardware_key("cuda" if gpus else "cpu", gpus),
+            "summary": summary,
+            "findings": [asdict(finding) for finding in found],
+        }
+        lines = [json.dumps(document, indent=2)]
+    else:
+        lines = [*finding_lines(found), "", *sentence_lines(summary)]
+    try:
+        print_lines(lines)
+    except OSError as error:
+        print(f"the output cannot be written ({error.strerror}); make room", file=sys.stderr)
+        return 4
+    return int(any(finding.level is Level.BAD for finding in found))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not LEAST_SECONDS <= seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

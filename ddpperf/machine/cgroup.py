@@ -1,0 +1,69 @@
+"""The limits that this process's control groups (cgroups) set on CPU time and memory.
+
+A process is in one cgroup of each hierarchy. The limits of all groups above its own hold, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+PROCESS = Path("/proc/self")
+
+
+def cpu_quota(process: Path = PROCESS) -> float | None:
+    """Return how many cores this process may use at the same time, or None without a limit."""
+    quotas = []
+    for folder in _folders("cpu", process):
+        with contextlib.suppress(OSError, ValueError):
+            if (limit := folder / "cpu.max").exists():
+                quota, period = limit.read_text().split()
+            else:  # version 1
+                quota, period = (
+                    (folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
+                )
+            if quota not in ("max", "-1"):
+                quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_left(process: Path = PROCESS) -> int | None:
+    """Return how many bytes of memory the limits leave to this process, or None without a limit.
+
+    Cached files count as left, because the kernel drops them when it needs memory.
+    """
+    left = []
+    for folder in _folders("memory", process):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if (limit := folder / "memory.max").exists():
+                used, cached = folder / "memory.current", "inactive_file"
+            else:  # version 1, which writes a number near 2^63 for no limit
+                limit, used = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"
+                cached = "total_inactive_file"
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            if (most := limit.read_text().strip()) != "max" and int(most) < 2**62:
+                left.append(int(most) - int(used.read_text()) + int(counts[cached]))
+    return max(0, min(left)) if left else None
+
+
+def _folders(controller: str, process: Path) -> list[Path]:
+    """Return the folders of this process's cgroups that limit CPU time or memory, the own one first."""
+    found: list[Path] = []
+    with contextlib.suppress(OSError, ValueError):
+        groups = {}  # by the names of their controllers; empty in version 2
+        for line in (process / "cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            groups[frozenset(names.split(","))] = Path(path)
+        for line in (process / "mountinfo").read_text().splitlines():
+            mounted, _, what = line.partition(" - ")
+            kind, _, options = what.split(" ", 2)
+            if kind == "cgroup2":
+                own = groups.get(frozenset({""}))
+            elif kind == "cgroup" and controller in options.split(","):
+                own = next((path for names, path in groups.items() if controller in names), None)
+            else:
+                continue
+            root, mount = map(Path, mounted.split()[3:5])
+            inside = own.relative_to(root) if own is not None and own.is_relative_to(root) else Path()
+            found += [mount / inside, *(mount / parent for parent in inside.parents)]
+    return found

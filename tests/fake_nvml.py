@@ -1,0 +1,91 @@
+"""A driver with prepared GPUs, in the place of NVML.
+
+Each function of NVML that takes a GPU refuses until a test gives its answer, as NVML refuses what a
+GPU does not support. It also refuses what is no handle, and arguments that are no numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from ddpperf.machine.hardware import Gpu
+
+NOTHING = object()
+
+
+@dataclass(eq=False)
+class FakeGpu:
+    """One GPU. answers: of NVML's functions, by name; a function of further arguments, or a value."""
+
+    gpu: Gpu
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
+    """Let this test's NVML have these GPUs only."""
+    for name in dir(pynvml):
+        function = getattr(pynvml, name)
+        if name.startswith("nvmlDeviceGet") and inspect.isfunction(function):
+            monkeypatch.setattr(pynvml, name, _answering(name))
+    known = {each.gpu.uuid: each for each in gpus}
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: known.get(uuid) or _refuse())
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 13000)
+
+
+def _answering(name: str) -> Callable[..., Any]:
+    def answer(handle: object, *arguments: object) -> Any:
+        if not isinstance(handle, FakeGpu):
+            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if not all(isinstance(argument, int | list) for argument in arguments):
+            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        found = handle.answers.get(name, NOTHING)
+        if found is NOTHING:
+            return _refuse()
+        return found(*arguments) if callable(found) else found
+
+    return answer
+
+
+def _refuse(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Any:
+    raise pynvml.NVMLError(code)
+
+
+def healthy(index: int = 0, **answers: Any) -> FakeGpu:
+    """An idle H200 with nothing to complain about, except for the given answers."""
+    gpu = Gpu(
+        name="NVIDIA H200",
+        uuid=f"GPU-{index}",
+        memory_bytes=150_754_820_096,
+        power_limit_watts=700.0,
+        nvlinks=18,
+        nvlink_bytes_per_second=450e9,
+        driver="580.159.04",
+        numa_node=0,
+    )
+    usual = {
+        "nvmlDeviceGetNvLinkState": lambda link: 1,
+        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+        "nvmlDeviceGetCurrPcieLinkWidth": 16,
+        "nvmlDeviceGetApplicationsClock": lambda kind: 1980,
+        "nvmlDeviceGetDefaultApplicationsClock": lambda kind: 1980,
+        "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+        "nvmlDeviceGetPersistenceMode": 1,
+        "nvmlDeviceGetTotalEccErrors": lambda kind, since: 0,
+        "nvmlDeviceGetMigMode": [0, 0],
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
+        "nvmlDeviceGetCurrentClocksEventReasons": 1,
+        "nvmlDeviceGetComputeRunningProcesses": [],
+    }
+    return FakeGpu(gpu, usual | {f"nvmlDeviceGet{name}": answer for name, answer in answers.items()})

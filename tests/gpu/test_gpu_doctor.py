@@ -1,0 +1,61 @@
+"""The doctor on real GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ddpperf.doctor.findings import Level, Subject
+from ddpperf.doctor.gpus import gpu_disturbances
+from ddpperf.machine.hardware import visible_gpus
+from tests.project import HANG_SECONDS, REPOSITORY
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+HOLDING = "import torch; held = torch.ones(1, device='cuda'); print('held', flush=True); input()"
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the first GPU, and ends when its input closes."""
+    command = [sys.executable, "-c", HOLDING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process
+        process.kill()
+
+
+def users_of_first_gpu() -> set[str]:
+    """Return the ids of the processes that the doctor names; tests before may hold the GPU here."""
+    found = {finding.subject: finding for finding in gpu_disturbances(visible_gpus())}
+    users = found[Subject.GPU_PROCESSES]
+    named = re.search(r"GPU 0.*?used by process(?:es)? ([^;]*)", users.text)
+    assert (users.level is Level.WARNING) == ("busy" in users.text or "used by" in users.text)
+    return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
+
+
+def test_process_that_holds_a_gpu_is_found(holder: subprocess.Popen[str]) -> None:
+    before = users_of_first_gpu()
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    assert len(users_of_first_gpu() - before) == 1
+
+
+def test_doctor_examines_gpus_in_ten_seconds() -> None:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "ddpperf.doctor", "--json"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert time.monotonic() - began < 10
+    found = {each["subject"]: each for each in json.loads(ended.stdout)["findings"]}
+    print(ended.stdout)
+    assert str(torch.cuda.device_count()) in found[Subject.GPUS]["text"]
+    for subject in (Subject.DRIVER, Subject.NVLINK, Subject.PCIE, Subject.TORCH, Subject.NCCL, Subject.SMOKE):
+        assert found[subject]["level"] == Level.GOOD, found[subject]
+    assert re.search(r"\d+ MHz", found[Subject.CLOCKS]["text"])

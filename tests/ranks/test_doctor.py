@@ -1,0 +1,326 @@
+"""The doctor finds prepared faults of a real machine, and its two ranks really run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.doctor import system
+from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.findings import Level, Subject
+from ddpperf.doctor.smoke import smoke_finding
+from ddpperf.doctor.software import software_findings
+from tests.canned import CannedSuite
+from tests.project import HANG_SECONDS, REPOSITORY, Marked
+
+SPINNING = "while True: pass"
+# Loopback with ::1 only, and then what the doctor says about 127.0.0.1
+IPV6_ONLY = """
+ip link set lo up && ip address del 127.0.0.1/8 dev lo || exit 77
+exec "$PYTHON" -c '
+import socket
+from ddpperf.doctor.system import loopback
+socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+print(loopback().level)'
+"""
+# A machine with several faults at once: none of them keeps two ranks from running.
+FAULTY = """
+if [ "$MOUNTS" ]; then
+    mount -t tmpfs -o size=1m tmpfs /dev/shm && mount --bind "$HOME" "$HOME" || exit 77
+    mount -o remount,bind,ro "$HOME" || exit 77
+fi
+ulimit -n 64
+exec "$PYTHON" -m ddpperf.doctor --json --seconds 300
+"""
+
+
+def namespaces(kind: str) -> bool:
+    """Return whether this process may make a namespace of a kind: mount or net."""
+    command = shutil.which("unshare")
+    return (
+        command is not None
+        and subprocess.run([command, f"--{kind}", "true"], capture_output=True).returncode == 0
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("doctor")
+
+
+@pytest.fixture(scope="module")
+def spinning() -> Iterator[int]:
+    """The id of a process that keeps one core busy."""
+    core = min(os.sched_getaffinity(0))
+    process = subprocess.Popen([sys.executable, "-c", SPINNING], env={})  # without the mark of these tests
+    os.sched_setaffinity(process.pid, {core})
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def findings(marked: Marked, folder: Path, spinning: int) -> dict[str, dict[str, Any]]:
+    """What the doctor finds on the faulty machine, by subject."""
+    home, packages, libraries = (folder / name for name in ("home", "packages", "libraries"))
+    for path in (home, packages / "torchvision", libraries):
+        path.mkdir(parents=True)
+    missing = 'raise ModuleNotFoundError("No module named \'torchvision\'", name="torchvision")\n'
+    (packages / "torchvision" / "__init__.py").write_text(missing)
+    shutil.copy(loaded_library("libstdc++.so.6"), libraries / "libstdc++.so.6")
+    can_mount = namespaces("mount")
+    variables = {
+        "PYTHON": sys.executable,
+        "PATH": without_compilers(folder, "mount"),
+        "HOME": str(home),
+        "PYTHONPATH": f"{packages}{os.pathsep}{REPOSITORY}",
+        "LD_LIBRARY_PATH": str(libraries),
+        "MOUNTS": "1" if can_mount else "",
+    }
+    prefix = [shutil.which("unshare") or "unshare", "--mount"] if can_mount else []
+    ended = run([*prefix, "/bin/sh", "-c", FAULTY], marked.environment | variables)
+    if ended.returncode == 77:
+        pytest.skip(f"this machine refuses mounts: {ended.stderr}")
+    marked.assert_nothing_left()
+    assert ended.returncode == 0, ended
+    return {each["subject"]: each for each in json.loads(ended.stdout)["findings"]}
+
+
+def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+
+
+def without_compilers(folder: Path, *tools: str) -> str:
+    """Return a value of $PATH whose only programs are some tools."""
+    (folder / "tools").mkdir()
+    for tool in tools:
+        found = shutil.which(tool)
+        assert found is not None, tool
+        (folder / "tools" / tool).symlink_to(found)
+    return str(folder / "tools")
+
+
+def loaded_library(name: str) -> str:
+    """Return the path of a library that this process has loaded, with torch."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split(maxsplit=5)[5] for line in maps if f"/{name}" in line)
+
+
+@pytest.mark.parametrize(
+    ("subject", "text"),
+    [
+        (Subject.LOAD, "core"),
+        (Subject.COMPILER, "torch.compile needs a C++ compiler"),
+        (Subject.FILES, "at most 64"),
+        (Subject.TORCHVISION, "not installed"),
+        (Subject.LIBRARIES, "libstdc++.so.6"),
+    ],
+)
+def test_prepared_fault_is_a_warning(
+    findings: dict[str, dict[str, Any]], subject: Subject, text: str
+) -> None:
+    assert findings[subject]["level"] == Level.WARNING
+    assert text in findings[subject]["text"]
+    assert findings[subject]["advice"]
+
+
+@pytest.mark.skipif(not namespaces("mount"), reason="this process may not mount folders")
+@pytest.mark.parametrize(
+    ("subject", "text"),
+    [(Subject.SHARED_MEMORY, " MB free, loaders of 2 ranks"), (Subject.HOME, "Read-only file system")],
+)
+def test_fault_of_a_mounted_folder_is_found(
+    findings: dict[str, dict[str, Any]], subject: Subject, text: str
+) -> None:
+    assert findings[subject]["level"] == Level.WARNING
+    assert text in findings[subject]["text"]
+
+
+def test_two_ranks_run_on_the_faulty_machine(findings: dict[str, dict[str, Any]]) -> None:
+    assert findings[Subject.SMOKE]["level"] == Level.GOOD, findings[Subject.SMOKE]
+    assert "all_reduce of 1 MiB" in findings[Subject.SMOKE]["text"]
+
+
+# --- the CPU
+
+
+def test_busy_process_is_named(spinning: int) -> None:
+    before = system.cpu_times()
+    time.sleep(0.5)
+    now = system.cpu_times()
+    finding = system.judged_load(before, now)
+    assert finding.level is Level.WARNING
+    named = re.search(r", mostly (\d+) \(python", finding.text)
+    assert named is not None, finding
+    used = {
+        pid: seconds - before.process_seconds.get(pid, 0.0) for pid, seconds in now.process_seconds.items()
+    }
+    assert used[int(named[1])] >= used[spinning] > 0.05, "other users of this machine can be busier"
+
+
+def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: CannedSuite) -> None:
+    canned_suite.run_findings = run_findings
+    run = canned_suite.run()
+    (saved,) = canned_suite.saved_runs()
+    (load,) = (each for each in saved["ddpperf"]["machine_findings"] if each["subject"] == Subject.LOAD)
+    assert load["text"].startswith("others use ")
+    assert f" {os.getpid()} (" not in load["text"]
+    assert [line for line in run.sentences if line.startswith("machine ") and load["text"] in line]
+
+
+@contextlib.contextmanager
+def cgroup_of_half_a_core() -> Iterator[Path]:
+    """Make a real control group with a quota; skip the test where the kernel does not allow it."""
+    with contextlib.ExitStack() as stack:
+        for parent, quota in (
+            ("cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
+            ("", {"cpu.max": "50000 100000"}),
+        ):
+            folder = Path("/sys/fs/cgroup") / parent / f"ddpperf-test-{os.getpid()}"
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                stack.callback(folder.rmdir)
+                for name, text in quota.items():
+                    (folder / name).write_text(text)
+                yield folder
+                return
+        pytest.skip("no control group with a quota can be made here")
+
+
+def test_half_a_core_is_bad() -> None:
+    program = "import sys; sys.stdin.read(1); from ddpperf.doctor.system import cores; print(cores())"
+    with cgroup_of_half_a_core() as group:
+        command = [sys.executable, "-c", program]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=REPOSITORY)
+        (group / "cgroup.procs").write_text(str(process.pid))
+        output, _ = process.communicate("x", timeout=HANG_SECONDS)
+    assert "Level.BAD" in output
+    assert "quota is 0.5 cores" in output
+
+
+# --- addresses
+
+
+@pytest.mark.skipif(not namespaces("net"), reason="this process may not make a network")
+def test_ipv6_only_is_bad() -> None:
+    ended = run(["unshare", "--net", "sh", "-c", IPV6_ONLY], os.environ | {"PYTHON": sys.executable})
+    if ended.returncode == 77:
+        pytest.skip(f"the addresses of lo cannot be changed: {ended.stderr}")
+    assert ended.stdout.strip() == Level.BAD, ended
+
+
+def test_ranks_can_meet_here() -> None:
+    assert system.loopback().level is Level.GOOD
+
+
+# --- imports that fail
+
+
+def fake_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise ImportError('libcudart.so.99: not found')", "libcudart.so.99: not found"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its import was killed by SIGSEGV"),
+        ("import time; time.sleep(60)", "its import did not end within 2 s"),
+    ],
+)
+def test_torch_that_fails_to_import_is_bad(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, why: str
+) -> None:
+    fake_torch(monkeypatch, tmp_path, code)
+    monkeypatch.chdir(tmp_path)
+    findings = {finding.subject: finding for finding in software_findings([], seconds=2)}
+    assert findings[Subject.TORCH].level is Level.BAD
+    assert why in findings[Subject.TORCH].text
+    assert Subject.TORCHVISION not in findings
+
+
+def test_library_that_breaks_torch_names_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libstdc++.so.6").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    findings = {finding.subject: finding for finding in software_findings([], seconds=HANG_SECONDS)}
+    assert findings[Subject.LIBRARIES].level is Level.BAD
+    assert f"remove {tmp_path} from LD_LIBRARY_PATH" == findings[Subject.LIBRARIES].advice
+    assert findings[Subject.TORCH].level is Level.BAD
+
+
+def test_ranks_that_fail_are_bad(marked: Marked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_torch(monkeypatch, tmp_path, "raise ImportError('broken')")
+    monkeypatch.chdir(tmp_path)
+    finding = smoke_finding("cpu", seconds=HANG_SECONDS)
+    assert finding.level is Level.BAD
+    assert "rank 0 of set A1" in finding.text
+    marked.assert_nothing_left()
+
+
+def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) -> None:
+    """Both children hang in the import of torch, and are killed with all that they started."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(600)")
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    began = time.monotonic()
+    ended = run([sys.executable, "-m", "ddpperf.doctor", "--seconds", "5"], marked.environment | variables)
+    assert time.monotonic() - began < 8
+    assert ended.returncode == 1
+    assert "pass --seconds 60" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    marked.assert_nothing_left()
+
+
+# --- the command
+
+
+def test_doctor_needs_only_the_standard_library() -> None:
+    """It must run where numpy or torch cannot be imported, because that is what it finds."""
+    code = "import sys, ddpperf.doctor.__main__; print({'torch', 'numpy', 'scipy'} & sys.modules.keys())"
+    assert run([sys.executable, "-c", code], os.environ).stdout == "set()\n"
+
+
+def test_older_python_is_refused_in_one_sentence() -> None:
+    code = "import sys; sys.version_info = (3, 10, 4, 'final', 0); import ddpperf.doctor.__main__"
+    ended = run([sys.executable, "-c", code], os.environ)
+    assert ended.returncode == 1
+    assert ended.stderr == "ddpperf needs Python 3.11 or newer, this is Python 3.10; use a newer one\n"
+
+
+def test_output_needs_no_reader_and_no_locale() -> None:
+    """The reader ends at once, and the locale has ASCII only."""
+    program = "from ddpperf.command_output import print_lines; print_lines(['\\u00e9' * 10**6])"
+    variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHON": sys.executable}
+    ended = run(["sh", "-c", f'"$PYTHON" -c "{program}" | true'], variables)
+    assert ended.stderr == ""
+    ended = run(["sh", "-c", f'"$PYTHON" -c "{program}" | head -c 4'], variables)
+    assert ended.stdout == "\u00e9\u00e9"
+    assert ended.stderr == ""
+
+
+def test_measured_devices_are_left_alone(marked: Marked) -> None:
+    """A test run holds the lock of the CPU, and two more ranks would disturb its times."""
+    lock = marked.locks / "ddpperf-cpu.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ended = run([sys.executable, "-m", "ddpperf.doctor"], marked.environment)
+    assert ended.returncode == 0
+    (line,) = (line for line in ended.stdout.splitlines() if "two ranks" in line)
+    assert line.startswith("warning  two ranks    not tried: cpu is being measured by ")
