@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from ddpperf.doctor import gpus as gpu_checks
 from ddpperf.doctor import system
+from ddpperf.doctor.child import LATE
 from ddpperf.doctor.findings import Finding, Level, Subject, warn
 from ddpperf.doctor.smoke import smoke_finding
 from ddpperf.doctor.software import compiler_finding, software_findings
@@ -109,7 +110,11 @@ def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
     ranks = {1: "1", 2: "1 and 2"}.get(count, f"1 to {count}")
     where = "GPU" if gpus else "CPU"
     backend = "" if count == 1 else " (NCCL)" if gpus else " (gloo)"
-    unable = {subject for subject, finding in findings.items() if finding.level is not Level.GOOD}
+    unable = {
+        subject
+        for subject, finding in findings.items()
+        if finding.level is not Level.GOOD and finding.advice != LATE  # what was late may work
+    }
     compiles = Subject.COMPILER not in unable
     steps = ["eager", *["compiled"] * compiles, *["captured"] * bool(gpus)]
     cannot = [

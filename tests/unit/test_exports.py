@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("plain")
     (folder / "test_plain.py").write_text(PLAIN)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-json=plain.json"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    # pytest-xdist's variables would disable the benchmark
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     return stored(folder / "plain.json")
 
 

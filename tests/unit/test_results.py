@@ -200,7 +200,7 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         ({}, "cannot be read: KeyError('spec')"),
         (
             stored(spec={"measurement": "broadcast"}),
-            "sampler, training_run, copy, got 'broadcast'",
+            "custom_step, custom_collective, got 'broadcast'",
         ),
         (stored(spec=None), "cannot be read: TypeError"),
         (stored(samples=[{}]), "cannot be read: KeyError('set')"),
