@@ -17,6 +17,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import functions_of, parameters
+from ddpperf.plugin.collection import measures
 from ddpperf.plugin.core_suite import outside_core
 from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once
@@ -27,8 +28,8 @@ from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import requested_outputs
 from ddpperf.plugin.options.read import read_options
-from ddpperf.plugin.outcome_collector import measures
 from ddpperf.plugin.session import Session
+from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import Spec
 
 SESSION = pytest.StashKey[Session]()
@@ -73,14 +74,16 @@ def pytest_configure(config: pytest.Config) -> None:
         outputs = requested_outputs(config)
         gpus = hardware.visible_gpus()
         options = read_options(config, len(gpus))
-        session = Session(options, gpus, config.rootpath, config.getoption("benchmark_compare") or None)
+        compare_with = config.getoption("benchmark_compare") or None
+        session = Session(options, read_setup(options, gpus, config.rootpath, compare_with))
         config.stash[SESSION] = session
         if not _is_xdist_worker(config):
+            config.pluginmanager.register(session.collection, "ddpperf-collection")
             config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
             config.pluginmanager.register(Ending(config, session, outputs), "ddpperf-ending")
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
-    baseline = session.baseline
+    baseline = session.setup.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
     if not table_options(config):
@@ -102,12 +105,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     session = metafunc.config.stash[SESSION]
     cases = []
-    if not session.outcomes.refusal:
+    if not session.collection.refusal:
         try:
             _prepare(metafunc.config)
             cases = parameters(metafunc.function.__name__, marker, session.options, session.machine)
         except Refused as refused:  # a hook that raises here would only lose one file
-            session.outcomes.refusal = str(refused)
+            session.collection.refusal = str(refused)
     metafunc.parametrize("spec", cases)
 
 
@@ -127,18 +130,18 @@ def _prepare(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Remove tests for which the options leave no case, and tests that this run leaves out."""
-    outcomes = config.stash[SESSION].outcomes
-    outcomes.in_files = [item.nodeid for item in items]
+    collection = config.stash[SESSION].collection
+    collection.in_files = [item.nodeid for item in items]
     yield
     items[:] = [item for item in items if not _has_no_cases(item)]
-    outcomes.paths = [_relative(argument, config) for argument in config.args]
+    collection.paths = [_relative(argument, config) for argument in config.args]
     left_out = outside_core(
         items,
-        outcomes.paths,
+        collection.paths,
         full=bool(config.getoption("--full")),
         markers=config.getoption("markexpr"),
     )
-    outcomes.left_out = [item.nodeid for item in left_out]
+    collection.left_out = [item.nodeid for item in left_out]
     if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
         left_out = list(dict.fromkeys([*left_out, *filter(measures, items)]))
     if left_out:
@@ -154,13 +157,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     config = session.config
     ours = config.stash[SESSION]
-    ours.outcomes.collect(session.items)
+    ours.collection.collect(session.items)
+    ours.outcomes.expect(ours.collection.tests)
     if config.getoption("lf", False):  # pytest left the other tests out without a report
-        ours.outcomes.paths = list(ours.outcomes.measured)
+        ours.collection.paths = list(ours.collection.tests)
     with refusals_as_usage_errors():
-        if ours.outcomes.refusal:
-            raise Refused(ours.outcomes.refusal)
-        if ours.outcomes.measured:
+        if ours.collection.refusal:
+            raise Refused(ours.collection.refusal)
+        if ours.collection.tests:
             if runs_tests(config) and not _is_xdist_worker(config):
                 check_measuring_options(config)
             _prepare(config)
@@ -169,7 +173,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in filter(measures, items):
-        item.config.stash[SESSION].outcomes.deselected.add(item.nodeid)
+        item.config.stash[SESSION].collection.deselected.add(item.nodeid)
 
 
 def _has_no_cases(item: pytest.Item) -> bool:
@@ -203,7 +207,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Lock the devices before the first test, and compare the measurements after the last test."""
     ours, config = session.config.stash[SESSION], session.config
-    measuring = ours.outcomes.measured and runs_tests(config) and not _is_xdist_worker(config)
+    measuring = ours.collection.tests and runs_tests(config) and not _is_xdist_worker(config)
     if measuring:
         with refusals_as_usage_errors():
             ours.start()

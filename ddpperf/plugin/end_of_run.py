@@ -74,7 +74,7 @@ class Ending:
         ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not ran or not session.is_suite or not runs_tests(self._config):
             return
-        if exitstatus == pytest.ExitCode.INTERRUPTED and not session.outcomes.uncollected:
+        if exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected:
             by = f" by {self._signal}" if self._signal else ""
             session.problems.append(f"the run was interrupted{by}")
         self.answer, self.verdict = session.answer()
@@ -107,8 +107,8 @@ class Ending:
 
     def _save(self, document: dict[str, Any]) -> None:
         """Write the run as JSON and, on request, a copy, a baseline and the Markdown page."""
-        storage, outcomes, name = self._session.storage, self._session.outcomes, self._promote_as
-        if outcomes.measured or outcomes.uncollected:
+        storage, collection, name = self._session.setup.storage, self._session.collection, self._promote_as
+        if collection.tests or collection.uncollected:
             save_run = partial(storage.save_run, document, self._session.host["commit"])
             self._write("the run", storage.runs, save_run)
             if copy_to := self._copy_to:
@@ -177,7 +177,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
     images = options.images
     return {
         "schema": SCHEMA,
-        "hardware_key": session.storage.hardware_key,
+        "hardware_key": session.setup.storage.hardware_key,
         "environment": session.environment(),
         "machine_findings": [asdict(finding) for finding in session.machine_findings],
         "options": {
@@ -191,9 +191,9 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
             "epoch_images": options.epoch_images if images is not None else None,
         },
         **session.run.to_json(),
-        "thresholds": session.thresholds.to_json(),
-        "gate": session.outcomes.gate,
-        "left_out": by_file(session.outcomes.left_out),
+        "thresholds": session.setup.thresholds.to_json(),
+        "gate": session.collection.gate,
+        "left_out": by_file(session.collection.left_out),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
             "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),

@@ -48,11 +48,11 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     tests: suspected regressions, and every test whose limit would not show a slow-down as large as
     its tolerance. The most suspicious test comes first.
     """
-    options, baseline = session.options, session.baseline
+    options, baseline = session.options, session.setup.baseline
     assert baseline is not None
     assert plain.comparison is not None
     try:
-        sides = options.sides or stored_sides(baseline, session.storage.root, options, session.cleanup)
+        sides = options.sides or stored_sides(baseline, session.setup.storage.root, options, session.cleanup)
     except Refused as refused:
         plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
         return
@@ -61,7 +61,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     in_order = sorted(tests, key=lambda test: -math.inf if test in slower else -decides[same_work[test]])
     beside = ABRun(
         sides,
-        session.settings.beside_stored_code(options.device),
+        session.setup.settings.beside_stored_code(options.device),
         options.device,
         rounds=options.rounds if "--rounds" in options.given else ROUNDS,
         same_work=same_work,

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.doctor.checks import run_findings
 from ddpperf.doctor.findings import Finding
-from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.core_suite import is_below
+from ddpperf.plugin.collection import Collection
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare, with_functions
-from ddpperf.plugin.outcome_collector import Outcomes
+from ddpperf.plugin.outcomes import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
+from ddpperf.plugin.setup import Setup
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
-from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABLE, TRACES_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
-from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -42,59 +39,46 @@ from ddpperf.workers.process_set import SetOptions
 class Session:
     """The state of one pytest run of the performance tests.
 
-    baseline: the stored run to compare with; None without --benchmark-compare, or if none was
-    found.
+    setup: what was read before the tests were collected, such as the stored run to compare with.
+    collection: the tests that pytest collected.
+    outcomes: how each test ended.
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
-    settings: the decision settings for this class of hardware.
     cleanup: what remains to be removed when all processes have ended.
     machine_findings: what may spoil the measurements, as the doctor found before the first one.
-    compare_with: the name of the stored run to compare with, or True for the newest one.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        gpus: Sequence[hardware.Gpu],
-        root: Path,
-        compare_with: str | Literal[True] | None = None,
-    ) -> None:
+    def __init__(self, options: Options, setup: Setup) -> None:
         self.options = options
-        self.storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
+        self.setup = setup
+        self.collection = Collection()
         self.outcomes = Outcomes()
-        self.problems: list[str] = []
+        self.problems = [setup.no_baseline] if setup.no_baseline else []
         self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # pytest captures the usual stream later
         self.passes: list[Measuring] = []
-        self._gpus = gpus
-        self._devices = Devices(gpus if options.device == "cuda" else (), max(options.world_sizes))
-        self._prepared = False
-        thresholds, settings = read_threshold_file(root)
-        self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
-        decision = settings["gpu" if options.device == "cuda" else "cpu"]
-        self.baseline: Baseline | None = None
-        if compare_with:
-            try:
-                self.baseline = self.storage.load(self.storage.find(compare_with))
-            except NoBaseline as problem:
-                if compare_with is not True:
-                    raise Refused(str(problem)) from problem
-                self.problems.append(str(problem))
-        self.settings = decision
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
+        self._devices = Devices(setup.gpus if options.device == "cuda" else (), max(options.world_sizes))
+        self._prepared = False
         self.run: PlainRun | ABRun
-        if options.sides is not None and not compare_with:
+        if options.sides is not None and not setup.compares:
             self.run = ABRun(
-                options.sides, decision, options.device, rounds=options.rounds, replicates=options.replicates
+                options.sides,
+                setup.settings,
+                options.device,
+                rounds=options.rounds,
+                replicates=options.replicates,
             )
         else:
-            self.run = PlainRun(options, decision, self.storage, self.baseline)
+            self.run = PlainRun(options, setup.settings, setup.storage, setup.baseline)
 
     @cached_property
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
-        return hardware.machine(self.options.device, self._gpus, self.options.links, self.options.world_sizes)
+        return hardware.machine(
+            self.options.device, self.setup.gpus, self.options.links, self.options.world_sizes
+        )
 
     @property
     def is_suite(self) -> bool:
@@ -102,10 +86,10 @@ class Session:
 
         It needs none if the command line left all performance tests out, and other tests ran.
         """
-        requested = isinstance(self.run, ABRun) or self.baseline is not None or bool(self.problems)
+        requested = isinstance(self.run, ABRun) or self.setup.baseline is not None or bool(self.problems)
         others_ran = bool(self.outcomes.seconds)
-        found = self.outcomes.measured or (self.outcomes.deselected and not others_ran)
-        return requested or bool(found) or any(map(is_experiment, self.outcomes.uncollected))
+        found = self.outcomes.measured or (self.collection.deselected and not others_ran)
+        return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
 
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.
@@ -116,9 +100,9 @@ class Session:
             return
         self._prepared = True
         _ = self.host  # read now: the commit at the beginning is the one that is stored
-        self.options = prepare(self.options, self.storage.root)
-        if self.baseline is not None:
-            require_stored_code(self.baseline, self.options.sides, self.storage.root)
+        self.options = prepare(self.options, self.setup.storage.root)
+        if self.setup.baseline is not None:
+            require_stored_code(self.setup.baseline, self.options.sides, self.setup.storage.root)
 
     def use_functions(self, functions: Iterable[str]) -> None:
         """Let the ranks import the user's functions that the collected tests measure.
@@ -130,7 +114,7 @@ class Session:
     @cached_property
     def host(self) -> dict[str, Any]:
         """The machine and the git commit at the start of the run, as stored in the JSON file."""
-        return hardware.environment(self.options.device, self._gpus, self.storage.root)
+        return hardware.environment(self.options.device, self.setup.gpus, self.setup.storage.root)
 
     # --- measuring
 
@@ -147,7 +131,7 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
-            self.machine_findings = run_findings(self.options.device, self._gpus)
+            self.machine_findings = run_findings(self.options.device, self.setup.gpus)
             self.begin_pass(self.run, self.run.replicates)
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
@@ -167,7 +151,7 @@ class Session:
     @cached_property
     def _last_seconds(self) -> Mapping[str, float]:
         """The duration of each test in the newest run, for the progress line."""
-        return self.storage.newest_seconds() if self.progress.shown_at_all else {}
+        return self.setup.storage.newest_seconds() if self.progress.shown_at_all else {}
 
     def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side.
@@ -222,24 +206,12 @@ class Session:
         if len(self.passes) > 1 or measure is None or measure.measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
         spec = measure.measured.spec_of(measure.judged_side)
-        return self.thresholds.violations(test, function, spec, measure.values())
+        return self.setup.thresholds.violations(test, function, spec, measure.values())
 
     def expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests that the command line names.
-
-        Stored tests of a file that pytest was told to ignore, as by --ignore, are left out.
-        """
-        stored = self.baseline.measured if self.baseline is not None else {}
-        asked = {
-            test
-            for test in stored
-            if any(is_below(test, path) for path in self.outcomes.paths) and not self._is_ignored(test)
-        }
-        return set(self.outcomes.measured) | asked - self.outcomes.deselected
-
-    def _is_ignored(self, test: str) -> bool:
-        file = test.partition("::")[0]
-        return file not in self.outcomes.files and (self.storage.root / file).exists()
+        """Return the ids of collected tests, and of stored tests that the command line names."""
+        stored = self.setup.baseline.measured if self.setup.baseline is not None else ()
+        return self.collection.expected(stored, self.setup.storage.root)
 
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""
@@ -265,11 +237,11 @@ class Session:
         else:
             answer = self.run.answer(measured, self.expected(), self.environment())
         problems = list(self.problems)
-        if self.outcomes.deselected and not self.outcomes.measured:
-            count = len(self.outcomes.deselected)
+        if self.collection.deselected and not self.outcomes.measured:
+            count = len(self.collection.deselected)
             problems.append(
                 f"all {count} tests were left out or deselected; --full runs the tests outside the core suite"
-                if self.outcomes.left_out
+                if self.collection.left_out
                 else f"all {count} tests were deselected on the command line"
             )
         return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
@@ -277,8 +249,8 @@ class Session:
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
         found = self.outcomes
-        outcomes = found.measured | found.uncollected | found.other_failures
-        ended_as = dict.fromkeys(self.outcomes.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
+        outcomes = found.measured | self.collection.uncollected | found.other_failures
+        ended_as = dict.fromkeys(self.collection.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
         for measuring in self.passes:
             for test, measure in measuring.measures.items():
                 if measure.ended_as is not None:

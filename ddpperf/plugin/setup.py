@@ -1,0 +1,66 @@
+"""What a test run reads before it collects tests: thresholds, settings, and the stored run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddpperf.errors import Refused
+from ddpperf.machine import hardware
+from ddpperf.plugin.options.options import Options
+from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
+from ddpperf.verdict.settings import DecisionSettings
+from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The hardware and the files of a test run, which do not change while it runs.
+
+    baseline: the stored run to compare with; None without --benchmark-compare, or if none was
+    found.
+    no_baseline: why no stored run was found, or "".
+    settings: the decision settings for this class of hardware.
+    """
+
+    gpus: Sequence[hardware.Gpu]
+    storage: Storage
+    thresholds: HardwareThresholds
+    settings: DecisionSettings
+    baseline: Baseline | None
+    no_baseline: str
+
+    @property
+    def compares(self) -> bool:
+        """Whether the command line requests a comparison with a stored run."""
+        return self.baseline is not None or bool(self.no_baseline)
+
+
+def read_setup(
+    options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | Literal[True] | None
+) -> Setup:
+    """Read perf/thresholds.toml and the stored run to compare with.
+
+    compare_with: the name of the stored run, or True for the newest one. Raises Refused for a wrong
+    file, and for a stored run of this name that does not exist.
+    """
+    storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
+    thresholds, settings = read_threshold_file(root)
+    baseline, no_baseline = None, ""
+    if compare_with:
+        try:
+            baseline = storage.load(storage.find(compare_with))
+        except NoBaseline as problem:
+            if compare_with is not True:
+                raise Refused(str(problem)) from problem
+            no_baseline = str(problem)
+    return Setup(
+        gpus=gpus,
+        storage=storage,
+        thresholds=HardwareThresholds(thresholds, storage.hardware_key),
+        settings=settings["gpu" if options.device == "cuda" else "cpu"],
+        baseline=baseline,
+        no_baseline=no_baseline,
+    )
