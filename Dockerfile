@@ -28,7 +28,7 @@ WORKDIR /ddpperf
 COPY --chown=${USER_ID} pyproject.toml README.md LICENSE ./
 COPY --chown=${USER_ID} ddpperf/__init__.py ddpperf/__init__.py
 RUN python3 -m venv .venv \
-    && .venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --editable . torchvision
+    && .venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --editable .
 
 COPY --chown=${USER_ID} . .
 VOLUME ["/results", "/ddpperf/.ddpperf"]

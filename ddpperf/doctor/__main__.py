@@ -8,14 +8,12 @@ nothing is bad, 1 if something is bad, and 4 for a wrong option.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
 
-from ddpperf.command_output import print_lines
+from ddpperf.command import Parser, print_lines, refused
 from ddpperf.doctor.checks import all_findings, what_can_be_measured
 from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
 from ddpperf.machine.hardware import hardware_key, visible_gpus
@@ -25,20 +23,8 @@ SECONDS = 10.0
 LEAST_SECONDS = 5.0
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that ends with the exit status 4, as all refusals of ddpperf do."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(4, f"{self.prog}: {message}; see --help\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m ddpperf.doctor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [options]",
-    )
+    parser = Parser("ddpperf.doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
         "--seconds", type=_seconds, default=SECONDS, help="end after so many seconds, 10 by default"
@@ -61,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print_lines(lines)
     except OSError as error:
-        print(f"the output cannot be written ({error.strerror}); make room", file=sys.stderr)
-        return 4
+        return refused(f"the output cannot be written ({error.strerror}); make room")
     return int(any(finding.level is Level.BAD for finding in found))
 
 

@@ -8,10 +8,10 @@ never changes a file that exists, except that it adds a line to .gitignore.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from ddpperf.command import Parser, refused
 from ddpperf.errors import Refused
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -55,20 +55,13 @@ def _copy(root: Path, name: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ddpperf.init",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.parse_args()
+    Parser("ddpperf.init", __doc__).parse_args()
     try:
         print("\n".join(write(Path.cwd())))
     except Refused as problem:
-        print(problem, file=sys.stderr)
-        return 4
+        return refused(problem)
     except OSError as error:
-        print(f"{error.filename} cannot be written ({error.strerror}); make it writable", file=sys.stderr)
-        return 4
+        return refused(f"{error.filename} cannot be written ({error.strerror}); make it writable")
     return 0
 
 

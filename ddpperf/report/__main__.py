@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpperf.command_output import print_lines
+from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import Refused, first_line
-from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
+from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, write_csv, write_prometheus
 from ddpperf.report.page import PAGE_BEGINS, write_page
-from ddpperf.report.plots import write_plots
+from ddpperf.report.plots import History, write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
@@ -31,7 +31,6 @@ from ddpperf.results.stored_runs import (
     newest_run,
     read_document,
     require_replaceable,
-    write_atomically,
 )
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
@@ -83,12 +82,7 @@ def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ddpperf.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [options] RUN.json",
-    )
+    parser = Parser("ddpperf.report", __doc__)
     parser.add_argument(
         "run", type=Path, nargs="?", help="a stored run, such as .ddpperf/runs/KEY/0001_x.json"
     )
@@ -105,55 +99,72 @@ def main() -> int:
     given = parser.parse_args()
     try:
         given.run = given.run or newest_run(Path.cwd())
-        for option, path, begins, what in (
-            ("-o", given.output, PAGE_BEGINS, "pages"),
-            ("--csv", given.csv, CSV_BEGINS, "exports"),
-            ("--prometheus", given.prometheus, PROMETHEUS_BEGINS, "exports"),
-        ):
-            if path is not None:
-                require_replaceable(option, str(path), begins, what)
-        made = _made(given)
+        made = _made(given, _requested(given))
     except (NoBaseline, Refused) as problem:
-        return _refused(str(problem))
+        return refused(problem)
     except ImportError as error:
-        return _refused(f"a library cannot be imported ({first_line(error)}); install it with pip")
+        return refused(f"a library cannot be imported ({first_line(error)}); install it with pip")
     except Exception as error:  # whatever a damaged file makes of the code
-        return _refused(f"{given.run} is damaged ({first_line(error)}); name another run")
+        return refused(f"{given.run} is damaged ({first_line(error)}); name another run")
     try:
         print_lines(made)
     except OSError as error:
-        return _refused(f"the output cannot be written ({error.strerror}); make room, or name a file with -o")
+        return refused(f"the output cannot be written ({error.strerror}); make room, or name a file with -o")
     return 0
 
 
-def _made(given: argparse.Namespace) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A file or folder to write, and the function that writes a stored run there.
+
+    kept: the history of the project, which pictures show.
+    """
+
+    path: Path
+    write: Callable[[Path, dict[str, Any], History], Path]
+
+
+def _requested(given: argparse.Namespace) -> list[Output]:
+    """Return the requested outputs; raise Refused if one of them would replace something else."""
+    outputs = (
+        ("-o", given.output, PAGE_BEGINS, "pages", write_page),
+        ("--csv", given.csv, CSV_BEGINS, "exports", lambda path, run, kept: write_csv(path, run)),
+        (
+            "--prometheus",
+            given.prometheus,
+            PROMETHEUS_BEGINS,
+            "exports",
+            lambda path, run, kept: write_prometheus(path, run),
+        ),
+    )
+    found = {}
+    for option, path, begins, what, write in outputs:
+        if path is None:
+            continue
+        require_replaceable(option, str(path), begins, what)
+        if path.resolve() in found:
+            raise Refused(f"{option} names {path}, as another option does; name two files")
+        found[path.resolve()] = Output(path=path, write=write)
+    plots = [Output(path=given.plots, write=write_plots)] if given.plots is not None else []
+    return [*found.values(), *plots]
+
+
+def _made(given: argparse.Namespace, outputs: Sequence[Output]) -> list[str]:
     """Write the requested files, and return the lines to print."""
     document = load(given.run)
     if given.baseline is not None:
         document = compared(document, given.run, given.baseline, Path.cwd())
     kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
     lines = report_tables(document).splitlines() if given.tables else []
-    if not (given.tables or given.output or given.plots or given.csv or given.prometheus):
+    if not (given.tables or outputs):
         lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
-    writers: dict[Path | None, Callable[[Path], Path]] = {
-        given.output: lambda path: write_page(path, document, kept),
-        given.plots: lambda path: write_plots(path, document, kept),
-        given.csv: lambda path: write_atomically(path, csv_text(document)),
-        given.prometheus: lambda path: write_prometheus(path, document),
-    }
-    for path, write in writers.items():
-        if path is not None:
-            try:
-                lines.append(f"saved {write(path)}")
-            except OSError as error:
-                advice = "name another file or folder"
-                raise Refused(f"{path} cannot be written ({error.strerror}); {advice}") from error
+    for output in outputs:
+        try:
+            lines.append(f"saved {output.write(output.path, document, kept)}")
+        except OSError as error:
+            advice = "name another file or folder"
+            raise Refused(f"{output.path} cannot be written ({error.strerror}); {advice}") from error
     return lines
-
-
-def _refused(sentence: str) -> int:
-    print(" ".join(sentence.split()), file=sys.stderr)
-    return 4
 
 
 if __name__ == "__main__":

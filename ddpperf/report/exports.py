@@ -89,6 +89,11 @@ def csv_text(document: Mapping[str, Any]) -> str:
     return output.getvalue()
 
 
+def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write all metrics of a stored run to a CSV file; raise OSError if that fails."""
+    return write_atomically(path, csv_text(document))
+
+
 def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
     """Write a stored run as a text file for the textfile collector of Prometheus' node exporter.
 

@@ -7,15 +7,13 @@ FOLDER is one of the folders that --traces made, with a file rank0.json, rank1.j
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddpperf.command import Parser, refused
 from ddpperf.errors import Refused, first_line
 from ddpperf.results.stored_runs import require_replaceable, write_atomically
 
@@ -59,46 +57,35 @@ def _moved(event: Mapping[str, Any], rank: int, microseconds: float) -> dict[str
 
 def read_traces(folder: Path) -> dict[int, dict[str, Any]]:
     """Return the trace of each rank in a folder; raise Refused if there is none, or a damaged one."""
-    files = {int(match[1]): path for path, match in _rank_files(folder)}
-    if not files:
-        advice = "name one of the folders that --traces made"
-        raise Refused(f"{folder} holds no file such as rank0.json; {advice}")
     traces = {}
-    for rank, path in files.items():
+    for path in folder.glob("rank*.json"):
         try:
-            content = path.read_bytes()
-            trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+            trace = json.loads(path.read_bytes())
+            rank = int(path.stem.removeprefix("rank"))
             traces[rank] = trace | {"traceEvents": list(trace["traceEvents"])}
-        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise Refused(f"{path} is no trace ({first_line(error)}); measure again with --traces") from error
+    if not traces:
+        raise Refused(
+            f"{folder} holds no file such as rank0.json; name one of the folders that --traces made"
+        )
     return traces
 
 
-def _rank_files(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    for path in sorted(folder.glob("*")):
-        if match := re.fullmatch(r"(?:.*-)?rank(\d+)\.json(?:\.gz)?", path.name):
-            yield path, match
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ddpperf.report.perfetto",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("ddpperf.report.perfetto", __doc__)
     parser.add_argument("folder", type=Path, help="a folder with the traces of all ranks")
     parser.add_argument("-o", "--output", type=Path, help="the joined file; FOLDER.json by default")
     given = parser.parse_args()
-    output = given.output or given.folder.absolute().with_name(f"{given.folder.absolute().name}.json")
+    folder = given.folder.absolute()
+    output = given.output or folder.with_name(f"{folder.name}.json")
     try:
         require_replaceable("-o", str(output), BEGINS, "joined traces")
-        write_atomically(output, json.dumps(joined(read_traces(given.folder))))
+        write_atomically(output, json.dumps(joined(read_traces(folder))))
     except Refused as problem:
-        print(problem, file=sys.stderr)
-        return 4
+        return refused(problem)
     except OSError as error:
-        print(f"{output} cannot be written ({error.strerror}); name another file with -o", file=sys.stderr)
-        return 4
+        return refused(f"{output} cannot be written ({error.strerror}); name another file with -o")
     print(f"saved {output}: open it in ui.perfetto.dev")
     return 0
 

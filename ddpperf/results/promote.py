@@ -7,11 +7,11 @@ Without RUN.json, the newest run of this project is promoted.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
+from ddpperf.command import Parser, refused
 from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
 
 
@@ -34,15 +34,14 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ddpperf.results.promote", description=__doc__)
+    parser = Parser("ddpperf.results.promote", __doc__)
     parser.add_argument("run", nargs="?", type=Path, help="a stored run; the newest by default")
     parser.add_argument("--name", default="baseline", help="the baseline's name")
     given = parser.parse_args()
     try:
         print(f"saved the baseline: {os.path.relpath(promote(Path.cwd(), given.run, given.name))}")
     except (NoBaseline, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 4
+        return refused(problem)
     return 0
 
 
