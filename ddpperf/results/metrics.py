@@ -94,15 +94,19 @@ def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Cal
         metric = find(name)
     except KeyError:
         return name, unit.removeprefix("1"), "{:.4g}".format
+    if metric.unit == "1/s":
+        is_images = metric.format is units.rate
+        return ("", "images/s", units.whole) if is_images else (f"{metric.heading}/s", "", metric.format)
     if scale := units.common_scale(metric.unit, values):
         unit, text = scale
-        return ("", unit, text) if metric.unit == "1/s" else (metric.heading, unit, text)
+        return metric.heading, unit, text
     return metric.heading, "", metric.format
 
 
 def register(metric: Metric) -> None:
-    """Add the metric of a custom test suite; raise ValueError if its name is taken."""
-    if metric.name in _METRICS:
+    """Add the metric of a custom test suite; raise ValueError if another metric has its name."""
+    known = _METRICS.get(metric.name)
+    if known is not None and replace(known, format=metric.format) != metric:
         raise ValueError(f"a metric {metric.name} is registered already; choose another name")
     _METRICS[metric.name] = metric
 

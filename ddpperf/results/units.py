@@ -50,8 +50,6 @@ def common_scale(unit: str, values: Iterable[float]) -> tuple[str, Callable[[flo
 
     The unit suits the median value. Returns None for a unit that has no scales, such as "1".
     """
-    if unit == "1/s":
-        return "images/s", whole
     if unit not in SCALES:
         return None
     middle = median(map(abs, values))

@@ -71,7 +71,26 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
         if module.__file__ is not None:
             above = wanted.count(".") + hasattr(module, "__path__")
             folders[wanted] = str(Path(module.__file__).parents[above])
-    return {**found, "torchvision": find_spec("torchvision") is not None}
+    return {**found, "foreign": foreign(), "torchvision": find_spec("torchvision") is not None}
+
+
+def foreign() -> list[str]:
+    """Return the imported modules that lie in the current folder, if another source tree comes first.
+
+    Such a source tree is sys.path[0]. Installed packages below the current folder do not count.
+    """
+    root, here = sys.path[0], os.getcwd()
+    if root in ("", here) or not getattr(sys.flags, "safe_path", False):
+        return []
+    return sorted(
+        name
+        for name, module in list(sys.modules.items())
+        for file in [str(getattr(module, "__file__", None) or "")]
+        if file.startswith(here + os.sep)
+        and not file.startswith(root + os.sep)
+        and "site-packages" not in file
+        and name.partition(".")[0] not in ("ddpperf", "torch", "torchvision")
+    )
 
 
 def import_package(package: str) -> ModuleType:

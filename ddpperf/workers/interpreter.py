@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 import ddpperf
@@ -45,7 +44,8 @@ class Side:
     """The Python interpreter, code and environment of the base's or the candidate's ranks.
 
     name: "A" for the base (or without a comparison), "B" for the candidate. root: a folder that
-    comes first on the ranks' path. If it holds a ddpperf, the ranks run that ddpperf.
+    comes first on the ranks' path, followed by its folder src. If it holds a ddpperf, the ranks run
+    that ddpperf.
     """
 
     name: str = "A"
@@ -64,7 +64,7 @@ class Side:
         if self.root is None:
             return dict(self.environment)
         inherited = self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        path = [str(self.root), os.getcwd(), *([inherited] if inherited else [])]
+        path = [str(self.root), str(self.root / "src"), os.getcwd(), *([inherited] if inherited else [])]
         # PYTHONSAFEPATH: otherwise the current folder would come before the root
         return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
@@ -79,8 +79,9 @@ class Found:
 
     root: the source tree that comes first on the ranks' path, or None. requested: the options that
     name the interpreter and the source tree. folders: the folder on the path from which each module
-    was imported. missing, why: the first module that cannot be imported, and the error. Both are
-    empty if all modules can be imported.
+    was imported. foreign: modules that come from the current folder, although the root comes first.
+    missing, why: the first module that cannot be imported, and the error. Both are empty if all
+    modules can be imported.
     """
 
     python: str
@@ -89,22 +90,22 @@ class Found:
     torch: str = ""
     cuda: str | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
+    foreign: Sequence[str] = ()
     torchvision: bool = True
     missing: str = ""
     why: str = ""
 
-    def require_root(self, functions: Sequence[str] = ()) -> None:
-        """Raise Refused if the ranks import nothing from their source tree.
-
-        functions: other functions of the user that the ranks import, as `package.module:function`.
-        """
-        if self.root is None or str(self.root) in self.folders.values():
+    def require_root(self) -> None:
+        """Raise Refused if the ranks import nothing from their source tree, or modules of another."""
+        if self.root is None:
             return
-        packages = {name.partition(":")[0].partition(".")[0] for name in functions}
-        if not any(PathFinder.find_spec(package, [str(self.root)]) for package in packages):
+        if not {str(self.root), str(self.root / "src")} & set(self.folders.values()):
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
-            problem = f"holds nothing that a rank loads, found {places}; name a checkout of one of them"
-            raise Refused(f"{self.requested} {problem}")
+            advice = "name a checkout that has one of them, or merge the performance tests there first"
+            raise Refused(f"{self.requested} holds nothing that a rank loads, found {places}; {advice}")
+        if self.foreign:
+            found = f"its ranks would load {self.foreign[0]} of the current folder"
+            raise Refused(f"{self.requested} lacks a module: {found}; move it to the root or to src/")
 
 
 def check_side(side: Side, requested: str, device: str, functions: Sequence[str]) -> Found:

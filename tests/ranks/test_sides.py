@@ -49,6 +49,12 @@ FILES = {
     "hanging/torch/__init__.py": "import os, time\nos.fork()\ntime.sleep(300)\n",
     "broken/ddpperf/__init__.py": "import what_it_needs\n",
     "holds-mine/mine.py": MAKE,
+    "holds-src/src/mine.py": MAKE,
+    "candidate/src/helper.py": "",
+    "candidate/steps.py": f"import helper\n{MAKE}",
+    "lacks-helper/steps.py": f"import helper\n{MAKE}",
+    "has-helper/steps.py": f"import helper\n{MAKE}",
+    "has-helper/src/helper.py": "",
     "holds-torchvision/torchvision/__init__.py": "",
     "holds-ddpperf/ddpperf/__init__.py": "",
     "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
@@ -127,9 +133,22 @@ def test_root_with_one_loaded_module_is_accepted(
 def test_root_may_hold_only_a_tested_function(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
     assert read("--against-root holds-mine", functions=["mine:make"])
-    assert "holds nothing that a rank loads" in refusal(
-        read, "--against-root holds-mine", functions=["other:make"]
+    assert read("--against-root holds-src", functions=["mine:make"]), "its folder src is on the path, too"
+    assert "holds nothing that a rank loads" in refusal(read, "--against-root holds-mine")
+
+
+def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise base and candidate would both run the module of the current folder."""
+    here = at / "candidate"
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(here / "src")]))
+    lacks = f"--against-root {at}/lacks-helper"
+    sentence = refusal(read, lacks, functions=["steps:make"])
+    assert sentence == (
+        f"{lacks} lacks a module: its ranks would load helper of the current folder; move it to the root or"
+        " to src/"
     )
+    assert read(f"--against-root {at}/has-helper", functions=["steps:make"])
 
 
 @pytest.mark.parametrize("safe_path", ["", "1"])

@@ -63,7 +63,8 @@ def check_sides(options: Options) -> Options:
     for side in (sides.base, sides.candidate):
         checked = BASE in found and dataclasses.replace(side, name=BASE) == sides.base
         if is_elsewhere(side) and not checked:
-            found[side.name] = check_side(side, options_of_side(side), options.device, [options.model])
+            functions = [options.model, *options.functions]
+            found[side.name] = check_side(side, options_of_side(side), options.device, functions)
     return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
 
 
@@ -72,9 +73,11 @@ def with_functions(options: Options, functions: Iterable[str]) -> Options:
 
     Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree.
     """
-    options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *functions})))
+    if new := {*functions} - {*options.functions}:
+        options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *new})))
+        options = check_sides(options)
     for found in options.sides.found.values() if options.sides is not None else ():
-        found.require_root(options.functions)
+        found.require_root()
     return options
 
 
