@@ -25,7 +25,7 @@ def import_function(name: str, role: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        advice = "name a module that python -c 'import ...' finds"
+        advice = f"try python -c 'import {module_name}' in the folder of the test run"
         raise CannotTrain(f"{role} {name} cannot be imported ({first_line(error)}); {advice}") from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -15,6 +15,7 @@ from ddpperf.collectives.algorithms import ALGORITHMS, Transport
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.compile_and_capture import capture
 from ddpperf.custom_functions import import_function
+from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.trace import communication_seconds, trace_of
 from ddpperf.specs import (
@@ -152,6 +153,9 @@ def _operation(
 
         def own() -> Tensor:
             function(buffer)
+            if buffer.dtype != torch.float32 or buffer.numel() != count:
+                kept = f"keep a float32 buffer of {count} elements, got {buffer.dtype}, {buffer.numel()}"
+                raise CannotTrain(f"collective {spec.function} must {kept}; change its values only")
             return buffer
 
         return buffer, own
@@ -218,14 +222,22 @@ class Collective(RepeatedCall):
         self.call = lambda: operation(self.result, self.source)
 
     def start_round(self) -> None:
+        self._clear_result()
+        if isinstance(self.spec, CustomCollectiveSpec):
+            self.call()
+            self.end_round(1)  # at once: a function that returns too early has no result yet
+            self._clear_result()
+
+    def _clear_result(self) -> None:
         if self.result is not self.source or self.rank:  # rank 0 broadcasts its buffer
             self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
 
     def end_round(self, steps: int) -> None:
         """Raise ArithmeticError unless the collective's result equals the expected tensor."""
-        if not torch.equal(self.result, self.expected):
-            index = int((self.result != self.expected).nonzero()[0])
-            found, expected = self.result[index].item(), self.expected[index].item()
+        result = self.result.clone()  # what is there now; more may arrive while it is compared
+        if not torch.equal(result, self.expected):
+            index = int((result != self.expected).nonzero()[0])
+            found, expected = result[index].item(), self.expected[index].item()
             raise ArithmeticError(_wrong(self.spec.id, steps, index, found, expected))
 
 

@@ -8,60 +8,82 @@ never changes a file that exists, except that it adds a line to .gitignore.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from ddpperf.command import Parser, refused
+from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import Refused
+from ddpperf.results.stored_runs import write_atomically
 
 TEMPLATE = Path(__file__).parent / "template"
 FILES = ("perf/step.py", "perf/test_step.py", "perf/thresholds.toml")
 CONFTEST = "conftest.py"
-PLUGIN = "ddpperf.plugin"
+PLUGIN_LINE = r"^pytest_plugins\b.*?ddpperf\.plugin"
 IGNORED = ".ddpperf/"
 
 
 def write(root: Path) -> list[str]:
     """Write the example experiment below a folder, and return a line for each file and the next step.
 
-    Raises Refused if one of the example's files exists already. Then nothing is written.
+    Raises Refused if one of the example's files exists already, or if a file cannot be read or
+    written. Then nothing is left of the example.
     """
-    if existing := [name for name in FILES if (root / name).exists()]:
+    files = {root / name: (TEMPLATE / name).read_bytes() for name in FILES}
+    if existing := [path for path in files if os.path.lexists(path)]:
         raise Refused(
-            f"{root / existing[0]} exists already, so nothing was written; "
+            f"{existing[0]} exists already, so nothing was written; "
             "move the file away, or run the command in another folder"
         )
-    lines = [_copy(root, name) for name in FILES]
     next_step = "run it: python -m pytest perf/"
-    conftest = root / CONFTEST
-    if not conftest.exists():
-        lines.append(_copy(root, CONFTEST))
-    elif PLUGIN not in conftest.read_text(encoding="utf-8", errors="replace"):
-        line = (TEMPLATE / CONFTEST).read_text().strip()
+    line = (TEMPLATE / CONFTEST).read_text().strip()
+    if not os.path.lexists(root / CONFTEST):
+        files[root / CONFTEST] = (TEMPLATE / CONFTEST).read_bytes()
+    elif not re.search(PLUGIN_LINE, _text(root / CONFTEST), re.MULTILINE | re.DOTALL):
         next_step = f"add this line to {CONFTEST}: {line}; then {next_step}"
     ignore = root / ".gitignore"
-    ignored = ignore.read_text(encoding="utf-8", errors="replace") if ignore.exists() else ""
+    ignored = _text(ignore) if os.path.lexists(ignore) else ""
+    lines = [f"wrote {path.relative_to(root)}" for path in files]
     if IGNORED not in ignored.splitlines():
-        with ignore.open("a", encoding="utf-8") as file:
-            file.write("\n" * bool(ignored and not ignored.endswith("\n")) + f"{IGNORED}\n")
+        newline = "" if ignored == "" or ignored.endswith("\n") else "\n"
+        text = f"{ignored}{newline}{IGNORED}\n"
+        files[ignore.resolve()] = text.encode(errors="surrogateescape")
         lines.append(f"added {IGNORED} to .gitignore")
+    _write_all(files)
     return [*lines, f"next: {next_step}"]
 
 
-def _copy(root: Path, name: str) -> str:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes((TEMPLATE / name).read_bytes())
-    return f"wrote {name}"
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise Refused(f"{path} cannot be read ({error.strerror}); repair it first") from error
+
+
+def _write_all(files: Mapping[Path, bytes]) -> None:
+    """Write all files or none; an existing file is replaced last."""
+    written: list[Path] = []
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(exist_ok=True)
+            written += [] if path.exists() else [path]
+            write_atomically(path, content)
+        except OSError as error:
+            for new in written:
+                new.unlink(missing_ok=True)
+            raise Refused(f"{path} cannot be written ({error.strerror}); make it writable") from error
 
 
 def main() -> int:
     Parser("ddpperf.init", __doc__).parse_args()
     try:
-        print("\n".join(write(Path.cwd())))
+        print_lines(write(Path.cwd()))
     except Refused as problem:
         return refused(problem)
     except OSError as error:
-        return refused(f"{error.filename} cannot be written ({error.strerror}); make it writable")
+        return refused(f"the output or the current folder cannot be used ({error.strerror}); repair it")
     return 0
 
 

@@ -158,6 +158,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     ours = config.stash[SESSION]
     ours.collection.collect(session.items)
+    ours.collection.ignores = bool(config.getoption("ignore") or config.getoption("ignore_glob"))
     ours.outcomes.expect(ours.collection.tests)
     if config.getoption("lf", False):  # pytest left the other tests out without a report
         ours.collection.paths = list(ours.collection.tests)

@@ -69,7 +69,7 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     ids = [case.id for case in found]
     if twice := [name for name in ids if ids.count(name) > 1]:
         why = f"{test} has two cases with the id {twice[0]}, which names what is stored"
-        raise Refused(f"{why}; measure each once")
+        raise Refused(f"{why}; measure each once, or name one with pytest.param(spec, id=...)")
     return found
 
 

@@ -23,6 +23,7 @@ class Collection:
     gate: tests that `-m gate` selects.
     candidate_cannot: skipped tests that only the candidate of an A/B run cannot measure.
     paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
+    ignores: whether the command line has --ignore or --ignore-glob.
     refusal: why the collected cases cannot be measured; empty if they can.
     """
 
@@ -36,6 +37,7 @@ class Collection:
         self.gate: list[str] = []
         self.candidate_cannot: set[str] = set()
         self.paths: list[str] = []
+        self.ignores = False
         self.refusal = ""
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
@@ -61,7 +63,7 @@ class Collection:
         """
 
         def is_ignored(file: str) -> bool:
-            return file not in self.files and (root / file).exists()
+            return self.ignores and file not in self.files and (root / file).exists()
 
         named = {test for test in stored if any(is_below(test, path) for path in self.paths)}
         named = {test for test in named if not is_ignored(test.partition("::")[0])}

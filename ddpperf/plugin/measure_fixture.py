@@ -19,7 +19,7 @@ from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import SCHEMA
-from ddpperf.specs import Spec
+from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -158,13 +158,13 @@ class Measure:
         The stored value is the median over the process sets that run in this environment. The test
         fails if the metric is not registered, or if a value is NaN or infinite.
         """
+        unit: str | None
         try:
             unit = metrics.find(name).unit
         except KeyError:
-            _fail(
-                f"the metric {name} is not registered; add it to ddpperf/results/metrics.py, "
-                "or call ddpperf.results.metrics.register in your own suite"
-            )
+            unit = None
+        if unit is None:  # outside of the handler, whose error pytest would print, too
+            _fail(f"the metric {name} is not registered; register it with ddpperf.results.metrics.register")
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             _fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}")
         value = median(self._of_side(by_set, self._here) or by_set.values())
@@ -282,4 +282,13 @@ class Measuring:
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
             self._notes[key] = self._devices.warnings(measured.spec)
-        return [*self._notes.get(key, []), *map(warning, other_kernels(measured))]
+        found = [*other_kernels(measured), *silent_ranks(measured)]
+        return [*self._notes.get(key, []), *map(warning, found)]
+
+
+def silent_ranks(measured: Measured) -> list[str]:
+    """Return a warning if a custom step on several ranks called no collective."""
+    if not isinstance(measured.spec, CustomStepSpec) or not (found := measured.counter("collectives")):
+        return []
+    advice = "wrap the model in DistributedDataParallel, or average the gradients"
+    return [] if all(found.values()) else [f"the ranks send each other nothing in a step: {advice}"]

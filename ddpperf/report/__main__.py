@@ -46,8 +46,6 @@ def load(path: Path) -> dict[str, Any]:
         raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
     if (schema := header.get("schema")) != SCHEMA:
         raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; measure again")
-    if not document.get("benchmarks"):
-        raise NoBaseline(f"{path} holds no measured test; name another run")
     return document
 
 
@@ -117,10 +115,11 @@ def main() -> int:
 class Output:
     """A file or folder to write, and the function that writes a stored run there.
 
-    kept: the history of the project, which pictures show.
+    is_export: whether it can hold a run without measured tests.
     """
 
     path: Path
+    is_export: bool
     write: Callable[[Path, dict[str, Any], History], Path]
 
 
@@ -144,14 +143,17 @@ def _requested(given: argparse.Namespace) -> list[Output]:
         require_replaceable(option, str(path), begins, what)
         if path.resolve() in found:
             raise Refused(f"{option} names {path}, as another option does; name two files")
-        found[path.resolve()] = Output(path=path, write=write)
-    plots = [Output(path=given.plots, write=write_plots)] if given.plots is not None else []
+        found[path.resolve()] = Output(path=path, is_export=what == "exports", write=write)
+    plots = [Output(path=given.plots, is_export=False, write=write_plots)] if given.plots is not None else []
     return [*found.values(), *plots]
 
 
 def _made(given: argparse.Namespace, outputs: Sequence[Output]) -> list[str]:
     """Write the requested files, and return the lines to print."""
     document = load(given.run)
+    only_exports = outputs and all(output.is_export for output in outputs) and not given.tables
+    if not document.get("benchmarks") and not only_exports:
+        raise NoBaseline(f"{given.run} holds no measured test; name another run")
     if given.baseline is not None:
         document = compared(document, given.run, given.baseline, Path.cwd())
     kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()

@@ -12,14 +12,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.cases import Case, cases_of
+from ddpperf.report.cases import Case, ab_of, cases_of
 from ddpperf.report.facets import timed_work
 from ddpperf.results import metrics
-from ddpperf.results.outcomes import Status
+from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 PROMETHEUS_BEGINS = b"# HELP ddpperf_"
+OWN_GAUGES = ("verdict", "run_timestamp_seconds", "run_info", "test_passed")
+UNITS = {"1": "ratio or count", "s": "seconds", "B": "bytes", "B/s": "bytes per second", "1/s": "per second"}
 TIME = "{work}_time_seconds"  # the metric that stands for the time of a test, such as step_time_seconds
 
 
@@ -108,9 +110,8 @@ def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
     gauges: dict[str, Gauge] = {}
 
     def gauge(name: str, text: str, *labels: str) -> Gauge:
-        name = f"ddpperf_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
         if name not in gauges:
-            gauges[name] = Gauge(name, text, ["hardware", *labels], registry=registry)
+            gauges[name] = Gauge(f"ddpperf_{name}", text, ["hardware", *labels], registry=registry)
         return gauges[name]
 
     verdict = gauge("verdict", "1 for the verdict of the run, 0 for the other verdicts", "status")
@@ -119,12 +120,15 @@ def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
     when = datetime.fromisoformat(document["datetime"]).timestamp()
     gauge("run_timestamp_seconds", "the time of the run").labels(hardware).set(when)
     info = gauge("run_info", "the measured commit and the version of torch", "commit", "torch")
-    info.labels(hardware, header["environment"]["commit"], header["environment"].get("torch", "")).set(1)
-    passed = gauge("test_passed", "1 for a test that passed, else 0", "test")
-    for case in cases_of(document):
-        passed.labels(hardware, case.test).set(case.outcome == "passed")
+    torch = ab_of(header).get("candidate", header["environment"]).get("torch") or ""
+    info.labels(hardware, header["environment"]["commit"], torch).set(1)
+    passed = gauge("test_passed", "1 for a test that passed, 0 for a test that did not", "test")
+    for test, outcome in header["outcomes"].items():
+        if not OutcomeKind(outcome["kind"]).skipped:
+            passed.labels(hardware, test).set(outcome["kind"] == OutcomeKind.PASSED)
     for value in values_of(document):
-        gauge(value.metric, f"in {value.unit}, the median over process sets", "test").labels(
-            hardware, value.test
-        ).set(value.value)
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", value.metric)
+        name = f"metric_{name}" if name in OWN_GAUGES else name
+        text = f"{UNITS.get(value.unit, value.unit)}, the median over process sets"
+        gauge(name, text, "test").labels(hardware, value.test).set(value.value)
     return write_atomically(path, generate_latest(registry))

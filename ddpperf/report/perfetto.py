@@ -18,6 +18,7 @@ from ddpperf.errors import Refused, first_line
 from ddpperf.results.stored_runs import require_replaceable, write_atomically
 
 BEGINS = b'{"displayTimeUnit": "ms", "baseTimeNanoseconds": '
+IDS_PER_RANK = 10**12
 PIDS_PER_RANK = 10**7  # more than any process id, so that the ranks' processes stay apart
 
 
@@ -46,8 +47,8 @@ def _moved(event: Mapping[str, Any], rank: int, microseconds: float) -> dict[str
         moved["pid"] += rank * PIDS_PER_RANK + 1  # the profiler's own process is -1
     elif "pid" in moved:
         moved["pid"] = f"rank {rank} {moved['pid']}"
-    if "id" in moved:
-        moved["id"] = f"rank{rank}-{moved['id']}"
+    if isinstance(moved.get("id"), int):
+        moved["id"] += rank * IDS_PER_RANK
     if moved.get("name") == "process_name":
         moved["args"] = {"name": f"rank {rank}"}
     if moved.get("name") == "process_sort_index":
@@ -60,15 +61,19 @@ def read_traces(folder: Path) -> dict[int, dict[str, Any]]:
     traces = {}
     for path in folder.glob("rank*.json"):
         try:
-            trace = json.loads(path.read_bytes())
             rank = int(path.stem.removeprefix("rank"))
-            traces[rank] = trace | {"traceEvents": list(trace["traceEvents"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            trace = json.loads(path.read_bytes() if path.is_file() else b"")
+            if not all(isinstance(event, dict) for event in trace["traceEvents"]):
+                raise ValueError("an event is no object")
+            traces[rank] = trace
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
             raise Refused(f"{path} is no trace ({first_line(error)}); measure again with --traces") from error
     if not traces:
         raise Refused(
             f"{folder} holds no file such as rank0.json; name one of the folders that --traces made"
         )
+    if missing := set(range(max(traces))) - traces.keys():
+        raise Refused(f"{folder} lacks rank{min(missing)}.json; copy the traces of all ranks")
     return traces
 
 
@@ -86,6 +91,8 @@ def main() -> int:
         return refused(problem)
     except OSError as error:
         return refused(f"{output} cannot be written ({error.strerror}); name another file with -o")
+    except (TypeError, ValueError) as error:
+        return refused(f"a trace in {folder} is damaged ({first_line(error)}); measure again with --traces")
     print(f"saved {output}: open it in ui.perfetto.dev")
     return 0
 

@@ -51,6 +51,9 @@ class Metric:
     threshold: bool = False
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"([a-zA-Z]|\{\w+\})([a-zA-Z0-9_]|\{\w+\})*", self.name):
+            takes = "a metric's name has letters, digits and underscores"
+            raise ValueError(f"{takes}, got {self.name!r}; choose another name")
         if self.better is None and (self.exact or self.gate or self.threshold):
             advice = "set it to lower or higher"
             raise ValueError(f"metric {self.name} can decide nothing without better; {advice}")

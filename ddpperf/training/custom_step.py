@@ -12,6 +12,7 @@ from ddpperf.compile_and_capture import capture
 from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import Measurement
+from ddpperf.instruments.message_ledger import Ledger
 from ddpperf.specs import CustomStepSpec
 from ddpperf.training.measured_step import CAPTURE_WARMUP
 
@@ -21,11 +22,12 @@ class CustomStep(Measurement):
 
     Before the function is called, each rank seeds torch with the same number.
     loss: the loss of the last step.
+    collectives: how many collectives the last warm-up step called; None on one rank.
     """
 
     def __init__(self, spec: CustomStepSpec, *, rank: int, device: torch.device) -> None:
         if spec.captured and device.type != "cuda":
-            raise CannotTrain("execution graph is captured by a GPU's driver; this runs on the CPU")
+            raise CannotTrain("execution graph needs a GPU, and this runs on the CPU; use execution eager")
         self.spec = spec
         make = import_function(spec.function, "step")
         torch.manual_seed(spec.seed)
@@ -37,7 +39,8 @@ class CustomStep(Measurement):
             raise CannotTrain(f"step {spec.function} must return a function, {got}")
         self._train: Callable[[], Tensor] = train
         self._replay: Callable[[], None] | None = None
-        self.loss = torch.zeros(1)
+        self.loss: Tensor = torch.zeros(1)
+        self.collectives: int | None = None
 
     def step(self) -> None:
         if self._replay is not None:
@@ -46,16 +49,21 @@ class CustomStep(Measurement):
             self._train_once()
 
     def _train_once(self) -> None:
-        self.loss = self._train()
+        loss = self._train()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
+            shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
+            got = f"got a value of type {type(loss).__name__}{shape}; return the loss"
+            raise CannotTrain(f"step {self.spec.function} must return a real tensor with one element, {got}")
+        self.loss = loss
 
     def warm_up(self, steps: int) -> None:
-        """Run warm-up steps, check that a step returns its loss, and capture it if the spec says so."""
+        """Run warm-up steps, count the collectives of the last one, and capture a step if requested."""
         for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
             self.step()
-        if not isinstance(self.loss, Tensor) or self.loss.numel() != 1:
-            shape = f" of shape {tuple(self.loss.shape)}" if isinstance(self.loss, Tensor) else ""
-            got = f"got a value of type {type(self.loss).__name__}{shape}; return the loss"
-            raise CannotTrain(f"step {self.spec.function} must return a tensor with one element, {got}")
+        if self.spec.grouped:
+            with (ledger := Ledger()):
+                self.step()
+            self.collectives = len(ledger.messages)
         if self.spec.captured:
             self._replay = capture(self._train_once, self.spec.execution).replay
 
@@ -66,3 +74,7 @@ class CustomStep(Measurement):
         """
         if not math.isfinite(loss := self.loss.item()):
             raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
+
+    def finish(self) -> dict[str, float]:
+        """Return the counter `collectives`, the number of collectives in a step, on several ranks."""
+        return {} if self.collectives is None else {"collectives": float(self.collectives)}

@@ -105,7 +105,7 @@ WRONG = [
     ("def model():", "def other():",
      "cannot be found: mine.{module} has no function model; name one of its functions"),
     ("import torch", "import torch, no_such_thing",
-     "cannot be imported (No module named 'no_such_thing'); name a module"),
+     "cannot be imported (No module named 'no_such_thing'); try python -c"),
     (BATCH, "return torch.randn(size, 5)",
      "must return (inputs, targets), got a value of type Tensor; return tensors"),
     (BATCH, "return torch.randn(size, 5), 1",

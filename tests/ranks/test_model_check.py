@@ -129,11 +129,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [
         (
             "nowhere.at_all:make",
-            r"model nowhere\.at_all:make cannot be imported \(No module named 'nowhere'\); name a module",
+            r"model nowhere\.at_all:make cannot be imported \(No module named 'nowhere'\); try python -c",
         ),
         (
             "broken_models:make",
-            r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); name a module that",
+            r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); try python -c",
         ),
         (
             "own_models:nowhere",

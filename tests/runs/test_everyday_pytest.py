@@ -375,6 +375,16 @@ def test_own_table_of_pytest_benchmark_is_printed(suite: Suite, options: str, wo
     assert ("Legend:" in run.output) == ("save" not in options)
 
 
+def test_uncollected_file_is_a_missing_result(suite: Suite) -> None:
+    """Only --ignore of the command line leaves a stored test out silently."""
+    suite.run("perf", "--benchmark-save=first")
+    (suite.root / "perf" / "conftest.py").write_text(f'collect_ignore = ["{suite.experiment.name}"]\n')
+    (suite.root / "perf" / "test_other.py").write_text(suite.experiment.read_text())
+    run = suite.run("perf", *LIMIT)
+    assert run.status == 125, run
+    assert "but was not measured" in run.output or "were not measured" in run.output, run
+
+
 # --- other plugins
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from ddpperf.collectives.calls import custom_collective
 from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
+from ddpperf.plugin.measure_fixture import silent_ranks
 from ddpperf.report.facets import facets, timed_work
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import (
     FUNCTIONS_VARIABLE,
     AllReduceSpec,
@@ -24,6 +25,7 @@ from ddpperf.specs import (
     from_json,
     to_json,
 )
+from ddpperf.specs.custom import CustomKind
 from ddpperf.training.custom_step import CustomStep
 from ddpperf.verdict.judged_work import is_informational
 
@@ -135,9 +137,12 @@ def test_step_without_a_finite_loss_fails(write: Write, value: str) -> None:
     ("line", "found"),
     [
         ("return None", "must return a function, got a value of type NoneType; return a function that"),
-        ("return lambda: None", "must return a tensor with one element, got a value of type NoneType;"),
-        ("return lambda: 0.5", "must return a tensor with one element, got a value of type float;"),
-        ("return lambda: torch.ones(3)", "got a value of type Tensor of shape (3,); return the loss"),
+        ("return lambda: None", "must return a real tensor with one element, got a value of type NoneType;"),
+        ("return lambda: 0.5", "must return a real tensor with one element, got a value of type float;"),
+        (
+            "return lambda: torch.ones(3)",
+            "got a value of type Tensor of shape (3,), torch.float32; return the loss",
+        ),
     ],
 )
 def test_wrong_step_is_one_sentence(write: Write, line: str, found: str) -> None:
@@ -152,21 +157,64 @@ def test_cpu_step_cannot_be_captured(write: Write) -> None:
     spec = CustomStepSpec(
         function="own_functions:make", world_size=1, per_rank_batch_size=4, execution="graph"
     )
-    with pytest.raises(CannotTrain, match=r"^execution graph is captured by a GPU's driver; this runs on"):
+    with pytest.raises(CannotTrain, match=r"^execution graph needs a GPU, and this runs on"):
         CustomStep(spec, rank=0, device=CPU)
 
 
-@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
-def test_wrong_collective_fails_its_check(write: Write, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_collective_fails_its_check(write: Write, kind: CustomKind) -> None:
     write("def make(*buffers):\n    pass\n")
+    with pytest.raises(ArithmeticError, match=r" is wrong: after 1 "):
+        timed(kind)
+
+
+def test_result_must_be_there_when_the_function_returns(write: Write) -> None:
+    """A round of many calls would hide that each call returns too early."""
+    write(
+        "import threading, torch\n"
+        "def make(result, source):\n"
+        "    rows = torch.cat([torch.arange(8) % 13 + 1.0, torch.arange(8) % 13 + 2.0])\n"
+        "    threading.Timer(0.2, lambda: result.copy_(rows)).start()\n"
+    )
+    with pytest.raises(ArithmeticError, match=r" is wrong: after 1 steps element 0 is -1\.0 where 1\.0 was"):
+        timed("all_gather")
+
+
+def test_changed_buffer_is_one_sentence(write: Write) -> None:
+    write("def make(buffer):\n    buffer.data = buffer.data.double()\n")
+    with pytest.raises(
+        CannotTrain, match=r"must keep a float32 buffer of 16 elements, got torch\.float64, 16;"
+    ):
+        timed("all_reduce")
+
+
+def timed(kind: CustomKind) -> None:
+    """Run a round of one call on rank 0 of two."""
     spec = CustomCollectiveSpec(function="own_functions:make", kind=kind, world_size=2, nbytes=64)
     call = custom_collective(spec, rank=0, device=CPU)
     call.start_round()
     call.step()
-    with pytest.raises(ArithmeticError, match=r" is wrong: after 1 "):
-        call.end_round(1)
-    assert dist.is_initialized()
+    call.end_round(1)
+
+
+@pytest.mark.parametrize(("called", "warns"), [(0.0, True), (2.0, False)])
+def test_ranks_that_send_nothing_are_a_warning(called: float, warns: bool) -> None:
+    several = CustomStepSpec(function="own:f", world_size=2, per_rank_batch_size=4)
+    sample = Sample(
+        set="A1", side="A", torch="2.14", seconds=((0.1, 0.1),), counters={"collectives": (called, called)}
+    )
+    found = silent_ranks(Measured(spec=several, iterations=1, samples=(sample,)))
+    assert bool(found) == warns
+    assert all("wrap the model in DistributedDataParallel" in text for text in found)
+
+
+@pytest.mark.usefixtures("group")
+def test_collectives_of_a_step_are_counted(write: Write) -> None:
+    write(made("return lambda: (torch.distributed.all_reduce(torch.ones(2)), torch.ones(1))[1]"))
+    several = CustomStepSpec(function="own_functions:make", world_size=2, per_rank_batch_size=4)
+    step = CustomStep(several, rank=0, device=CPU)
+    step.warm_up(1)
+    assert step.finish() == {"collectives": 1.0}
 
 
 def test_tables_show_the_function() -> None:

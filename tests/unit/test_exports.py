@@ -16,13 +16,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
-from ddpperf.report.perfetto import joined, read_traces
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
 CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 GATE = REPOSITORY / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
-TRACES = REPOSITORY / "tests" / "traces"
 # What a test of plain pytest-benchmark looks like
 PLAIN = "def test_plain(benchmark):\n    benchmark.pedantic(sum, args=([1, 2],), rounds=3)\n"
 
@@ -172,7 +170,53 @@ def test_odd_names_are_escaped(tmp_path: Path) -> None:
     assert families["ddpperf_tokens_s"].samples[0].labels["test"] == odd
 
 
+def test_failed_tests_are_exported_as_zero(tmp_path: Path) -> None:
+    document = stored(CPU)
+    document["benchmarks"] = []
+    document["ddpperf"]["verdict"]["status"] = "FAIL"
+    for outcome in document["ddpperf"]["outcomes"].values():
+        outcome["kind"] = "failed" if outcome["kind"] == "passed" else outcome["kind"]
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    ended = report("run.json", "--prometheus", "a.prom", cwd=tmp_path)
+    assert ended.returncode == 0, ended
+    text = (tmp_path / "a.prom").read_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    passed = families["ddpperf_test_passed"].samples
+    assert len(passed) > 10
+    assert {sample.value for sample in passed} == {0}
+    verdicts = {sample.labels["status"]: sample.value for sample in families["ddpperf_verdict"].samples}
+    assert verdicts["FAIL"] == 1
+    refused = report("run.json", "-o", "a.html", cwd=tmp_path)
+    assert (refused.returncode, "holds no measured test; name another run" in refused.stderr) == (4, True)
+
+
+def test_torch_of_an_ab_run_is_the_candidates(tmp_path: Path) -> None:
+    document = stored(GATE)
+    document["ddpperf"]["against"]["candidate"]["torch"] = "9.9"
+    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    assert 'torch="9.9"' in text
+
+
+def test_metric_with_the_name_of_a_gauge_is_kept(tmp_path: Path) -> None:
+    document = stored(CPU)
+    found = document["benchmarks"][0]["extra_info"]["ddpperf"]["metrics"]
+    found["run_info"] = {"value": 5.0, "unit": "1", "by_set": {"A1": 5.0}}
+    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["ddpperf_metric_run_info"].samples[0].value == 5
+    assert families["ddpperf_run_info"].samples[0].value == 1
+
+
 # --- the command
+
+
+def test_two_options_may_not_name_one_file(tmp_path: Path) -> None:
+    ended = report(CPU, "--csv", "a", "--prometheus", "./a", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (
+        4,
+        "--prometheus names a, as another option does; name two files\n",
+    )
+    assert not (tmp_path / "a").exists()
 
 
 def test_command_writes_both_files(tmp_path: Path) -> None:
@@ -211,81 +255,3 @@ def test_newest_run_is_the_default(canned_suite: CannedSuite) -> None:
     assert report("--csv", "a.csv", cwd=canned_suite.root).returncode == 0
     rows = list(csv.DictReader((canned_suite.root / "a.csv").read_text().splitlines()))
     assert rows
-
-
-# --- Perfetto
-
-
-def test_joined_traces_keep_every_event() -> None:
-    traces = read_traces(TRACES)
-    assert sorted(traces) == [0, 1]
-    events = joined(traces)["traceEvents"]
-    for rank, trace in traces.items():
-        expected = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        found = [event for event in events if event["ph"] == "X" and _rank(event) == rank]
-        assert [event["name"] for event in found] == [event["name"] for event in expected]
-        assert [event["dur"] for event in found] == [event["dur"] for event in expected]
-
-
-def test_joined_traces_have_one_clock() -> None:
-    event = {"name": "step", "ph": "X", "pid": 7, "tid": 1, "ts": 5.0, "dur": 1.0}
-    traces = {
-        0: {"baseTimeNanoseconds": 1_000_000, "traceEvents": [event]},
-        1: {"baseTimeNanoseconds": 3_000_000, "traceEvents": [event]},
-    }
-    first, second = joined(traces)["traceEvents"]
-    assert (first["ts"], second["ts"]) == (5.0, 2005.0)
-    assert first["pid"] != second["pid"]
-
-
-def test_arrows_stay_within_a_rank() -> None:
-    events = joined(read_traces(TRACES))["traceEvents"]
-    ends: dict[Any, set[int]] = {}
-    for event in events:
-        if event["ph"] in "sf":
-            ends.setdefault(event["id"], set()).add(_rank(event))
-    assert len(ends) > 50
-    assert all(len(ranks) == 1 for ranks in ends.values())
-
-
-def test_joined_traces_name_only_used_processes() -> None:
-    events = joined(read_traces(TRACES))["traceEvents"]
-    named = {event["pid"] for event in events if event.get("name") == "process_name"}
-    used = {event["pid"] for event in events if event["ph"] != "M"}
-    assert named <= used
-
-
-def _rank(event: dict[str, Any]) -> int:
-    pid = event["pid"]
-    return int(pid) // 10**7 if isinstance(pid, int) else int(pid.split()[1])
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "holds no file such as rank0.json; name one of the folders that --traces made"),
-        ("{", "rank0.json is no trace ("),
-        ("{}", "rank0.json is no trace ("),
-        ("[]", "rank0.json is no trace ("),
-    ],
-)
-def test_damaged_trace_is_one_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:
-    if content is not None:
-        (tmp_path / "rank0.json").write_text(content)
-    command = [sys.executable, "-m", "ddpperf.report.perfetto", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 4
-    assert sentence in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
-def test_command_joins_the_traces(tmp_path: Path) -> None:
-    output = tmp_path / "all.json"
-    command = [sys.executable, "-m", "ddpperf.report.perfetto", str(TRACES), "-o", str(output)]
-    for _ in range(2):
-        ended = subprocess.run(command, capture_output=True, text=True)
-        assert ended.stdout == f"saved {output}: open it in ui.perfetto.dev\n", ended.stderr
-    assert len(json.loads(output.read_text())["traceEvents"]) > 9000
-    output.write_text("mine")
-    assert subprocess.run(command, capture_output=True, text=True).returncode == 4
-    assert output.read_text() == "mine"

@@ -85,7 +85,7 @@ def test_another_suite_registers_its_metrics(monkeypatch: pytest.MonkeyPatch) ->
 def test_unregistered_metric_fails_its_test() -> None:
     nothing: Any = None
     measure = Measure(nothing, nothing, nothing)
-    with pytest.raises(pytest.fail.Exception, match="the metric joules is not registered; add it to"):
+    with pytest.raises(pytest.fail.Exception, match="the metric joules is not registered; register it with"):
         measure.metric("joules", {"A1": 1.0})
     assert measure.metrics == {}
 
@@ -97,3 +97,20 @@ def test_kept_runs_store_only_registered_metrics() -> None:
         for benchmark in json.loads(run.read_text())["benchmarks"]:
             for name, metric in benchmark["extra_info"]["ddpperf"]["metrics"].items():
                 assert metrics.find(name).unit == metric["unit"], (run, name)
+
+
+def test_equal_metric_may_be_registered_twice() -> None:
+    """pytest-benchmark's command imports conftest.py a second time."""
+    fields: dict[str, Any] = {"name": "tokens_for_tests", "unit": "1/s", "heading": "tokens"}
+    metrics.register(metrics.Metric(**fields, format=str))
+    metrics.register(metrics.Metric(**fields, format=repr))
+    with pytest.raises(ValueError, match="a metric tokens_for_tests is registered already; choose another"):
+        metrics.register(metrics.Metric(**fields | {"unit": "s"}, format=str))
+    heading, unit, text = metrics.column("tokens_for_tests", [1.0], "1/s")
+    assert (f"{heading}{unit}", text(1.0)) == ("tokens/s", "1.0")
+
+
+@pytest.mark.parametrize("name", ["a b", "tokens/s", "", "1st", 'a"'])
+def test_odd_metric_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^a metric's name has letters, digits and underscores, got "):
+        metrics.Metric(name=name, unit="1", heading="odd", format=str)
