@@ -35,7 +35,8 @@ def is_free(*devices: str) -> bool:
     return True
 
 
-def test_second_run_is_refused_with_the_holders_id() -> None:
+def test_second_run_is_refused_with_the_holders_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("a run waits for no other run"))
     held_lock = held("cpu")
     sentence = f"^cpu is being measured by process {os.getpid()}; wait until that run ends, or stop it$"
     with pytest.raises(Refused, match=sentence):
