@@ -3,7 +3,7 @@
     python -m ddpperf.doctor [--json] [--seconds S]
 
 One line for each subject is good, a warning or bad, and says what to do. The exit status is 0 if
-nothing is bad, 1 if something is bad, and 4 for a wrong option.
+nothing is bad, 1 if something is bad, and 4 if the doctor cannot start, as with a wrong option.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import IO
 
 from ddpperf.errors import Refused
 
-BRIEF_SECONDS = 15.0  # a test run waits so long for a brief holder
+BRIEF_SECONDS = 15.0  # a test run waits so long for a brief holder, such as the doctor
 POLL_SECONDS = 0.1
 
 
