@@ -35,10 +35,12 @@ def refused(problem: object) -> int:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines in UTF-8, whatever the locale is, and stop if nobody reads them any more.
+    """Print lines in UTF-8, whatever the locale is, as long as somebody reads them.
 
     Raises OSError if the output cannot be written, as on a full disk.
     """
+    if sys.stdout is None:  # closed by >&-
+        return
     try:
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
         sys.stdout.flush()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.machine.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_problem
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from tests.canned import Canned, CannedSuite, canned_sets
@@ -24,7 +24,7 @@ FIGURES = pytest.StashKey[list[str]]()
 @pytest.fixture(autouse=True)
 def untried_compiler() -> None:
     """Forget what earlier tests found out about the compiler."""
-    compiler_reason.cache_clear()
+    compiler_problem.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,20 +3,26 @@
     python -m ddpperf.doctor [--json] [--seconds S]
 
 One line for each subject is good, a warning or bad, and says what to do. The exit status is 0 if
-nothing is bad, 1 if something is bad, and 4 for a wrong option.
+nothing is bad, 1 if something is bad, and 4 if the doctor cannot start, as with a wrong option.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 
-from ddpperf.command import Parser, print_lines, refused
-from ddpperf.doctor.checks import all_findings, what_can_be_measured
-from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
-from ddpperf.machine.hardware import hardware_key, visible_gpus
+try:
+    import json
+    from collections.abc import Sequence
+    from dataclasses import asdict
+
+    from ddpperf.command import Parser, print_lines, refused
+    from ddpperf.doctor.checks import all_findings, what_can_be_measured
+    from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
+    from ddpperf.machine.hardware import hardware_key, visible_gpus
+except Exception as error:  # a file random.py of this folder replaces Python's module
+    problem = f"the doctor cannot be imported ({error})"
+    print(f"{problem}; rename the file, or start in another folder", file=sys.stderr)
+    sys.exit(4)
 
 SCHEMA = 1
 SECONDS = 10.0
@@ -27,9 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("ddpperf.doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS, help="end after so many seconds, 10 by default"
+        "--seconds", type=float, default=SECONDS, help="end after so many seconds, 10 by default"
     )
     given = parser.parse_args(arguments)
+    if not LEAST_SECONDS <= given.seconds < float("inf"):
+        parser.error(f"--seconds takes a number of at least {LEAST_SECONDS:g}, got {given.seconds:g}")
     gpus = visible_gpus()
     findings = all_findings(gpus, given.seconds)
     found = list(findings.values())
@@ -49,13 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return refused(f"the output cannot be written ({error.strerror}); make room")
     return int(any(finding.level is Level.BAD for finding in found))
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not LEAST_SECONDS <= seconds < float("inf"):
-        raise ValueError
-    return seconds
 
 
 if __name__ == "__main__":

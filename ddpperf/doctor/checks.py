@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 from ddpperf.doctor import gpus as gpu_checks
 from ddpperf.doctor import system
-from ddpperf.doctor.child import LATE
 from ddpperf.doctor.findings import Finding, Level, Subject, warn
 from ddpperf.doctor.smoke import smoke_finding
 from ddpperf.doctor.software import compiler_finding, software_findings
@@ -41,10 +40,9 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> Findings:
     ]
     with ExitStack() as locks:
         try:
-            locks.enter_context(lock_devices([gpu.uuid for gpu in gpus] or ["cpu"]))
+            locks.enter_context(lock_devices([gpu.uuid for gpu in gpus] or ["cpu"], is_brief=True))
         except Refused as refused:
-            text, _, advice = str(refused).partition("; ")
-            found.append(warn(Subject.SMOKE, f"not tried: {text}", advice))
+            found.append(warn(Subject.SMOKE, "not tried", str(refused)))
         else:
             found += _in_children(device, gpus, end)
     return one_for_each_subject(found)
@@ -57,11 +55,11 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
     """
     measured = gpus if device == "cuda" else ()
     found = _quick(device, measured, RUN_WATCH_SECONDS)
-    order = list(Level)
-    return sorted(
-        (finding for finding in found if finding.level is not Level.GOOD),
-        key=lambda finding: -order.index(finding.level),
-    )
+    return sorted((each for each in found if each.level is not Level.GOOD), key=_badness, reverse=True)
+
+
+def _badness(finding: Finding) -> int:
+    return list(Level).index(finding.level)
 
 
 def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Finding]:
@@ -92,12 +90,7 @@ def _in_children(device: str, gpus: Sequence[Gpu], end: float) -> list[Finding]:
 
 def one_for_each_subject(found: Sequence[Finding]) -> Findings:
     """Return the findings in the order of their subjects, and of each subject only the worst."""
-    order = list(Level)
-    worst: dict[Subject, Finding] = {}
-    for finding in found:
-        known = worst.get(finding.subject)
-        if known is None or order.index(finding.level) >= order.index(known.level):
-            worst[finding.subject] = finding
+    worst = {finding.subject: finding for finding in sorted(found, key=_badness)}
     return {subject: worst[subject] for subject in Subject if subject in worst}
 
 
@@ -105,7 +98,7 @@ def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
     """Return a sentence that says what this machine can measure, and what it cannot."""
     bad = [subject for subject, finding in findings.items() if finding.level is Level.BAD]
     if needed := [subject for subject in bad if subject is not Subject.GPUS]:
-        return f"This machine can measure nothing that counts before these are repaired: {', '.join(needed)}."
+        return f"This machine cannot measure until these are repaired: {', '.join(needed)}."
     count = len(gpus) or core_count()
     ranks = {1: "1", 2: "1 and 2"}.get(count, f"1 to {count}")
     where = "GPU" if gpus else "CPU"
@@ -113,7 +106,7 @@ def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
     unable = {
         subject
         for subject, finding in findings.items()
-        if finding.level is not Level.GOOD and finding.advice != LATE  # what was late may work
+        if finding.level is not Level.GOOD and not finding.late  # what was late may work
     }
     compiles = Subject.COMPILER not in unable
     steps = ["eager", *["compiled"] * compiles, *["captured"] * bool(gpus)]
@@ -126,4 +119,7 @@ def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
         cannot.append("torchvision's models and loader inputs")
     able = f"{', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]} steps"
     left_out = f"; not: {', '.join(cannot)}" if cannot else ""
-    return f"This machine can measure: {ranks} {where} rank{'s' * (count > 1)}{backend}, {able}{left_out}."
+    late = [subject for subject, finding in findings.items() if finding.late]
+    unchecked = f" Not checked in time: {', '.join(late)}." if late else ""
+    what = f"{ranks} {where} rank{'s' * (count > 1)}{backend}, {able}{left_out}"
+    return f"This machine can measure: {what}.{unchecked}"

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import ddpperf
+from ddpperf.errors import MAX_LETTERS
 from ddpperf.machine.child_process import describe_status, run_child
-
-LATE = "free the machine, or pass --seconds 60"  # advice, also for a first start from a slow disk
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a program printed as JSON.
 
-    problem: how it ended, empty if it came to its end. late: whether its time was over.
+    problem: how it ended and the last line of its errors, empty if it came to its end. late: whether
+    its time was over.
     """
 
     facts: dict[str, Any]
@@ -41,7 +41,8 @@ def run_program(module: str, *arguments: str, seconds: float) -> Report:
         return Report(
             facts=_facts(str(error.output)), problem=f"did not end within {seconds:.0f} s", late=True
         )
-    problem = describe_status(ended.returncode) if ended.returncode else ""
+    last = [line.strip()[:MAX_LETTERS] for line in ended.stderr.strip().splitlines()[-1:]]
+    problem = ": ".join([describe_status(ended.returncode), *last]) if ended.returncode else ""
     return Report(facts=_facts(ended.stdout), problem=problem)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ddpperf.results import units
 
 WIDTH = 110  # characters of a line
+LATE = "free the machine, or pass --seconds 60"  # advice, also for a first start from a slow disk
 
 
 class Level(enum.StrEnum):
@@ -64,12 +65,17 @@ class Subject(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found about a subject. advice: what to do, which only good findings lack."""
+    """What was found about a subject.
+
+    advice: what to do, which only good findings lack. late: whether the check did not end in time, so
+    that the subject may be good.
+    """
 
     subject: Subject
     level: Level
     text: str
     advice: str = ""
+    late: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.advice) == (self.level is Level.GOOD):
@@ -82,6 +88,10 @@ def good(subject: Subject, text: str) -> Finding:
 
 def warn(subject: Subject, text: str, advice: str) -> Finding:
     return Finding(subject=subject, level=Level.WARNING, text=text, advice=advice)
+
+
+def late(subject: Subject, text: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARNING, text=text, advice=LATE, late=True)
 
 
 def bad(subject: Subject, text: str, advice: str) -> Finding:

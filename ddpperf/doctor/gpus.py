@@ -26,7 +26,7 @@ MOST_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 BUSY_PERCENT = 5  # an idle GPU reports 0
 LOW_CLOCK = 0.95  # of the GPU's highest clock; clocks under a light load reach it
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
-DRIVER_FILES = "nvidia[0-9]*"  # in /dev, one for each GPU
+DEVICES, DRIVER_FILES = Path("/dev"), "nvidia[0-9]*"  # one for each GPU
 
 Handles = Mapping[int, Any]  # the driver's handle of each GPU, by its number in CUDA's order
 
@@ -37,14 +37,14 @@ def gpu_handles(gpus: Sequence[Gpu]) -> Handles:
     return {index: handle for index, handle in handles.items() if handle is not None}
 
 
-def present_gpus(gpus: Sequence[Gpu], devices: Path = Path("/dev")) -> list[Finding]:
-    """Return which GPUs the ranks can use, and the driver. devices: the folder of device files."""
+def present_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Return which GPUs the ranks can use, and the driver."""
     total = query_nvml("nvmlDeviceGetCount") if load_nvml() is not None else None
     if not gpus and total:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return [good(Subject.GPUS, f"none of {total} is visible, because CUDA_VISIBLE_DEVICES={visible!r}")]
     if not gpus:
-        found = sorted(path.name for path in devices.glob(DRIVER_FILES))
+        found = sorted(path.name for path in DEVICES.glob(DRIVER_FILES))
         if not found:
             return [good(Subject.GPUS, "none; ranks run on the CPU")]
         text = f"/dev/{found[0]} exists, but the driver does not answer ({_why_no_driver()})"
@@ -148,17 +148,18 @@ def gpu_disturbances(gpus: Sequence[Gpu]) -> list[Finding]:
     ]
 
 
-def loaded_clocks(clocks: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Return whether the GPUs reach their highest clocks. clocks: MHz under a light load, and the highest.
+def loaded_clocks(clocks: Mapping[int, tuple[int, int]]) -> list[Finding]:
+    """Return whether the GPUs reach their highest clocks.
 
-    The driver does not report locked clocks, so a GPU must run to show them.
+    clocks: by the GPU's number, MHz under a light load and the highest. The driver does not report
+    locked clocks, so a GPU must run to show them.
     """
     low = {
         index: f"{megahertz} of {highest} MHz under a light load"
-        for index, (megahertz, highest) in enumerate(clocks)
+        for index, (megahertz, highest) in clocks.items()
         if megahertz < LOW_CLOCK * highest
     }
-    fine = _by_gpu({index: f"{megahertz} MHz" for index, (megahertz, _) in enumerate(clocks)})
+    fine = _by_gpu({index: f"{megahertz} MHz" for index, (megahertz, _) in clocks.items()})
     advice = "unlock them with sudo nvidia-smi -rgc and -rac, or leave them equal for all runs"
     return [_judged(Subject.CLOCKS, low, advice, f"{fine} under a light load")] if clocks else []
 
@@ -229,7 +230,7 @@ def _power_text(gpu: Gpu) -> str:
 
 def _not_persistent(handle: Any) -> str:
     off = query_nvml("nvmlDeviceGetPersistenceMode", handle) == 0
-    return "off, so the driver starts anew when the first process uses the GPU" if off else ""
+    return "off, so the driver starts again when the first process uses the GPU" if off else ""
 
 
 def _uncorrected_errors(handle: Any) -> str:

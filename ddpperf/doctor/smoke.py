@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import sys
 
-from ddpperf.doctor.child import LATE, Report, run_program
-from ddpperf.doctor.findings import Finding, Subject, bad, good
+from ddpperf.doctor.child import Report, run_program
+from ddpperf.doctor.findings import Finding, Subject, bad, good, late
 from ddpperf.errors import first_line
 from ddpperf.results import units
 from ddpperf.specs import AllReduceSpec, to_json
@@ -36,8 +36,10 @@ def judged(report: Report, device: str) -> Finding:
     if failure := report.facts.get("failure"):
         advice = "repair what is bad above, or try again"
         return bad(Subject.SMOKE, f"{where}: {failure}", advice)
-    advice = LATE if report.late else "start the command again to see whether it repeats"
-    return bad(Subject.SMOKE, f"their all_reduce {report.problem} ({where})", advice)
+    text = f"their all_reduce {report.problem} ({where})"
+    if report.late:
+        return late(Subject.SMOKE, text)
+    return bad(Subject.SMOKE, text, "start the command again to see whether it repeats")
 
 
 def main(device: str) -> None:

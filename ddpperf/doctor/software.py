@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpperf.doctor.child import LATE, Report, run_program
-from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
+from ddpperf.doctor.child import Report, run_program
+from ddpperf.doctor.findings import Finding, Subject, bad, good, late, warn
 from ddpperf.doctor.gpus import gpu_handles, loaded_clocks
 from ddpperf.errors import first_line
-from ddpperf.machine.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_problem
 from ddpperf.machine.gpu_watch import SM_CLOCK
 from ddpperf.machine.hardware import Gpu, query_nvml, visible_gpus
 from ddpperf.workers.interpreter import MIN_TORCH, release
@@ -54,17 +54,18 @@ def judged(report: Report, gpus: Sequence[Gpu], library_path: str) -> list[Findi
             found.append(bad(Subject.NCCL, "this torch has none", "install a torch with NCCL"))
         else:
             found.append(good(Subject.NCCL, nccl or "none in this torch"))
-    return found + loaded_clocks([(now, most) for now, most in facts.get("clocks", ())])
+    return found + loaded_clocks({index: (now, most) for index, now, most in facts.get("clocks", ())})
 
 
 def _torch(report: Report, gpus: Sequence[Gpu], library_path: str) -> Finding:
     facts, problem = report.facts, report.problem
     if "torch" not in facts and report.late:
-        return bad(Subject.TORCH, f"its import {problem}", LATE)
+        return late(Subject.TORCH, f"its import {problem}")
     if "torch" not in facts:
         why = facts.get("torch_error") or f"its import {problem}"
-        unset = "unset LD_LIBRARY_PATH, or " if library_path else ""
-        return bad(Subject.TORCH, f"cannot be imported ({why})", f"{unset}install torch anew")
+        unset = "unset LD_LIBRARY_PATH, " if library_path else ""
+        advice = f"{unset}repair what is not good above, or reinstall torch"
+        return bad(Subject.TORCH, f"cannot be imported ({why})", advice)
     version, cuda = facts["torch"], facts["cuda"]
     if release(version) < release(MIN_TORCH):
         advice = "pip install --upgrade torch torchvision"
@@ -73,9 +74,10 @@ def _torch(report: Report, gpus: Sequence[Gpu], library_path: str) -> Finding:
         advice = "install a torch that is built for CUDA"
         return bad(Subject.TORCH, f"{version} cannot use GPUs, and there are {len(gpus)}", advice)
     if gpus and "clocks" not in facts:
+        if report.late:
+            return late(Subject.TORCH, f"its use of the GPUs {problem}")
         why = facts.get("cuda_error") or problem
-        update = f"update the driver, or install a torch for an older CUDA than {cuda}"
-        advice = LATE if report.late else update
+        advice = f"update the driver, or install a torch for an older CUDA than {cuda}"
         return bad(Subject.TORCH, f"{version} for CUDA {cuda} cannot use the GPUs ({why})", advice)
     return good(Subject.TORCH, f"{version}, {f'for CUDA {cuda}' if cuda else 'for the CPU'}")
 
@@ -87,7 +89,7 @@ def _torchvision(report: Report) -> Finding:
     without = "so its models and loaders cannot run"
     version = facts.get("torchvision")
     if version is None and report.late:
-        return warn(Subject.TORCHVISION, f"its import {report.problem}", LATE)
+        return late(Subject.TORCHVISION, f"its import {report.problem}")
     if version is None:
         why = facts.get("torchvision_error") or f"its import {report.problem}"
         return warn(Subject.TORCHVISION, f"does not work with this torch ({why}), {without}", advice)
@@ -122,7 +124,7 @@ def _libraries(facts: dict[str, Any], library_path: str) -> Finding:
         if not Path(folder).is_dir() and not f"{folder}/".startswith(USUAL_FOLDERS)
     ]
     if missing:
-        text = f"LD_LIBRARY_PATH names {missing[0]}, which is no folder"
+        text = f"LD_LIBRARY_PATH names {missing[0]}, which is not a folder"
         return warn(Subject.LIBRARIES, text, "correct or remove it")
     own = "LD_LIBRARY_PATH replaces none of torch's" if folders else "LD_LIBRARY_PATH is not set"
     return good(Subject.LIBRARIES, own)
@@ -130,8 +132,12 @@ def _libraries(facts: dict[str, Any], library_path: str) -> Finding:
 
 def compiler_finding(device: str, seconds: float) -> Finding:
     """Return whether torch.compile finds the compilers that it needs."""
-    if reason := compiler_reason(device, seconds):
-        return warn(Subject.COMPILER, reason.partition("; ")[0], "install both")
+    began = time.monotonic()
+    problem = compiler_problem(device, seconds)
+    if problem and time.monotonic() - began >= seconds:
+        return late(Subject.COMPILER, f"it did not compile a short file within {seconds:.2g} s")
+    if problem:
+        return warn(Subject.COMPILER, problem, "install both")
     return good(Subject.COMPILER, os.environ.get("CXX", "g++"))
 
 
@@ -142,10 +148,12 @@ def main(device: str) -> None:
     """Import torch and torchvision, try the GPUs, and print what was found after each step."""
     try:
         import torch
+
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
     except Exception as error:
-        _say(torch_error=first_line(error))
+        loaded = sys.modules.get("torch")  # such as a file torch.py of this folder
+        _say(torch_error=first_line(error) + (f" in {loaded.__file__}" if loaded else ""))
         return
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
     _say(torch=str(torch.__version__), cuda=torch.version.cuda, nccl=nccl)
     if device == "cuda":
         _say(**_tried_gpus())
@@ -169,7 +177,10 @@ def _say(**facts: object) -> None:
 
 
 def _tried_gpus() -> dict[str, Any]:
-    """Compute on all GPUs for a moment, and return each one's clock and its highest, or the error."""
+    """Compute on all GPUs for a moment, and return their clocks in MHz or the error.
+
+    clocks: the number of each GPU, its clock and its highest clock, for GPUs that report both.
+    """
     import torch
 
     try:
@@ -178,14 +189,14 @@ def _tried_gpus() -> dict[str, Any]:
         while time.monotonic() < end:
             for tensor in tensors:
                 tensor.add_(1)
-        handles = gpu_handles(visible_gpus()).values()
+        handles = gpu_handles(visible_gpus()).items()
         kinds = "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo"
-        clocks = [[query_nvml(kind, handle, SM_CLOCK) for kind in kinds] for handle in handles]
+        clocks = [(i, *(query_nvml(kind, handle, SM_CLOCK) for kind in kinds)) for i, handle in handles]
         for index in range(len(tensors)):
             torch.cuda.synchronize(index)
     except Exception as error:
         return {"cuda_error": first_line(error)}
-    return {"clocks": [pair for pair in clocks if all(pair)]}
+    return {"clocks": [each for each in clocks if all(each[1:])]}
 
 
 def foreign_libraries(maps: str, own: str) -> list[str]:

@@ -20,6 +20,7 @@ from ddpperf.results import units
 
 PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SHARED_MEMORY = Path("/dev/shm")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.5  # used by others: a rank on this core takes about twice as long
 BUSY_FRACTION = 0.1  # of all cores, on machines whose services use more than BUSY_CORES
@@ -30,6 +31,7 @@ RANK_BYTES = 1e9  # a rank of two with resnet18 and batch size 32 uses 0.8 GB
 SHARED_BYTES_PER_RANK = 160e6
 NCCL_SEGMENT_BYTES = 10e6  # NCCL cannot connect two ranks through memory with less
 FEW_FILES = 1024  # the usual limit; a rank uses 20, and 50 with CUDA, before NCCL and loaders
+LEAST_FILES = 24  # two CPU ranks fail with 20
 
 
 # --- CPU load
@@ -50,30 +52,32 @@ class CpuTimes:
     process_seconds: Mapping[int, float]
 
 
-def cpu_times(proc: Path = PROC) -> CpuTimes:
+def cpu_times() -> CpuTimes:
     """Return the CPU times until now. This process counts as idle. Raises OSError or ValueError."""
     allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     busy = stolen = cores = 0
-    for line in (proc / "stat").read_text().splitlines():
+    for line in (PROC / "stat").read_text().splitlines():
         name, *ticks = line.split()
         if name in allowed:
             user, nice, system, _, _, hard_irq, soft_irq, steal = map(int, ticks[:8])
             busy += user + nice + system + hard_irq + soft_irq
             stolen += steal
             cores += 1
+    if not cores:
+        raise ValueError("the kernel reports the times of other cores only")
     own = os.times()
     return CpuTimes(
         monotonic_seconds=time.monotonic(),
         cores=cores,
         busy_seconds=busy / TICKS_PER_SECOND - own.user - own.system,
         stolen_seconds=stolen / TICKS_PER_SECOND,
-        process_seconds=_process_seconds(proc),
+        process_seconds=_process_seconds(),
     )
 
 
-def _process_seconds(proc: Path) -> dict[int, float]:
+def _process_seconds() -> dict[int, float]:
     found = {}
-    for folder in proc.glob("[0-9]*"):
+    for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
@@ -102,12 +106,12 @@ def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
     }
     heaviest = max(filter(_may_meet, uses), key=lambda pid: uses[pid], default=0)
     used = uses.get(heaviest, 0.0)
-    total = f"others use {load:.1f} of {units.counted(now.cores, 'core')}"
+    total = f"other processes use {load:.1f} of {units.counted(now.cores, 'core')}"
     if used >= BUSY_CORES or load >= max(BUSY_CORES, BUSY_FRACTION * now.cores):
         mostly = f", mostly {heaviest} ({_command(heaviest)})" if used >= NAMED_CORES else ""
         return warn(Subject.LOAD, f"{total}{mostly}", "stop them, or wait until they end")
     if stolen >= STOLEN_FRACTION * now.cores:
-        text = f"the hypervisor keeps back {stolen:.1f} of {units.counted(now.cores, 'core')}"
+        text = f"steal time: the hypervisor takes {stolen:.1f} of {units.counted(now.cores, 'core')}"
         return warn(Subject.LOAD, text, "use a machine that shares its cores with no other")
     return good(Subject.LOAD, total)
 
@@ -142,9 +146,9 @@ def cores() -> Finding:
     return good(Subject.CORES, f"{usable}, without a quota")
 
 
-def governor(cpus: Path = CPUS) -> Finding:
+def governor() -> Finding:
     """Return whether the kernel keeps the cores at a high frequency."""
-    governors = _texts(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    governors = _texts(CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor"))
     if not governors:
         return good(Subject.GOVERNOR, "not known, as in most virtual machines")
     slow = sorted(set(governors) - {"performance"})
@@ -154,14 +158,14 @@ def governor(cpus: Path = CPUS) -> Finding:
     return warn(Subject.GOVERNOR, text, "sudo cpupower frequency-set -g performance")
 
 
-def turbo(cpus: Path = CPUS) -> Finding:
+def turbo() -> Finding:
     """Return whether cores run at higher frequencies while few of them are busy.
 
     Turbo is how most machines train, so it is no warning. It lowers the speedup of CPU ranks.
     """
-    off = {"0": False, "1": True}.get("".join(_texts([cpus / "intel_pstate" / "no_turbo"])))
+    off = {"0": False, "1": True}.get("".join(_texts([CPUS / "intel_pstate" / "no_turbo"])))
     if off is None:
-        off = {"0": True, "1": False}.get("".join(_texts([cpus / "cpufreq" / "boost"])))
+        off = {"0": True, "1": False}.get("".join(_texts([CPUS / "cpufreq" / "boost"])))
     if off is None:
         return good(Subject.TURBO, "not known, as in most virtual machines")
     return good(Subject.TURBO, "off" if off else "on: one busy core is faster than many busy cores")
@@ -174,11 +178,15 @@ def bf16() -> Finding:
     return good(Subject.BF16, "the CPU has no instructions for bf16, so bf16 is slower than fp32 there")
 
 
-def memory(ranks: int, proc: Path = PROC) -> Finding:
+def memory(ranks: int) -> Finding:
     """Return whether the memory is large enough for some ranks."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        text = f"a process may reserve {units.nbytes(limit)} at most, and torch may need more"
+        return warn(Subject.MEMORY, text, "ulimit -v unlimited")
     left = [memory_left()]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        counted = (proc / "meminfo").read_text().partition("MemAvailable:")[2]
+        counted = (PROC / "meminfo").read_text().partition("MemAvailable:")[2]
         left.append(int(counted.split()[0]) * 1024)
     known = [each for each in left if each is not None]
     if not known:
@@ -190,26 +198,26 @@ def memory(ranks: int, proc: Path = PROC) -> Finding:
     return warn(Subject.MEMORY, f"{text}, {needs}", "end other programs, or raise the container's limit")
 
 
-def huge_pages(device: str, enabled: Path = HUGE_PAGES) -> Finding:
+def huge_pages(device: str) -> Finding:
     """Return whether CPU ranks get their memory in huge pages, which they ask for."""
-    words = "".join(_texts([enabled]))
+    words = "".join(_texts([HUGE_PAGES]))
     chosen = words.partition("[")[2].partition("]")[0]
     if not chosen:
         return good(Subject.HUGE_PAGES, "not known")
     if chosen == "never" and device == "cpu":
         text = "never, so processes of the same code differ by 5% instead of 2%"
-        return warn(Subject.HUGE_PAGES, text, f"echo madvise | sudo tee {enabled}")
+        return warn(Subject.HUGE_PAGES, text, f"echo madvise | sudo tee {HUGE_PAGES}")
     return good(Subject.HUGE_PAGES, chosen)
 
 
 # --- limits and folders
 
 
-def shared_memory(ranks: int, device: str, folder: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(ranks: int, device: str) -> Finding:
     """Return whether /dev/shm is large enough for NCCL and for the workers of loaders."""
     advice = "mount more, or docker run --shm-size=8g"
     try:
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError as error:
         return bad(Subject.SHARED_MEMORY, f"cannot be used ({error.strerror})", advice)
     text = f"{units.nbytes(free)} free"
@@ -230,6 +238,8 @@ def open_files() -> Finding:
         return good(Subject.FILES, "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
     enough = hard == resource.RLIM_INFINITY or hard >= FEW_FILES
     advice = f"ulimit -n {FEW_FILES}" if enough else "raise the hard limit in limits.conf"
+    if soft < LEAST_FILES:
+        return bad(Subject.FILES, f"at most {soft}, so ranks cannot start", advice)
     text = f"at most {soft}, too few for NCCL and loader workers"
     return warn(Subject.FILES, text, advice)
 
@@ -237,20 +247,18 @@ def open_files() -> Finding:
 def folders() -> list[Finding]:
     """Return whether files can be written where ranks, compilers and test runs write them."""
     return [
-        _writable(
-            Subject.HOME,
-            os.path.expanduser("~"),
-            "no compiler cache",
-            "set another HOME",
-        ),
+        _writable(Subject.HOME, os.path.expanduser("~"), "no compiler cache", "set another HOME"),
         _temporary(),
-        _writable(
-            Subject.PROJECT,
-            os.curdir,
-            "no run is stored",
-            "start in another folder",
-        ),
+        _project(),
     ]
+
+
+def _project() -> Finding:
+    advice = "start in another folder"
+    try:
+        return _writable(Subject.PROJECT, os.getcwd(), "no run is stored", advice)
+    except FileNotFoundError:
+        return bad(Subject.PROJECT, "it was removed, so torch cannot be imported", advice)
 
 
 def _temporary() -> Finding:
@@ -262,12 +270,11 @@ def _temporary() -> Finding:
 
 
 def _writable(subject: Subject, folder: str, without: str, advice: str) -> Finding:
-    name = Path(folder).resolve() if folder == os.curdir and Path(folder).exists() else folder
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return good(subject, f"{name} is writable")
+            return good(subject, f"{folder} is writable")
     except OSError as error:
-        return warn(subject, f"{name} is not writable ({error.strerror}): {without}", advice)
+        return warn(subject, f"{folder} is not writable ({error.strerror}): {without}", advice)
 
 
 def loopback() -> Finding:

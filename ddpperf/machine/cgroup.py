@@ -11,10 +11,10 @@ from pathlib import Path
 PROCESS = Path("/proc/self")
 
 
-def cpu_quota(process: Path = PROCESS) -> float | None:
+def cpu_quota() -> float | None:
     """Return how many cores this process may use at the same time, or None without a limit."""
     quotas = []
-    for folder in _folders("cpu", process):
+    for folder in _folders("cpu"):
         with contextlib.suppress(OSError, ValueError):
             if (limit := folder / "cpu.max").exists():
                 quota, period = limit.read_text().split()
@@ -27,13 +27,13 @@ def cpu_quota(process: Path = PROCESS) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_left(process: Path = PROCESS) -> int | None:
+def memory_left() -> int | None:
     """Return how many bytes of memory the limits leave to this process, or None without a limit.
 
     Cached files count as left, because the kernel drops them when it needs memory.
     """
     left = []
-    for folder in _folders("memory", process):
+    for folder in _folders("memory"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             if (limit := folder / "memory.max").exists():
                 used, cached = folder / "memory.current", "inactive_file"
@@ -46,15 +46,15 @@ def memory_left(process: Path = PROCESS) -> int | None:
     return max(0, min(left)) if left else None
 
 
-def _folders(controller: str, process: Path) -> list[Path]:
+def _folders(controller: str) -> list[Path]:
     """Return the folders of this process's cgroups that limit CPU time or memory, the own one first."""
     found: list[Path] = []
     with contextlib.suppress(OSError, ValueError):
         groups = {}  # by the names of their controllers; empty in version 2
-        for line in (process / "cgroup").read_text().splitlines():
+        for line in (PROCESS / "cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
             groups[frozenset(names.split(","))] = Path(path)
-        for line in (process / "mountinfo").read_text().splitlines():
+        for line in (PROCESS / "mountinfo").read_text().splitlines():
             mounted, _, what = line.partition(" - ")
             kind, _, options = what.split(" ", 2)
             if kind == "cgroup2":

@@ -21,8 +21,14 @@ LIST_OPTIONS = "import torch._inductor; print(*torch._inductor.list_options())"
 COMPILE_SECONDS, LIST_SECONDS = 20, 60
 
 
+def compiler_reason(device: str = "cpu") -> str:
+    """Return why torch.compile cannot work here and what to do, or an empty string if it can work."""
+    problem = compiler_problem(device)
+    return f"{problem}; install both, or leave compiled executions out" if problem else ""
+
+
 @functools.cache
-def compiler_reason(device: str = "cpu", seconds: float = COMPILE_SECONDS) -> str:
+def compiler_problem(device: str, seconds: float = COMPILE_SECONDS) -> str:
     """Return why torch.compile cannot work on this machine, or an empty string if it can.
 
     The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
@@ -30,15 +36,15 @@ def compiler_reason(device: str = "cpu", seconds: float = COMPILE_SECONDS) -> st
     """
     cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
     if not _compiles(cxx, "tried.cpp", seconds):
-        return _reason("C++", cxx or "an empty $CXX")
+        return _problem("C++", cxx or "an empty $CXX")
     if device == "cuda" and not _compiles(cc, "tried.c", seconds):
-        return _reason("C", cc or "an empty $CC")
+        return _problem("C", cc or "an empty $CC")
     return ""
 
 
-def _reason(language: str, found: str) -> str:
+def _problem(language: str, found: str) -> str:
     needs = f"torch.compile needs a {language} compiler with Python's headers"
-    return f"{needs}, and {found} is none; install both, or leave compiled executions out"
+    return f"{needs}, and {found} is not a working compiler"
 
 
 def _compiles(compiler: str, name: str, seconds: float) -> bool:

@@ -98,9 +98,11 @@ def findings(marked: Marked, folder: Path, spinning: int) -> dict[str, dict[str,
     return {each["subject"]: each for each in json.loads(ended.stdout)["findings"]}
 
 
-def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], environment: Mapping[str, str], folder: Path = REPOSITORY
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
     )
 
 
@@ -177,7 +179,7 @@ def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: Can
     run = canned_suite.run()
     (saved,) = canned_suite.saved_runs()
     (load,) = (each for each in saved["ddpperf"]["machine_findings"] if each["subject"] == Subject.LOAD)
-    assert load["text"].startswith("others use ")
+    assert load["text"].startswith("other processes use ")
     assert f" {os.getpid()} (" not in load["text"]
     assert [line for line in run.sentences if line.startswith("machine ") and load["text"] in line]
 
@@ -242,7 +244,8 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None
     [
         ("raise ImportError('libcudart.so.99: not found')", "libcudart.so.99: not found"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its import was killed by SIGSEGV"),
-        ("import time; time.sleep(60)", "its import did not end within 2 s"),
+        ("import sys; sys.exit('no licence')", "before it answered: no licence"),
+        ("", "has no attribute 'distributed' in "),  # such as an experiment of this folder named torch.py
     ],
 )
 def test_torch_that_fails_to_import_is_bad(
@@ -250,7 +253,7 @@ def test_torch_that_fails_to_import_is_bad(
 ) -> None:
     fake_torch(monkeypatch, tmp_path, code)
     monkeypatch.chdir(tmp_path)
-    findings = {finding.subject: finding for finding in software_findings([], seconds=2)}
+    findings = {finding.subject: finding for finding in software_findings([], seconds=HANG_SECONDS)}
     assert findings[Subject.TORCH].level is Level.BAD
     assert why in findings[Subject.TORCH].text
     assert Subject.TORCHVISION not in findings
@@ -282,8 +285,8 @@ def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) ->
     began = time.monotonic()
     ended = run([sys.executable, "-m", "ddpperf.doctor", "--seconds", "5"], marked.environment | variables)
     assert time.monotonic() - began < 8
-    assert ended.returncode == 1
-    assert "pass --seconds 60" in ended.stdout
+    assert ended.returncode == 0
+    assert "Not checked in time: torch, two ranks." in ended.stdout
     assert "Traceback" not in ended.stderr
     marked.assert_nothing_left()
 
@@ -304,15 +307,12 @@ def test_older_python_is_refused_in_one_sentence() -> None:
     assert ended.stderr == "ddpperf needs Python 3.11 or newer, this is Python 3.10; use a newer one\n"
 
 
-def test_output_needs_no_reader_and_no_locale() -> None:
-    """The reader ends at once, and the locale has ASCII only."""
-    program = "from ddpperf.command_output import print_lines; print_lines(['\\u00e9' * 10**6])"
-    variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHON": sys.executable}
-    ended = run(["sh", "-c", f'"$PYTHON" -c "{program}" | true'], variables)
-    assert ended.stderr == ""
-    ended = run(["sh", "-c", f'"$PYTHON" -c "{program}" | head -c 4'], variables)
-    assert ended.stdout == "\u00e9\u00e9"
-    assert ended.stderr == ""
+def test_file_named_as_a_module_of_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "random.py").touch()
+    command = [sys.executable, "-m", "ddpperf.doctor"]
+    ended = run(command, os.environ | {"PYTHONPATH": str(REPOSITORY)}, tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (4, 1), ended
+    assert f"'random' ({tmp_path}/random.py)); rename the file" in ended.stderr
 
 
 def test_measured_devices_are_left_alone(marked: Marked) -> None:
@@ -323,4 +323,4 @@ def test_measured_devices_are_left_alone(marked: Marked) -> None:
         ended = run([sys.executable, "-m", "ddpperf.doctor"], marked.environment)
     assert ended.returncode == 0
     (line,) = (line for line in ended.stdout.splitlines() if "two ranks" in line)
-    assert line.startswith("warning  two ranks    not tried: cpu is being measured by ")
+    assert line.startswith("warning  two ranks    not tried; cpu is being measured by ")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.machine.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_outcome, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -139,7 +139,9 @@ def test_compiled_case_needs_a_compiler(
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.delenv("CC", raising=False)
     needs = "torch.compile needs a C++ compiler with Python's headers"
-    sentence = f"{needs}, and {found} is none; install both, or leave compiled executions out"
+    sentence = (
+        f"{needs}, and {found} is not a working compiler; install both, or leave compiled executions out"
+    )
     assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
     assert possible(plain, Machine(device=device)) is plain, "which needs none"
 
@@ -153,8 +155,8 @@ def fake(compiler: Path) -> None:
 def test_default_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "and g++ is none" in compiler_reason()
-    compiler_reason.cache_clear()
+    assert "and g++ is not a working compiler" in compiler_reason()
+    compiler_problem.cache_clear()
     fake(tmp_path / "g++")
     assert compiler_reason() == ""
 
@@ -168,20 +170,22 @@ def test_gpus_need_a_c_compiler_too(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     needs = "torch.compile needs a C compiler with Python's headers"
     for compiler, found in (("/bin/false",) * 2, ("", "an empty $CC"), ("g++ -O1",) * 2, (None, "clang")):
         monkeypatch.setenv("CC", compiler) if compiler is not None else monkeypatch.delenv("CC")
-        compiler_reason.cache_clear()
-        sentence = f"{needs}, and {found} is none; install both, or leave compiled executions out"
+        compiler_problem.cache_clear()
+        sentence = (
+            f"{needs}, and {found} is not a working compiler; install both, or leave compiled executions out"
+        )
         assert reason_of(possible(compiled, Machine(device="cuda"))) == sentence
         assert possible(compiled, Machine(device="cpu")) is compiled
     for name in ("clang", "gcc"):
         fake(tmp_path / name)
-        compiler_reason.cache_clear()
+        compiler_problem.cache_clear()
         assert possible(compiled, Machine(device="cuda")) is compiled, name
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 def test_compiler_needs_python_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nonexistent")
-    compiler_reason.cache_clear()
+    compiler_problem.cache_clear()
     assert "with Python's headers" in compiler_reason()
 
 

@@ -25,6 +25,7 @@ from ddpperf.doctor.findings import (
     counted_levels,
     finding_lines,
     good,
+    late,
     warn,
 )
 from ddpperf.doctor.system import CpuTimes, judged_load
@@ -68,9 +69,9 @@ def test_levels_are_counted() -> None:
 
 
 def test_worst_finding_of_a_subject_stays() -> None:
-    fine, low, late = good(Subject.CLOCKS, "1"), warn(Subject.CLOCKS, "2", "x"), good(Subject.CLOCKS, "3")
-    assert one_for_each_subject([fine, low, late]) == {Subject.CLOCKS: low}
-    assert one_for_each_subject([fine, late]) == {Subject.CLOCKS: late}
+    fine, low, last = good(Subject.CLOCKS, "1"), warn(Subject.CLOCKS, "2", "x"), good(Subject.CLOCKS, "3")
+    assert one_for_each_subject([fine, low, last]) == {Subject.CLOCKS: low}
+    assert one_for_each_subject([fine, last]) == {Subject.CLOCKS: last}
     both = one_for_each_subject([good(Subject.SMOKE, ""), good(Subject.GPUS, "")])
     assert list(both) == [Subject.GPUS, Subject.SMOKE]
 
@@ -89,19 +90,23 @@ def times(
 @pytest.mark.parametrize(
     ("now", "level", "text"),
     [
-        (times(12, 10.2, {1: 5.1}), Level.GOOD, "others use 0.1 of 2 cores"),
-        (times(12, 12.0, {1: 7.0}), Level.WARNING, "others use 1.0 of 2 cores, mostly 1 (make)"),
-        (times(12, 11.0, {1: 5.1}), Level.WARNING, "others use 0.5 of 2 cores"),  # not visible here
-        (times(12, 11.8, {9: 1.8}), Level.WARNING, "others use 0.9 of 2 cores, mostly 9 (make)"),
-        (times(12, 10.1, {1: 5.0}, stolen=0.5), Level.WARNING, "the hypervisor keeps back 0.2 of 2 cores"),
+        (times(12, 10.2, {1: 5.1}), Level.GOOD, "other processes use 0.1 of 2 cores"),
+        (times(12, 12.0, {1: 7.0}), Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 (make)"),
+        (times(12, 11.0, {1: 5.1}), Level.WARNING, "other processes use 0.5 of 2 cores"),  # not visible here
+        (times(12, 11.8, {9: 1.8}), Level.WARNING, "other processes use 0.9 of 2 cores, mostly 9 (make)"),
+        (
+            times(12, 10.1, {1: 5.0}, stolen=0.5),
+            Level.WARNING,
+            "steal time: the hypervisor takes 0.2 of 2 cores",
+        ),
         (
             times(12, 14.0, {1: 7.0, 2: 0.8, 3: 0.6}),
             Level.WARNING,
-            "others use 2.0 of 2 cores, mostly 1 (make)",
+            "other processes use 2.0 of 2 cores, mostly 1 (make)",
         ),
-        (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "others use 1.0 of 64 cores"),  # services
-        (times(12, 12.0, {1: 7.0}, cores=64), Level.WARNING, "others use 1.0 of 64 cores, mostly 1"),
-        (times(12, 9.0, {}), Level.GOOD, "others use 0.0 of 2 cores"),  # a counter went back
+        (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
+        (times(12, 12.0, {1: 7.0}, cores=64), Level.WARNING, "other processes use 1.0 of 64 cores, mostly 1"),
+        (times(12, 9.0, {}), Level.GOOD, "other processes use 0.0 of 2 cores"),  # a counter went back
     ],
 )
 def test_load_of_others_is_judged(
@@ -119,14 +124,15 @@ def test_process_on_other_cores_is_no_warning(monkeypatch: pytest.MonkeyPatch) -
     assert judged_load(times(0, 0, {}), times(1, 0, {7: 1.0})).level is Level.GOOD
 
 
-def test_own_work_is_no_load(tmp_path: Path) -> None:
+def test_own_work_is_no_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The doctor and the test run read files, and must not find themselves."""
+    monkeypatch.setattr(system, "PROC", tmp_path)
     core = min(os.sched_getaffinity(0))
     stat = f"cpu  9 9 9 9 9 9 9 9 9 9\ncpu{core} 1000 200 300 8 8 40 50 700 6 6\ncpu9999 9 9 9 9 9 9 9 9 9 9"
     process = "(a) b) S 1 1 1 0 -1 0 0 0 0 0 150 50 7 7 20 0 1"
     files = {"stat": stat, "4711/stat": f"4711 {process}", f"{os.getpid()}/stat": f"{os.getpid()} {process}"}
     written(tmp_path, files | {"12/status": "ended"})
-    before = system.cpu_times(tmp_path)
+    before = system.cpu_times()
     assert before.cores == 1
     assert before.stolen_seconds == 7
     assert before.process_seconds == {4711: 2.0}
@@ -134,7 +140,13 @@ def test_own_work_is_no_load(tmp_path: Path) -> None:
     end = time.process_time() + 0.2
     while time.process_time() < end:
         pass
-    assert system.cpu_times(tmp_path).busy_seconds <= before.busy_seconds - 0.15
+    assert system.cpu_times().busy_seconds <= before.busy_seconds - 0.15
+
+
+def test_times_of_other_cores_tell_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file may list none of the cores that this process may use."""
+    monkeypatch.setattr(system, "PROC", written(tmp_path, {"stat": "cpu9999 9 9 9 9 9 9 9 9 9 9"}))
+    assert system.cpu_load(0) == good(Subject.LOAD, "not known")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +183,12 @@ def written(folder: Path, files: dict[str, str]) -> Path:
         (["powersave", "performance"], Level.WARNING, "powersave on 1 of 2 cores"),
     ],
 )
-def test_governor_is_judged(tmp_path: Path, governors: Sequence[str], level: Level, text: str) -> None:
+def test_governor_is_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, governors: Sequence[str], level: Level, text: str
+) -> None:
+    monkeypatch.setattr(system, "CPUS", tmp_path)
     written(tmp_path, {f"cpu{core}/cpufreq/scaling_governor": each for core, each in enumerate(governors)})
-    finding = system.governor(tmp_path)
+    finding = system.governor()
     assert (finding.level, finding.text) == (level, text)
 
 
@@ -187,8 +202,11 @@ def test_governor_is_judged(tmp_path: Path, governors: Sequence[str], level: Lev
         ({"cpufreq/boost": "1"}, "on: "),
     ],
 )
-def test_turbo_is_told(tmp_path: Path, files: dict[str, str], text: str) -> None:
-    assert system.turbo(written(tmp_path, files)).text.startswith(text)
+def test_turbo_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], text: str
+) -> None:
+    monkeypatch.setattr(system, "CPUS", written(tmp_path, files))
+    assert system.turbo().text.startswith(text)
 
 
 # --- memory, limits, folders
@@ -201,14 +219,25 @@ def test_memory_of_the_machine_and_its_group_is_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: int | None, level: Level
 ) -> None:
     monkeypatch.setattr(system, "memory_left", lambda: group)
-    written(tmp_path, {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 3000000 kB"})
-    assert system.memory(2, tmp_path).level is level
-    assert system.memory(4, tmp_path).level is Level.WARNING
+    meminfo = {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 3000000 kB"}
+    monkeypatch.setattr(system, "PROC", written(tmp_path, meminfo))
+    assert system.memory(2).level is level
+    assert system.memory(4).level is Level.WARNING
 
 
 def test_unknown_memory_is_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(system, "memory_left", lambda: None)
-    assert system.memory(2, tmp_path) == good(Subject.MEMORY, "not known")
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    assert system.memory(2) == good(Subject.MEMORY, "not known")
+
+
+def test_limit_of_addresses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of ulimit -v, which lets torch fail while much memory is free."""
+    limits = {resource.RLIMIT_AS: (3_000_000_000, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    finding = system.memory(2)
+    assert finding.level is Level.WARNING
+    assert finding.text.startswith("a process may reserve 3 GB at most")
 
 
 @pytest.mark.parametrize(
@@ -221,9 +250,11 @@ def test_unknown_memory_is_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ("", "cpu", Level.GOOD),
     ],
 )
-def test_huge_pages_are_judged(tmp_path: Path, enabled: str, device: str, level: Level) -> None:
-    written(tmp_path, {"enabled": enabled})
-    assert system.huge_pages(device, tmp_path / "enabled").level is level
+def test_huge_pages_are_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, enabled: str, device: str, level: Level
+) -> None:
+    monkeypatch.setattr(system, "HUGE_PAGES", written(tmp_path, {"enabled": enabled}) / "enabled")
+    assert system.huge_pages(device).level is level
 
 
 @pytest.mark.parametrize(
@@ -247,8 +278,9 @@ def test_shared_memory_is_judged(
     assert system.shared_memory(2, device).level is level
 
 
-def test_missing_shared_memory_is_bad(tmp_path: Path) -> None:
-    finding = system.shared_memory(2, "cpu", tmp_path / "shm")
+def test_missing_shared_memory_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system, "SHARED_MEMORY", tmp_path / "shm")
+    finding = system.shared_memory(2, "cpu")
     assert finding.level is Level.BAD
     assert "No such file" in finding.text
 
@@ -256,7 +288,8 @@ def test_missing_shared_memory_is_bad(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "level", "advice"),
     [
-        ((64, 4096), Level.WARNING, "ulimit -n 1024"),
+        ((23, 4096), Level.BAD, "ulimit -n 1024"),
+        ((24, 4096), Level.WARNING, "ulimit -n 1024"),
         ((64, 64), Level.WARNING, "raise the hard limit"),
         ((1024, 1024), Level.GOOD, ""),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), Level.GOOD, ""),
@@ -280,6 +313,15 @@ def test_home_that_cannot_be_written_is_found(monkeypatch: pytest.MonkeyPatch, t
         assert found[Subject.HOME].text.startswith(f"{home} is not writable (")
         assert found[Subject.PROJECT].level is Level.GOOD
     assert list(tmp_path.iterdir()) == [], "the check leaves no file"
+
+
+def test_removed_folder_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    found = {finding.subject: finding for finding in system.folders()}
+    assert found[Subject.PROJECT].level is Level.BAD
+    assert found[Subject.PROJECT].text.startswith("it was removed")
 
 
 def test_machine_without_a_temporary_folder_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +370,7 @@ def test_torch_that_cannot_measure_is_bad(facts: dict[str, Any], gpus: int, text
 
 
 def test_clocks_under_load_need_no_other_proof() -> None:
-    found = software_of(FINE | {"clocks": [[1980, 1980]]}, gpus=1)
+    found = software_of(FINE | {"clocks": [[0, 1980, 1980]]}, gpus=1)
     assert found[Subject.TORCH].level is Level.GOOD
     assert found[Subject.CLOCKS].text == "1980 MHz under a light load"
 
@@ -360,13 +402,30 @@ def test_torchvision_that_does_not_fit_is_a_warning(torchvision: dict[str, Any],
     assert finding.advice == "pip install torchvision==0.29.*"
 
 
-def test_late_import_is_not_an_installation_to_repair() -> None:
-    facts = {name: FINE[name] for name in ("torch", "cuda", "nccl")}
-    late = Report(facts=facts, problem="did not end within 8 s", late=True)
-    found = {finding.subject: finding for finding in software.judged(late, [], "")}
-    assert found[Subject.TORCHVISION].text == "its import did not end within 8 s"
-    assert "--seconds 60" in found[Subject.TORCHVISION].advice
-    assert found[Subject.TORCH].level is Level.GOOD
+@pytest.mark.parametrize(
+    ("known", "gpus", "subject", "text"),
+    [
+        ((), 0, Subject.TORCH, "its import did not end within 8 s"),
+        (("torch", "cuda", "nccl"), 0, Subject.TORCHVISION, "its import did not end within 8 s"),
+        (("torch", "cuda", "nccl"), 1, Subject.TORCH, "its use of the GPUs did not end within 8 s"),
+    ],
+)
+def test_late_import_is_not_an_installation_to_repair(
+    known: Sequence[str], gpus: int, subject: Subject, text: str
+) -> None:
+    report = Report(facts={name: FINE[name] for name in known}, problem="did not end within 8 s", late=True)
+    found = {finding.subject: finding for finding in software.judged(report, [H200] * gpus, "")}
+    assert found[subject] == late(subject, text)
+    assert Level.BAD not in {finding.level for finding in found.values()}
+
+
+def test_slow_compiler_is_late_and_not_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "slow"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    finding = software.compiler_finding("cpu", seconds=0.2)
+    assert finding == late(Subject.COMPILER, "it did not compile a short file within 0.2 s")
 
 
 def test_torchvision_follows_torch() -> None:
@@ -377,7 +436,7 @@ def test_torchvision_follows_torch() -> None:
 def test_missing_folder_of_libraries_is_a_warning(tmp_path: Path) -> None:
     finding = software_of(FINE, path=f"{tmp_path}:{tmp_path}/gone")[Subject.LIBRARIES]
     assert finding.level is Level.WARNING
-    assert finding.text == f"LD_LIBRARY_PATH names {tmp_path}/gone, which is no folder"
+    assert finding.text == f"LD_LIBRARY_PATH names {tmp_path}/gone, which is not a folder"
     usual = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"  # of containers' images
     assert software_of(FINE, path=usual)[Subject.LIBRARIES].level is Level.GOOD
 
@@ -396,12 +455,13 @@ def test_only_torchs_libraries_elsewhere_are_foreign(monkeypatch: pytest.MonkeyP
 def test_failed_ranks_are_bad() -> None:
     failed = smoke.judged(Report(facts={"failure": "rank 1 of set A1 hung"}), "cuda")
     assert (failed.level, failed.text) == (Level.BAD, "GPUs, NCCL: rank 1 of set A1 hung")
-    late = smoke.judged(Report(facts={}, problem="did not end within 8 s", late=True), "cpu")
-    assert "--seconds 60" in late.advice
-    assert (late.level, late.text) == (
-        Level.BAD,
-        "their all_reduce did not end within 8 s (CPU, gloo)",
-    )
+
+
+def test_late_ranks_are_a_warning() -> None:
+    """As on a machine that is only loaded."""
+    finding = smoke.judged(Report(facts={}, problem="did not end within 8 s", late=True), "cpu")
+    assert finding == late(Subject.SMOKE, "their all_reduce did not end within 8 s (CPU, gloo)")
+    assert finding.level is Level.WARNING
 
 
 # --- the summary
@@ -433,8 +493,17 @@ def test_summary_names_what_must_be_repaired() -> None:
     found = one_for_each_subject(
         [bad(Subject.TORCH, "broken", "install"), bad(Subject.SMOKE, "failed", "repair")]
     )
-    sentence = "This machine can measure nothing that counts before these are repaired: torch, two ranks."
+    sentence = "This machine cannot measure until these are repaired: torch, two ranks."
     assert what_can_be_measured([], found) == sentence
+
+
+def test_late_checks_leave_the_rest_measurable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "core_count", lambda: 1)
+    subjects = Subject.COMPILER, Subject.TORCH, Subject.SMOKE
+    found = one_for_each_subject([late(subject, "did not end within 8 s") for subject in subjects])
+    summary = what_can_be_measured([], found)
+    assert summary.startswith("This machine can measure: 1 CPU rank, eager and compiled steps; not: CUDA")
+    assert summary.endswith(" Not checked in time: compiler, torch, two ranks.")
 
 
 # --- the command
@@ -473,30 +542,37 @@ def test_command_prints_one_json_document(
         "level": "bad",
         "text": "cannot be imported",
         "advice": "install torch again",
+        "late": False,
     }
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--xml"], ["--seconds", "1"], ["--seconds", "nan"], ["--seconds", "soon"]]
+    ("arguments", "problem"),
+    [
+        (["--xml"], "unrecognized arguments: --xml"),
+        (["--seconds", "3"], "--seconds takes a number of at least 5, got 3"),
+        (["--seconds", "nan"], "--seconds takes a number of at least 5, got nan"),
+        (["--seconds", "soon"], "argument --seconds: invalid float value: 'soon'"),
+    ],
 )
-def test_wrong_option_has_status_4(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_has_status_4(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="4"):
         command.main(arguments)
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == f"python -m ddpperf.doctor: {problem}; see --help\n"
 
 
 def test_fast_checks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run must not end because the kernel's files are missing."""
-    nowhere = Path("/nowhere")
-    for check in (system.cpu_times, system.memory, system.governor):
-        monkeypatch.setattr(check, "__defaults__", (nowhere,))
-    monkeypatch.setattr(system.huge_pages, "__defaults__", (nowhere,))
+    for files in ("PROC", "CPUS", "HUGE_PAGES"):
+        monkeypatch.setattr(system, files, Path("/nowhere"))
     unknown = {finding.subject for finding in run_findings("cpu", [])}
     assert not unknown & {Subject.LOAD, Subject.MEMORY, Subject.GOVERNOR, Subject.HUGE_PAGES}
 
 
 def test_worst_finding_of_a_run_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = warn(Subject.LOAD, "others use 1.0 of 2 cores", "stop them")
+    busy = warn(Subject.LOAD, "other processes use 1.0 of 2 cores", "stop them")
     monkeypatch.setattr(system, "cpu_load", lambda seconds: busy)
     monkeypatch.setattr(system, "cpu_quota", lambda: 0.5)
     first, second, *_ = run_findings("cpu", [])
@@ -522,6 +598,7 @@ def test_run_stores_and_prints_its_findings(canned_suite: CannedSuite) -> None:
         "level": "warning",
         "text": "process 9 (make) uses 1.0 core",
         "advice": "stop it, or wait until it ends",
+        "late": False,
     }
     del saved["ddpperf"]["machine_findings"]  # as in a run of an older version
     assert not [line for line in summary_lines(saved) if line.startswith("machine")]

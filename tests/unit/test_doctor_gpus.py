@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +12,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from ddpperf.doctor import gpus
+from ddpperf.doctor import gpus, software
 from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.child import Report
 from ddpperf.doctor.findings import Finding, Level, Subject
 from tests.fake_nvml import FakeGpu, healthy, install
 
@@ -145,22 +146,34 @@ def test_gpu_without_a_driver_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     (tmp_path / "nvidiactl").touch()
-    (finding,) = gpus.present_gpus([], tmp_path)
+    (finding,) = gpus.present_gpus([])
     assert finding.level is Level.GOOD, "the driver's own file is no GPU"
     (tmp_path / "nvidia0").touch()
-    (finding,) = gpus.present_gpus([], tmp_path)
+    (finding,) = gpus.present_gpus([])
     assert finding.level is Level.BAD
     assert "mismatch" in finding.text.lower()
 
 
 @pytest.mark.parametrize(
-    ("clocks", "level"), [([(1980, 1980)], Level.GOOD), ([(1980, 1980), (1200, 1980)], Level.WARNING)]
+    ("clocks", "level"), [({0: (1980, 1980)}, Level.GOOD), ({1: (1200, 1980)}, Level.WARNING)]
 )
-def test_clock_locked_low_is_found_under_load(clocks: Sequence[tuple[int, int]], level: Level) -> None:
+def test_clock_locked_low_is_found_under_load(clocks: Mapping[int, tuple[int, int]], level: Level) -> None:
     (finding,) = gpus.loaded_clocks(clocks)
     assert finding.level is level
     assert level is Level.GOOD or "GPU 1: 1200 of 1980 MHz" in finding.text
+
+
+def test_gpu_without_a_clock_shifts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = healthy(0)
+    silent.answers.clear()
+    fakes = [silent, healthy(1, ClockInfo=1200, MaxClockInfo=1980)]
+    install(monkeypatch, fakes)
+    monkeypatch.setattr(software, "visible_gpus", lambda: [fake.gpu for fake in fakes])
+    monkeypatch.setattr(software, "LOAD_SECONDS", 0.0)
+    *_, clocks = software.judged(Report(facts=software._tried_gpus()), [], "")
+    assert clocks.text == "GPU 1: 1200 of 1980 MHz under a light load"
 
 
 def test_run_leaves_out_what_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:

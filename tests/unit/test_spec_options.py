@@ -332,7 +332,8 @@ def test_requested_compilation_needs_a_compiler(
     options = read(*line.split())
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Refused, match=re.escape(f"{NO_COMPILER} {found} is none; install both, or leave")):
+    sentence = f"{NO_COMPILER} {found} is not a working compiler; install both, or leave"
+    with pytest.raises(Refused, match=re.escape(sentence)):
         check_compiler(options)
 
 
