@@ -39,6 +39,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
     Raises OSError if the output cannot be written, as on a full disk.
     """
+    if sys.stdout is None:  # closed by the caller, as with >&- in a shell
+        return
     try:
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
         sys.stdout.flush()
