@@ -13,7 +13,6 @@ from typing import Any
 REPOSITORY_NAME = "team/ddpperf"
 TOKEN = "secret"  # may write
 READ_TOKEN = "read"  # as a fork's token
-PER_PAGE = 100
 CONCLUSIONS = ("success", "failure", "neutral")
 
 
@@ -28,7 +27,7 @@ class GitHubApi:
         self.requests: list[str] = []
 
     def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Any, str]:
-        """Return the status, the JSON and the Link header of the answer."""
+        """Return the status, the JSON and the Link header of the answer, or Location for a redirect."""
         self.requests.append(f"{method} {path.partition('?')[0]}")
         if token not in (TOKEN, READ_TOKEN):
             return 401, {"message": "Bad credentials"}, ""
@@ -104,7 +103,7 @@ def running_api() -> Iterator[GitHubApi]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             if link:
-                self.send_header("Link", link)
+                self.send_header("Location" if 300 <= status < 400 else "Link", link)
             self.end_headers()
             self.wfile.write(data)
 

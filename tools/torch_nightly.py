@@ -9,7 +9,8 @@ it with the last good one. `accept` makes a nightly the last good one. `hint` sa
 commit of torch that made a nightly worse.
 
 The environments are in the folder of --folder, one for each version. The link `last-good` there
-leads to the last good one. At most three environments are kept, because each takes about 5 GB.
+leads to the last good one. At most three environments are kept, because each takes about 5 GB. An
+environment of another Python is made again.
 $TORCH_NIGHTLY_INDEX is the address of the index from which pip installs nightlies. In a job of
 GitHub Actions, `candidate` also writes the options of the command to $GITHUB_OUTPUT.
 """
@@ -17,6 +18,7 @@ GitHub Actions, `candidate` also writes the options of the command to $GITHUB_OU
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -55,7 +57,7 @@ class Nightlies:
     def last_good(self) -> str | None:
         """Return the version of the last good nightly, or None if there is none."""
         link = self.folder / "last-good"
-        return os.readlink(link) if link.exists() else None
+        return os.readlink(link) if (link / "ready").exists() else None
 
     def newest(self, wanted: str | None) -> str:
         """Return the full version of the newest nightly in the index, or of the wanted one."""
@@ -64,12 +66,10 @@ class Nightlies:
                 "TORCH_NIGHTLY_INDEX is not set; set it to the address of the index of torch's nightlies, "
                 "in GitHub Actions as a repository variable"
             )
-        pip = self.folder / "pip"  # Debian's python3 often has no pip, but can make environments with pip
-        if not (pip / "bin" / "pip").exists():
-            venv.create(pip, with_pip=True, clear=True)
+        self._make("pip")  # Debian's python3 often has no pip, but can make environments with pip
         only_look = ("--dry-run", "--ignore-installed", "--no-deps", "--report=-")
         torch = f"torch=={wanted}" if wanted else "torch"
-        (found,) = json.loads(self._pip_install(pip / "bin" / "python", *only_look, torch))["install"]
+        (found,) = json.loads(self._pip_install("pip", *only_look, torch))["install"]
         version = str(found["metadata"]["version"])
         if day_of(version) is None:
             raise Stopped(
@@ -79,13 +79,9 @@ class Nightlies:
         return version
 
     def make(self, version: str) -> None:
-        """Make the environment of a nightly, if there is none."""
-        environment = self.environment(version)
-        if not (environment / "ready").exists():
-            venv.create(environment, with_pip=True, clear=True)  # a cancelled job may have left a part
-            self._pip_install(self.python(version), f"torch=={version}", "numpy")
-            (environment / "ready").touch()
-        os.utime(environment)
+        """Make the environment of a nightly, if there is none of this Python."""
+        self._make(version, f"torch=={version}", "numpy")
+        os.utime(self.environment(version))
         self._remove_old()
 
     def accept(self, version: str) -> None:
@@ -122,19 +118,37 @@ class Nightlies:
             ]
         return "\n".join(lines)
 
-    def _pip_install(self, python: Path, *arguments: str) -> str:
+    def _make(self, name: str, *packages: str) -> None:
+        """Make an environment, if there is none of this Python. The file `ready` names its Python."""
+        ready = self.environment(name) / "ready"
+        if ready.exists() and ready.read_text() == sys.version:
+            return
+        try:
+            venv.create(self.environment(name), with_pip=True, clear=True)
+        except subprocess.CalledProcessError as error:
+            raise Stopped(
+                f"{sys.executable} cannot make an environment; install its venv module "
+                "(Debian: apt-get install python3-venv)"
+            ) from error
+        if packages:
+            self._pip_install(name, *packages)
+        ready.write_text(sys.version)
+
+    def _pip_install(self, name: str, *arguments: str) -> str:
         options = ("--quiet", "--disable-pip-version-check", "--pre", f"--index-url={self.index}")
-        return _run(python, "-m", "pip", "install", *options, *arguments)
+        return _run(self.python(name), "-m", "pip", "install", *options, *arguments)
 
     def _require(self, version: str) -> None:
-        if not (self.environment(version) / "ready").exists():
+        environment = self.environment(version)
+        if environment.is_symlink() or not (environment / "ready").exists():
             raise Stopped(f"{self.folder} has no environment of torch {version}; run candidate first")
 
     def _remove_old(self) -> None:
-        """Keep the last good environment and the newest others."""
-        found = [ready.parent for ready in self.folder.glob("*/ready") if not ready.parent.is_symlink()]
-        found.sort(key=lambda path: (path.name != self.last_good(), -path.stat().st_mtime))
-        for environment in found[MOST_ENVIRONMENTS:]:
+        """Keep the last good environment and the newest others. What a cancelled job left goes, too."""
+        found = {path for path in self.folder.iterdir() if DAY.search(path.name)}
+        ready = [path for path in found if (path / "ready").exists()]
+        ready.sort(key=lambda path: (path.name != self.last_good(), -path.stat().st_mtime))
+        for environment in found - set(ready[:MOST_ENVIRONMENTS]):
             shutil.rmtree(environment)
 
 
@@ -160,6 +174,8 @@ def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
     if version == good:
         print(f"torch {version} is the newest nightly, and the last good one: nothing to compare")
         return {}
+    if good:
+        nightlies.make(good)  # with this Python, so that torch is the only difference
     nightlies.make(version)
     base = f"--baseline-python={nightlies.python(good)} " if good else ""
     arguments = f"{base}--against={nightlies.python(version)}"
@@ -191,23 +207,39 @@ def main() -> int:
     index = os.environ.get("TORCH_NIGHTLY_INDEX", "")
     nightlies = Nightlies(folder=given.folder.absolute(), index=index)
     try:
-        if given.command == "candidate":
-            outputs = candidate(nightlies, given.version)
-            _append(
-                os.environ.get("GITHUB_OUTPUT"), "".join(f"{name}={text}\n" for name, text in outputs.items())
-            )
-        elif given.command == "accept":
-            nightlies.accept(given.version)
-            print(f"torch {given.version} is the last good nightly now")
-        else:
-            hint = nightlies.hint(given.version)
-            print(hint)
-            _append(os.environ.get("GITHUB_STEP_SUMMARY"), f"```text\n{hint}\n```\n")
-    except Stopped as problem:
-        github = "GITHUB_OUTPUT" in os.environ
-        print(f"::error title=ddpperf::{problem}" if github else problem, file=None if github else sys.stderr)
-        return 4
-    return 0
+        nightlies.folder.mkdir(parents=True, exist_ok=True)
+        with (nightlies.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until another command has made or removed its environments
+            run(nightlies, given)
+        return 0
+    except Stopped as stopped:
+        problem = str(stopped)
+    except OSError as error:
+        problem = (
+            f"{nightlies.folder} cannot be used ({error}); repair it, or name another folder with --folder"
+        )
+    except KeyboardInterrupt:
+        return 130
+    if "GITHUB_OUTPUT" in os.environ:
+        print(f"::error title=ddpperf::{problem}")
+    else:
+        print(problem, file=sys.stderr)
+    return 4
+
+
+def run(nightlies: Nightlies, given: argparse.Namespace) -> None:
+    """Run the command that was given."""
+    if given.command == "candidate":
+        outputs = candidate(nightlies, given.version)
+        lines = "".join(f"{name}={text}\n" for name, text in outputs.items())
+        _append(os.environ.get("GITHUB_OUTPUT"), lines)
+    elif given.command == "accept":
+        nightlies.accept(given.version)
+        print(f"torch {given.version} is the last good nightly now")
+    else:
+        hint = nightlies.hint(given.version)
+        print(hint)
+        _append(os.environ.get("GITHUB_STEP_SUMMARY"), f"```text\n{hint}\n```\n")
 
 
 if __name__ == "__main__":

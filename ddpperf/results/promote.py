@@ -2,12 +2,11 @@
 
     python -m ddpperf.results.promote [RUN.json] [--name NAME]
 
-Without RUN.json, the newest run of this project is promoted.
+Without RUN.json, the newest run of this project is promoted. The command prints the new file.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -18,17 +17,34 @@ from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest
 def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path:
     """Copy a stored run into the baselines of its hardware, and return the new file.
 
-    `root` is the project's root. Raises NoBaseline if there is no run, or if a test of the run failed.
+    `root` is the project's root. Raises NoBaseline if there is no run, if a test of the run failed,
+    or if the run lacks a test of the newest baseline, because later runs read only the newest one.
     """
     run = run or newest_run(root)
     document = read_document(run)
-    header = document.get("ddpperf", {}) if isinstance(document, dict) else {}
+    header = document.get("ddpperf") if isinstance(document, dict) else None
+    if not isinstance(header, dict):
+        raise NoBaseline(f"{run} was not saved by ddpperf; name a file below .ddpperf/runs")
+    if "against" in header:
+        raise NoBaseline(f"{run} is an A/B run, which cannot be a baseline; name a run without A/B options")
     storage = Storage(root=root, hardware_key=str(header.get("hardware_key", "")))
-    storage.load(run)
-    if not is_baseline(document):
+    measured = storage.load(run).measured
+    try:
+        passed = is_baseline(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise NoBaseline(f"{run} is damaged ({error!r}); name another run") from error
+    if not passed:
         raise NoBaseline(
-            f"{run} cannot become a baseline: it is an A/B run, its verdict is FAIL, a control failed, or a "
-            "test was not measured or was delayed; name another run"
+            f"{run} cannot become a baseline: its verdict is FAIL, a control failed, or a test was not "
+            "measured or was delayed; name another run"
+        )
+    newest = storage.newest_baseline()
+    if newest and (lacking := newest.measured.keys() - measured.keys()):
+        tests = len(newest.measured)
+        raise NoBaseline(
+            f"{run} measured {tests - len(lacking)} of the {tests} tests of the baseline {newest.path.name}, "
+            "and the others would be forgotten; promote a run of all tests, or store this one with "
+            "--benchmark-save=NAME"
         )
     return storage.promote(document, name)
 
@@ -37,9 +53,10 @@ def main() -> int:
     parser = Parser("ddpperf.results.promote", __doc__)
     parser.add_argument("run", nargs="?", type=Path, help="a stored run; the newest by default")
     parser.add_argument("--name", default="baseline", help="the baseline's name")
+    parser.add_argument("--root", default=Path(), type=Path, help="the project; this folder by default")
     given = parser.parse_args()
     try:
-        print(f"saved the baseline: {os.path.relpath(promote(Path.cwd(), given.run, given.name))}")
+        print(promote(given.root, given.run, given.name).relative_to(given.root))
     except (NoBaseline, OSError) as problem:
         return refused(problem)
     return 0

@@ -114,6 +114,13 @@ class Storage:
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 
+    def newest_baseline(self) -> Baseline | None:
+        """Return the newest promoted baseline, or None if there is none that can be read."""
+        for path in reversed(_numbered(self.baselines)):
+            with contextlib.suppress(NoBaseline):
+                return self.load(path)
+        return None
+
     def newest_seconds(self) -> dict[str, float]:
         """Return the duration of each test in the newest run; empty if no run can be read."""
         for path in reversed(_numbered(self.runs)):

@@ -89,6 +89,7 @@ def foreign() -> list[str]:
         if file.startswith(here + os.sep)
         and not file.startswith(root + os.sep)
         and "site-packages" not in file
+        and module is not sys.modules["__main__"]  # this file, which multiprocessing lists twice
         and name.partition(".")[0] not in ("ddpperf", "torch", "torchvision")
     )
 

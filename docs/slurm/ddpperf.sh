@@ -13,14 +13,21 @@
 #SBATCH --output=ddpperf-%j.log
 set -euo pipefail
 python=${PYTHON:-.venv/bin/python}
-results=ddpperf-$SLURM_JOB_ID
 
+refuse() {
+    echo "$1" >&2
+    exit 4
+}
+
+[ -n "${SLURM_JOB_ID:-}" ] || refuse "this is no job of Slurm; submit the script with sbatch --gpus-per-node=N"
+results=ddpperf-$SLURM_JOB_ID
+command -v "$python" >/dev/null ||
+    refuse "the interpreter $python was not found; make the environment, or set PYTHON to its interpreter"
 if [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
     echo "the job has no GPUs, so ddpperf measures the CPU; for GPUs, pass --gpus-per-node=N to sbatch"
 fi
 if [ -n "$(ls -A "$results" 2>/dev/null)" ]; then
-    echo "the output folder $results exists and is not empty; move it away" >&2
-    exit 4
+    refuse "the output folder $results exists and is not an empty folder; move it away"
 fi
 mkdir -p "$results"
 if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
@@ -29,11 +36,10 @@ if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
     --junitxml="$results/junit.xml" --benchmark-json="$results/run.json" "$@" &
 pytest=$!
 # Two minutes before the time limit Slurm sends SIGTERM. ddpperf then stores what it has measured.
-trap 'kill -TERM "$pytest" 2>/dev/null || true' TERM
-status=0
-wait "$pytest" || status=$?
-if [ "$status" -eq 143 ]; then # the signal ended the wait, and not pytest
-    status=0
+trap 'signalled=yes; kill -TERM "$pytest" 2>/dev/null || true' TERM
+signalled=yes
+while [ -n "$signalled" ]; do # a signal ends the wait, and not pytest
+    signalled='' status=0
     wait "$pytest" || status=$?
-fi
+done
 exit "$status"

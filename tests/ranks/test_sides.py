@@ -21,7 +21,7 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side
 from tests.command_line import reader
-from tests.project import Marked
+from tests.project import REPOSITORY, Marked
 
 TORCH = "__version__ = {!r}\nclass version: cuda = {!r}\n"  # imported in no time
 MAKE = "def make(): pass\n"
@@ -50,6 +50,7 @@ FILES = {
     "broken/ddpperf/__init__.py": "import what_it_needs\n",
     "holds-mine/mine.py": MAKE,
     "holds-src/src/mine.py": MAKE,
+    "holds-multiprocessing/mine.py": f"import multiprocessing\n{MAKE}",
     "candidate/src/helper.py": "",
     "candidate/steps.py": f"import helper\n{MAKE}",
     "lacks-helper/steps.py": f"import helper\n{MAKE}",
@@ -135,6 +136,15 @@ def test_root_may_hold_only_a_tested_function(read: Read, at: Path, monkeypatch:
     assert read("--against-root holds-mine", functions=["mine:make"])
     assert read("--against-root holds-src", functions=["mine:make"]), "its folder src is on the path, too"
     assert "holds nothing that a rank loads" in refusal(read, "--against-root holds-mine")
+
+
+def test_clone_of_ddpperf_compares_with_another_tree(
+    read: Read, at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file of every rank lies in the current folder, and is no module of the candidate."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("PYTHONPATH", str(at / "good"))
+    assert read(f"--against-root {at}/holds-multiprocessing", functions=["mine:make"])
 
 
 def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:

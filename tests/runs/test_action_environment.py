@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def run(source: Path, command: str, **variables: str) -> dict[str, str]:
+def run(source: Path, command: str, timeout: float = 120, **variables: str) -> dict[str, str]:
     """Run the script in an empty checkout; return the outputs of the step."""
     folder = source.parent
     (folder / "checkout").mkdir(exist_ok=True)
@@ -60,7 +61,7 @@ def run(source: Path, command: str, **variables: str) -> dict[str, str]:
         cwd=folder / "checkout",
         env={**clean, **runner, "PYTHON": sys.executable, "INSTALL": "", **variables},
         check=True,
-        timeout=120,
+        timeout=timeout,
     )
     return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
@@ -77,6 +78,7 @@ def test_key_follows_what_is_installed(source: Path) -> None:
     assert len(keys) == 4
 
 
+@pytest.mark.slow
 def test_environment_is_made_once_and_old_ones_go(source: Path) -> None:
     tools = source.parent / "tools" / "ddpperf"
     for age in range(1, 5):
@@ -90,7 +92,19 @@ def test_environment_is_made_once_and_old_ones_go(source: Path) -> None:
     found = subprocess.run(imported, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     assert found == str(source / "mine.py")
     assert not (folder / "part").exists()
-    assert sorted(path.name for path in tools.iterdir()) == sorted([folder.name, "old1", "old2"])
+    assert sorted(path.name for path in tools.glob("[!.]*")) == sorted([folder.name, "old1", "old2"])
     ready = (folder / "ready").stat().st_mtime_ns
     run(source, "make", FOLDER=str(folder))
     assert (folder / "ready").stat().st_mtime_ns == ready
+
+
+def test_second_job_waits_for_the_first(source: Path) -> None:
+    """Two jobs at once would delete each other's parts, and mark a broken environment as ready."""
+    folder = Path(run(source, "name")["folder"])
+    folder.mkdir(parents=True)
+    (folder / "ready").touch()
+    with (folder.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(subprocess.TimeoutExpired, match="timed out after"):
+            run(source, "make", timeout=1, FOLDER=str(folder))
+    run(source, "make", FOLDER=str(folder))

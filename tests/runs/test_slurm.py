@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
-from tests.project import REPOSITORY, SLEEPING_MODEL, Project, wait_while_it_runs
+import pytest
+
+from tests.project import REPOSITORY, Project, wait_while_it_runs
 
 SCRIPT = REPOSITORY / "docs" / "slurm" / "ddpperf.sh"
-STEPS = """
-import pytest
-from ddpperf.specs import TrainingSpec
+# Takes the place of pytest: it ends with NO VERDICT half a second after its first SIGTERM.
+STORES = """
+import pathlib, signal, time
 
-@pytest.mark.parametrize("batch", range(1, 9))
-def test_step(measure, batch):
-    measure(TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=batch, strategy="single"))
+def store(*_):
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    pathlib.Path("signalled").touch()
+    time.sleep(0.5)
+    raise SystemExit(125)
+
+signal.signal(signal.SIGTERM, store)
+pathlib.Path("started").touch()
+time.sleep(60)
 """
 
 
-def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
-    project.environment |= {"SLURM_JOB_ID": "7", "PYTHON": sys.executable}
+def start(project: Project, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    slurm = {"SLURM_JOB_ID": "7", "PYTHON": sys.executable}
     return subprocess.Popen(
         ["bash", str(SCRIPT), "perf/", *project.options(), *arguments],
         cwd=project.root,
-        env=project.environment,
+        env=project.environment | slurm | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
+@pytest.mark.slow
 def test_job_leaves_its_results(project: Project) -> None:
     job = start(project)
     output, _ = job.communicate()
@@ -51,25 +60,34 @@ def test_refusal_is_the_status_of_the_job(project: Project) -> None:
     assert "ERROR: world_size=2 needs 2 GPUs, found 0; pass --device cpu" in output
 
 
-def test_folder_with_results_is_not_touched(project: Project) -> None:
-    (project.root / "ddpperf-7").mkdir()
-    (project.root / "ddpperf-7" / "run.json").touch()
-    job = start(project)
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"SLURM_JOB_ID": ""}, "this is no job of Slurm; submit the script with sbatch --gpus-per-node=N"),
+        ({"PYTHON": ""}, "the interpreter .venv/bin/python was not found; make the environment, or set"),
+        ({"SLURM_JOB_ID": "8"}, "the output folder ddpperf-8 exists and is not an empty folder; move it"),
+        ({"SLURM_JOB_ID": "9"}, "the output folder ddpperf-9 exists and is not an empty folder; move it"),
+    ],
+)
+def test_job_that_cannot_run_is_refused(project: Project, variables: dict[str, str], sentence: str) -> None:
+    (project.root / "ddpperf-8").mkdir()
+    (project.root / "ddpperf-8" / "run.json").touch()
+    (project.root / "ddpperf-9").touch()
+    job = start(project, **variables)
     output, _ = job.communicate()
     assert job.returncode == 4
-    assert output.endswith("the output folder ddpperf-7 exists and is not empty; move it away\n")
+    assert output.splitlines()[-1].startswith(sentence)
+    assert not (project.root / "ddpperf-7").exists()
 
 
-def test_end_of_the_time_stores_what_was_measured(project: Project) -> None:
-    project.experiment.write_text(STEPS)
-    (project.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.2))
-    job = start(project, "--world-sizes", "1", "--model", "mine:sleeping")
-    pytest_process = Path(f"/proc/{job.pid}/task/{job.pid}/children")
-    wait_while_it_runs(job, project.ranks, "the ranks were not started")
-    assert len(pytest_process.read_text().split()) == 1
-    os.kill(job.pid, 15)  # the batch script alone, as with --signal=B:TERM
+def test_second_signal_waits_for_the_results(project: Project) -> None:
+    python = project.root / "python"
+    python.write_text(f"#!/bin/sh\nexec \"{sys.executable}\" -c '{STORES}'\n")
+    python.chmod(0o755)
+    job = start(project, PYTHON=str(python))
+    for file in ("started", "signalled"):
+        wait_while_it_runs(job, (project.root / file).exists, f"pytest has not {file}")
+        os.kill(job.pid, signal.SIGTERM)  # the batch script alone, as with --signal=B:TERM
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 125, output
-    assert "NO VERDICT: the run was interrupted by SIGTERM" in output
-    assert (project.root / "ddpperf-7" / "verdict.md").exists()
     project.assert_nothing_left()

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from tests.github_api import READ_TOKEN, TOKEN, GitHubApi, running_api
-from tests.package_index import add_wheel
 from tests.project import REPOSITORY, SLEEPING_MODEL, Marked
-from tests.workflow import Finished, Runner, gate_of_another_repository
+from tests.workflow import Finished, Runner, workflow_of_another_repository
 
 PULL_REQUEST = {
     "number": 5,
@@ -130,6 +128,7 @@ def sentences(finished: Finished) -> list[str]:
 # --- a real run
 
 
+@pytest.mark.slow
 def test_first_night_is_neutral_and_stores_a_baseline(machine: Machine) -> None:
     night = machine.run("nightly-gpu.yml", "nightly", SAMPLER, DDPPERF_PROMOTE="branch")
     assert night.conclusion == "success", night
@@ -146,13 +145,15 @@ def test_first_night_is_neutral_and_stores_a_baseline(machine: Machine) -> None:
     assert [Path(path).name for path in stored] == ["0001_nightly.json"]
 
 
+@pytest.mark.slow
 def test_pull_request_proposes_the_baseline(machine: Machine) -> None:
     workflow = nightly_without_comparison(machine)
     machine.run(workflow, "nightly", SAMPLER, DDPPERF_PROMOTE="pull-request")
     (pull,) = machine.api.pulls
+    (key,) = (path.name for path in (machine.root / ".ddpperf" / "runs").iterdir())
     assert (pull["title"], pull["head"], pull["base"]) == (
         "Store a new baseline",
-        "ddpperf-baselines",
+        f"ddpperf-baselines-{key}",
         "main",
     )
     (check,) = machine.api.checks
@@ -174,9 +175,6 @@ def test_pass_compares_with_the_branch_and_promotes(machine: Machine) -> None:
         "Store the baseline 0001_nightly.json",
         "first",
     ]
-    third = machine.run("nightly-gpu.yml", "nightly", SAMPLER, DDPPERF_PROMOTE="branch")
-    assert [check["conclusion"] for check in machine.api.checks][2:] == ["neutral"], third
-    assert "not promoted: NO VERDICT" in third.log
 
 
 @pytest.mark.slow
@@ -227,7 +225,7 @@ def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
 
 def documented_gate(machine: Machine, arguments: str) -> dict[str, Any]:
     """Return the ten lines of docs/nightly.md, for the CPU and the environment of the tests."""
-    gate = yaml.safe_load(gate_of_another_repository())
+    gate = yaml.safe_load(workflow_of_another_repository("gate"))
     environment = str(machine.root.parent / "python")
     gate["jobs"]["gate"]["steps"][-1]["with"] |= {"arguments": arguments, "environment": environment}
     return {"name": "performance", **gate}
@@ -333,9 +331,18 @@ def nightly_without_comparison(machine: Machine) -> dict[str, Any]:
     [
         (
             {"output": "{full}"},
-            "the output folder {full} exists and is not empty; empty it, or name another folder",
+            "the output folder {full} is not an empty folder; empty it, or name another folder",
         ),
+        ({"output": "{full}/mine.txt"}, "the output folder {full}/mine.txt is not an empty folder; empty it"),
         ({"promote": "yes"}, "promote takes none, branch or pull-request, got 'yes'"),
+        ({"baselines-branch": ""}, "baselines-branch takes the name of a branch, got ''"),
+        ({"baselines-branch": "my branch"}, "baselines-branch takes the name of a branch, got 'my branch'"),
+        *(
+            ({"minutes": minutes}, f"minutes takes a number above 0, got '{minutes}'")
+            for minutes in ("", "0", "0.0", "1h", "60 ", "abc", "-1")
+        ),
+        ({"arguments": "perf/ -k it's"}, "arguments has a quote that does not end; write \\' for"),
+        ({"install": 'a "b'}, "install has a quote that does not end; write \\' for the character itself"),
         ({"environment": "/nowhere"}, "environment needs a folder with bin/python, got '/nowhere'; make one"),
         (
             {"environment": "", "python": "python9"},
@@ -372,32 +379,46 @@ def test_torch_night_needs_an_index(machine: Machine) -> None:
     assert night.ran == ["Check out the code", "Install the newest nightly"]
 
 
-@pytest.mark.slow
-def test_good_torch_night_becomes_the_last_good_one(machine: Machine, tmp_path: Path) -> None:
-    """The nightly in the index installs only a version, and finds the torch of the tests."""
-    version = "2.15.0.dev20261123+cu130"
-    packages = str(Path(torch.__file__).parents[1])
-    add_wheel(tmp_path / "index", "torch", version, {"torch_of_the_tests.pth": packages})
-    add_wheel(tmp_path / "index", "numpy", "2.0.0", {})
-    with (machine.root / "perf" / "test_it.py").open("a") as file:
-        file.write("\n\ndef test_broken(measure):\n    raise AssertionError\n")
-    index = (tmp_path / "index").as_uri()
+@pytest.mark.parametrize(
+    ("arguments", "status", "command"),
+    [("", 0, ""), ("--against=p", 0, "accept"), ("--against=p", 1, "hint"), ("--against=p", 125, "")],
+)
+def test_torch_night_follows_the_verdict(machine: Machine, arguments: str, status: int, command: str) -> None:
+    """The first two steps only write their outputs, and echo takes the place of Python."""
+    workflow = machine.runner.content("nightly-torch.yml")
+    _, candidate, gate, *_ = workflow["jobs"]["torch"]["steps"]
+    outputs = f"version=2.15.0\\narguments={arguments}\\n"
+    candidate["run"] = f'printf "{outputs}" >>"$GITHUB_OUTPUT"'
+    gate["run"] = f'echo "status={status}" >>"$GITHUB_OUTPUT"; exit {status % 125}'
+    del gate["uses"]
+    night = machine.run(workflow, "torch", "", DDPPERF_PYTHON="echo")
+    assert night.conclusion == ("failure" if status == 1 else "success")
+    assert night.log == (f"tools/torch_nightly.py {command} 2.15.0\n" if command else "")
+    assert ("Compare with the last good nightly" in night.ran) is bool(arguments)
 
-    def night(settings: str) -> Finished:
-        return machine.run(
-            "nightly-torch.yml", "torch", settings, DDPPERF_PYTHON=sys.executable, TORCH_NIGHTLY_INDEX=index
-        )
 
-    broken = night(f"-m 'not slow' {STEP} -k broken")
-    assert broken.conclusion == "failure"
-    assert broken.ran[-1] == "Say how to find the commit"
-    assert (
-        f"torch {version} did not pass beside the released torch. There is no good nightly yet."
-        in broken.summary
-    )
-    good = night(f"-m 'not slow' {STEP}")
-    assert good.conclusion == "success", good
-    assert f"torch {version} is the last good nightly now" in good.log
-    again = night(f"-m 'not slow' {STEP}")
-    assert again.ran == ["Check out the code", "Install the newest nightly"]
-    assert f"torch {version} is the newest nightly, and the last good one: nothing to compare" in again.log
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({"arguments": "--device cpu --rounds 0"}, "no verdict, exit status 4: argument --rounds: takes"),
+        ({"promote": "by-hand"}, "promote takes none, branch or pull-request, got 'by-hand'"),
+    ],
+)
+def test_inputs_by_hand_replace_the_variables(
+    machine: Machine, inputs: dict[str, str], sentence: str
+) -> None:
+    by_hand = replace(machine, runner=replace(machine.runner, inputs=inputs))
+    night = by_hand.run("nightly-gpu.yml", "nightly", "--device cpu", DDPPERF_PROMOTE="branch")
+    (annotation,) = sentences(night)
+    assert annotation.startswith(f"error title=ddpperf::{sentence}")
+
+
+def test_run_without_performance_tests_is_red(machine: Machine) -> None:
+    """pytest ends with status 0, and nothing was measured."""
+    night = machine.run(with_inputs(machine, arguments=f"perf/ --collect-only {SAMPLER}"), "nightly", "")
+    assert night.conclusion == "failure"
+    assert sentences(night) == [
+        "error title=ddpperf::no verdict, exit status 0: no performance test was measured; "
+        "correct the arguments"
+    ]
+    assert [check["conclusion"] for check in machine.api.checks] == ["failure"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpperf.results.promote import main, promote
-from ddpperf.results.stored_runs import NoBaseline
+from ddpperf.results.stored_runs import NoBaseline, newest_run
 from tests.canned import CannedSuite
+from tests.project import ALL_REDUCE
 
 
-def test_newest_run_becomes_the_baseline(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_run_becomes_the_baseline(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     canned_suite.run("perf")
     monkeypatch.chdir(canned_suite.root)
     monkeypatch.setattr("sys.argv", ["promote", "--name", "good"])
@@ -20,6 +25,7 @@ def test_newest_run_becomes_the_baseline(canned_suite: CannedSuite, monkeypatch:
     (baseline,) = (canned_suite.root / "perf" / "baselines").glob("*/0001_good.json")
     (run,) = (canned_suite.root / ".ddpperf" / "runs").glob("*/*.json")
     assert json.loads(baseline.read_text()) == json.loads(run.read_text())
+    assert capsys.readouterr().out == f"{baseline.relative_to(canned_suite.root)}\n", "the path, for scripts"
 
 
 def test_project_without_runs_is_refused(
@@ -31,17 +37,64 @@ def test_project_without_runs_is_refused(
     assert capsys.readouterr().err.strip().endswith("holds no run; measure one with python -m pytest perf/")
 
 
-def test_run_with_a_failed_test_is_refused(canned_suite: CannedSuite) -> None:
-    canned_suite.run("perf")
-    (run,) = (canned_suite.root / ".ddpperf" / "runs").glob("*/*.json")
+def stored(suite: CannedSuite, *arguments: str) -> Path:
+    """Measure, and return the file of the stored run."""
+    suite.run("perf", *arguments)
+    return newest_run(suite.root)
+
+
+def edit(run: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     document = json.loads(run.read_text())
-    next(iter(document["ddpperf"]["outcomes"].values()))["kind"] = "failed"
+    change(document["ddpperf"])
     run.write_text(json.dumps(document))
-    with pytest.raises(NoBaseline, match="cannot become a baseline: it is an A/B run, its verdict is FAIL"):
+    return run
+
+
+def fail_a_test(header: dict[str, Any]) -> None:
+    next(iter(header["outcomes"].values()))["kind"] = "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, or a test was not"),
+        (lambda header: header.pop("outcomes"), r"is damaged \(KeyError\('outcomes'\)\); name another run"),
+        (
+            lambda header: header.update(against={}),
+            "is an A/B run, which cannot be a baseline; name a run without A/B options",
+        ),
+    ],
+)
+def test_unfit_run_is_refused(
+    canned_suite: CannedSuite, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    run = edit(stored(canned_suite), change)
+    with pytest.raises(NoBaseline, match=sentence):
         promote(canned_suite.root, run)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"ddpperf": {}}', "not JSON"])
+def test_run_of_some_tests_is_refused(canned_suite: CannedSuite) -> None:
+    """Later runs read the newest baseline, so a test that it lacks would be compared with nothing."""
+    canned_suite.experiment.write_text(
+        ALL_REDUCE + "\ndef test_other(measure):\n    test_all_reduce(measure)\n"
+    )
+    baseline = promote(canned_suite.root, stored(canned_suite))
+    partial = stored(canned_suite, "-k", "other")
+    with pytest.raises(
+        NoBaseline, match=r"measured 1 of the 2 tests of the baseline 0001_baseline\.json, and"
+    ):
+        promote(canned_suite.root, partial)
+    assert list(baseline.parent.iterdir()) == [baseline]
+    assert promote(canned_suite.root, stored(canned_suite)).name == "0002_baseline.json"
+
+
+def test_damaged_baseline_forbids_no_promotion(canned_suite: CannedSuite) -> None:
+    run = stored(canned_suite)
+    promote(canned_suite.root, run).write_text("{}")
+    assert promote(canned_suite.root, run).name == "0002_baseline.json"
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"ddpperf": {}}', '{"ddpperf": 1}', "not JSON"])
 def test_file_of_another_tool_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(NoBaseline, match=r"was not saved by ddpperf|cannot be read"):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import socketserver
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -99,12 +104,24 @@ def test_each_verdict_has_its_conclusion(
     assert [check["conclusion"] for check in api.checks] == [conclusion]
 
 
+@pytest.mark.parametrize(("status", "verdict"), [(0, "FAIL"), (7, "PASS"), (125, "FAIL"), (137, "PASS")])
+def test_page_of_another_verdict_is_a_failure(
+    publish: Publish, api: GitHubApi, folder: Path, status: int, verdict: str
+) -> None:
+    (folder / "verdict.md").write_text(PAGE.replace("FAIL", verdict))
+    title = f"::error title=ddpperf::exit status {status} after {verdict}: x.py::a"
+    assert publish("check", status).startswith(title)
+    assert [check["conclusion"] for check in api.checks] == ["failure"]
+
+
 @pytest.mark.parametrize(
     ("status", "log", "sentence"),
     [
+        (0, "1 passed\n", "no performance test was measured; correct the arguments"),
         (3, "INTERNALERROR> ...", "pytest had an internal error; read the traceback in the log"),
         (4, "ERROR: cpu is being measured\n", "cpu is being measured"),
-        (5, "collected 0 items", "pytest found no test; correct the path or -k"),
+        (5, "collected 0 items", "pytest found no test; correct the path"),
+        (125, "", "the run was ended; read the log"),
         (137, "", "the run was ended; read the log"),
     ],
 )
@@ -117,6 +134,7 @@ def test_run_without_a_verdict_shows_its_log(
         f"::error title=ddpperf::no verdict, exit status {status}: {sentence}\n"
     )
     (check,) = api.checks
+    assert check["conclusion"] == "failure"
     assert check["output"]["summary"].startswith(
         f"## ddpperf: no verdict, exit status {status}\n\n```text\n{log}"
     )
@@ -216,6 +234,111 @@ def test_refused_request_is_one_warning(
 def test_invalid_request_names_all_reasons(
     publish: Publish, monkeypatch: pytest.MonkeyPatch, publish_script: ModuleType
 ) -> None:
-    monkeypatch.setitem(publish_script.CONCLUSIONS, 1, ("unknown", "error"))
+    monkeypatch.setitem(publish_script.VERDICTS, 1, ("FAIL", ("unknown", "error")))
     *_, last = publish("check").splitlines()
     assert last.endswith("GitHub answered 422: Validation Failed; the check is not valid")
+
+
+@pytest.mark.parametrize("event", ["", "null", "[]", '{"pull_request": {"number": 5}}'])
+def test_unexpected_event_is_one_warning(publish: Publish, folder: Path, event: str) -> None:
+    (folder.parent / "event.json").write_text(event)
+    *_, last = publish("comment").splitlines()
+    assert last.startswith("::warning title=ddpperf::no comment was published: unexpected data: ")
+
+
+def test_folder_as_page_is_no_verdict(publish: Publish, folder: Path) -> None:
+    (folder / "verdict.md").unlink()
+    (folder / "verdict.md").mkdir()
+    assert publish("check").startswith("::error title=ddpperf::no verdict, exit status 1: the run was ended")
+
+
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [
+        ("comment", None),
+        ("comment", [None]),
+        ("comment", {"a": 1}),
+        ("pull-request", None),
+        ("pull-request", []),
+        ("pull-request", {"a": 1}),
+    ],
+)
+def test_unexpected_answer_is_one_warning(
+    publish: Publish, api: GitHubApi, monkeypatch: pytest.MonkeyPatch, what: str, answer: Any
+) -> None:
+    def answers(method: str, *_: Any) -> tuple[int, Any, str]:
+        return 200, answer if (method, what) != ("GET", "pull-request") else [], ""
+
+    monkeypatch.setattr(api, "answer", answers)
+    (line,) = publish(what).splitlines()
+    assert line.startswith(f"::warning title=ddpperf::no {what} was published: unexpected data: ")
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+@pytest.mark.parametrize("what", ["check", "comment"])
+def test_redirect_is_not_followed(
+    publish: Publish, api: GitHubApi, monkeypatch: pytest.MonkeyPatch, what: str, code: int
+) -> None:
+    """urllib would send a GET in place of a POST, and the token to any host."""
+    requests: list[str] = []
+
+    def moved(method: str, path: str, *_: Any) -> tuple[int, Any, str]:
+        requests.append(f"{method} {path}")
+        return code, {"message": "Moved"}, f"{api.url}/elsewhere"
+
+    monkeypatch.setattr(api, "answer", moved)
+    *_, last = publish(what).splitlines()
+    assert f"no {what} was published: GitHub answered {code}: {api.url}/repos/team/ddpperf/" in last
+    assert last.endswith(f" has moved to {api.url}/elsewhere; run the job of that repository")
+    assert len(requests) == 1
+
+
+def test_list_without_an_end_is_one_warning(
+    publish: Publish, api: GitHubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "answer", lambda *_: (200, [], f'<{api.url}/again>; rel="next"'))
+    assert "the list of issues/5/comments has more than 50 pages" in publish("comment")
+
+
+def test_slow_answer_ends_after_the_time_limit(
+    publish: Publish, publish_script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends a byte now and then never reaches the time limit of one read."""
+    monkeypatch.setattr(publish_script, "MOST_SECONDS", 1)
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b"1", seconds=0.1) as url:
+        monkeypatch.setenv("GITHUB_API_URL", url)
+        *_, last = publish("check").splitlines()
+    assert last == "::warning title=ddpperf::no check was published: GitHub took longer than 1 s"
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", b"hello\r\n\r\n"])
+def test_broken_answer_is_one_warning(
+    publish: Publish, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    with answering(answer) as url:
+        monkeypatch.setenv("GITHUB_API_URL", url)
+        *_, last = publish("check").splitlines()
+    assert last.startswith("::warning title=ddpperf::no check was published: GitHub did not answer: ")
+
+
+@contextmanager
+def answering(first: bytes, again: bytes = b"", seconds: float = 0) -> Iterator[str]:
+    """Start a server that sends these bytes, and then `again` every few seconds until nobody reads."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(first)
+            with suppress(OSError):
+                while again:
+                    time.sleep(seconds)
+                    self.request.sendall(again)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.package_index import add_wheel
-from tests.project import script
+from tests.project import REPOSITORY, script
 
 MONDAY, TUESDAY, FRIDAY = (f"2.15.0.dev202611{day}+cu130" for day in (16, 17, 20))
 # A torch whose commit is the day of its version.
@@ -107,10 +109,14 @@ def test_nights_from_first_to_slower(
 
     add_wheel(index, "torch", FRIDAY, CODE)
     output.unlink()
+    for name in ("pip", MONDAY):
+        (envs / name / "ready").write_text("another Python")
     status, said = nightly("candidate")
     base = f"--baseline-python={envs / MONDAY / 'bin' / 'python'}"
     against = f"--against={envs / FRIDAY / 'bin' / 'python'}"
     assert output.read_text() == f"version={FRIDAY}\narguments={base} {against}\n"
+    for name in ("pip", MONDAY, FRIDAY):
+        assert (envs / name / "ready").read_text() == sys.version
     assert nightly("hint", FRIDAY) == (
         0,
         f"torch {FRIDAY} did not pass beside torch {MONDAY}.\n"
@@ -132,14 +138,78 @@ def test_nights_from_first_to_slower(
 def test_at_most_three_environments_are_kept(torch_nightly: ModuleType, tmp_path: Path) -> None:
     nightlies = torch_nightly.Nightlies(folder=tmp_path, index="")
     for age in range(5):
-        environment = nightlies.environment(f"2.15.0.dev2026110{9 - age}")
-        environment.mkdir()
-        (environment / "ready").touch()
+        environment = add_environment(tmp_path, f"2.15.0.dev2026110{9 - age}")
         os.utime(environment, (1000 - age, 1000 - age))
+    unfinished = tmp_path / "2.15.0.dev20261110"  # of a cancelled job
+    unfinished.mkdir()
     nightlies.accept("2.15.0.dev20261105")
+    assert not unfinished.exists()
     assert made(tmp_path) == {"2.15.0.dev20261105", "2.15.0.dev20261109", "2.15.0.dev20261108"}
     nightlies.accept("2.15.0.dev20261109")
     assert nightlies.last_good() == "2.15.0.dev20261109"
+
+
+def add_environment(folder: Path, version: str) -> Path:
+    """Add an environment that has no interpreter."""
+    environment = folder / version
+    environment.mkdir(parents=True)
+    (environment / "ready").touch()
+    return environment
+
+
+def test_commands_wait_for_each_other(nightly: Nightly, tmp_path: Path) -> None:
+    add_environment(tmp_path / "envs", MONDAY)
+    command = [
+        sys.executable,
+        str(REPOSITORY / "tools" / "torch_nightly.py"),
+        "--folder",
+        str(tmp_path / "envs"),
+    ]
+    with (tmp_path / "envs" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen([*command, "accept", MONDAY]) as waiting:
+            with pytest.raises(subprocess.TimeoutExpired, match="timed out"):
+                waiting.wait(timeout=0.5)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert waiting.wait(timeout=30) == 0
+
+
+def test_last_good_cannot_be_accepted(nightly: Nightly, tmp_path: Path) -> None:
+    """The link would lead to itself."""
+    add_environment(tmp_path / "envs", MONDAY)
+    assert nightly("accept", MONDAY)[0] == 0
+    status, said = nightly("accept", "last-good")
+    assert (status, said) == (
+        4,
+        f"{tmp_path / 'envs'} has no environment of torch last-good; run candidate first\n",
+    )
+    assert os.readlink(tmp_path / "envs" / "last-good") == MONDAY
+
+
+def folder_is_a_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+def link_is_a_folder(folder: Path) -> None:
+    add_environment(folder, FRIDAY)
+    add_environment(folder, "last-good")
+
+
+def no_interpreter(folder: Path) -> None:
+    for version in (MONDAY, FRIDAY):
+        add_environment(folder, version)
+    (folder / "last-good").symlink_to(MONDAY)
+
+
+@pytest.mark.parametrize("spoil", [folder_is_a_file, link_is_a_folder, no_interpreter])
+def test_unfit_folder_is_one_sentence(
+    nightly: Nightly, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(tmp_path / "envs")
+    status, said = nightly("hint", FRIDAY)
+    assert status == 4
+    assert said.startswith(f"{tmp_path / 'envs'} cannot be used ([Errno ")
+    assert said.endswith("); repair it, or name another folder with --folder\n")
 
 
 @pytest.mark.parametrize("command", ["accept", "hint"])

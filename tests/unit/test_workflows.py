@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.project import REPOSITORY
-from tests.workflow import ACTION, code_blocks, gate_of_another_repository
+from tests.workflow import ACTION, code_blocks, workflow_of_another_repository
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 ACTION_FILE = REPOSITORY / ACTION / "action.yml"
@@ -89,17 +89,21 @@ def test_jobs_on_gpus_keep_the_stored_runs() -> None:
                 assert "fork" in job["if"] or "full_name" in job["if"], path
 
 
-def test_gate_of_another_repository_has_ten_lines(tmp_path: Path) -> None:
-    text = gate_of_another_repository()
-    assert len(text.splitlines()) <= GATE_LINES
-    file = tmp_path / ".github" / "workflows" / "gate.yml"
+def test_gate_of_another_repository_has_ten_lines() -> None:
+    assert len(workflow_of_another_repository("gate").splitlines()) <= GATE_LINES
+
+
+@pytest.mark.parametrize("job", ["gate", "nightly"])
+def test_workflow_of_another_repository_fits_the_action(job: str, tmp_path: Path) -> None:
+    text = workflow_of_another_repository(job)
+    file = tmp_path / ".github" / "workflows" / f"{job}.yml"
     file.parent.mkdir(parents=True)
     file.write_text(text)
     lint("check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(file))
-    (job,) = yaml.safe_load(text)["jobs"].values()
-    assert set(job["steps"][-1]["with"]) <= set(yaml.safe_load(ACTION_FILE.read_text())["inputs"])
-    checkout = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["steps"][0]["uses"]
-    assert job["steps"][0]["uses"] == checkout, "the page has the checkout of the workflows"
+    checkout, action = yaml.safe_load(text)["jobs"][job]["steps"]
+    assert set(action["with"]) <= set(yaml.safe_load(ACTION_FILE.read_text())["inputs"])
+    used = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["steps"][0]["uses"]
+    assert checkout["uses"] == used, "the page has the checkout of the workflows"
 
 
 # --- other systems

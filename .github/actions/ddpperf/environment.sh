@@ -39,6 +39,9 @@ name() {
 
 make() {
     local words folders more=()
+    mkdir -p "$(dirname "$FOLDER")"
+    exec 9>"$(dirname "$FOLDER")/.lock"
+    flock 9 # another job may be making or removing environments
     if [ ! -e "$FOLDER/ready" ]; then
         rm -rf "$FOLDER" # a cancelled job may have left a part
         "$PYTHON" -m venv "$FOLDER" ||

@@ -1,59 +1,67 @@
 #!/usr/bin/env bash
-# Make the run a baseline: commit its JSON to a branch, push it, and with PROMOTE=pull-request propose it.
+# Make the run a baseline: commit its JSON to a branch, and push the branch.
 #
-# A run with PASS is promoted. A run with NO VERDICT is promoted only if its hardware has no baseline yet.
-# STATUS: pytest's exit status. FOLDER: the output folder. PROMOTE: branch or pull-request. BRANCH: its name.
-# What fails here is a warning, because the verdict stands.
+# PROMOTE=branch adds the baseline to $BRANCH, which keeps all baselines. PROMOTE=pull-request proposes the
+# baseline on the branch $BRANCH-KEY, where KEY is the hardware key. This branch has one commit, which a
+# newer night replaces. A run with NO VERDICT is promoted only if its hardware has no baseline yet.
+# STATUS: pytest's exit status. FOLDER: the output folder. PYTHON: its interpreter.
+# Whatever fails here is a warning, because the verdict stands.
 set -euo pipefail
 
-publish=$(realpath "$(dirname "$0")")/publish.py
+publish=$(dirname "$0")/publish.py
+errors=$(mktemp "$RUNNER_TEMP/ddpperf-errors.XXXXXX")
+exec 2>>"$errors"
 
-warn() {
-    echo "::warning title=ddpperf::$1"
+warn_of_failure() {
+    local code=$? reason
+    if [ "$code" -ne 0 ]; then
+        reason=$(grep -v '^hint:' "$errors" | tail -n 3 | tr -s '\n' ' ') || true
+        echo "::warning title=ddpperf::no baseline was stored: ${reason:-a command ended with exit status $code}"
+    fi
     exit 0
 }
+trap warn_of_failure EXIT
 
-if [ "$STATUS" = 125 ]; then
-    [ -e "$FOLDER/run.json" ] || exit 0
-    key=$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["ddpperf"]["hardware_key"])' \
-        "$FOLDER/run.json")
-    if compgen -G "perf/baselines/$key/*.json" >/dev/null; then
-        echo "not promoted: NO VERDICT"
-        exit 0
-    fi
-    echo "$key has no baseline yet, so this run becomes the first one"
-fi
-
-if ! said=$("$PYTHON" -m ddpperf.results.promote "$FOLDER/run.json" --name nightly 2>&1); then
-    warn "no baseline was stored: $said"
-fi
-baseline=${said#saved the baseline: }
-
-case $PROMOTE in
-    branch) onto=$(git rev-parse --quiet --verify "origin/$BRANCH" || git rev-parse HEAD) ;;
-    pull-request) onto=$(git rev-parse HEAD) ;; # one commit, so that a person can review it
-esac
-worktree=$RUNNER_TEMP/ddpperf-baselines
-git worktree prune
-git worktree add --quiet --force --detach "$worktree" "$onto"
-mkdir -p "$worktree/$(dirname "$baseline")"
-mv "$baseline" "$worktree/$baseline"
-cd "$worktree"
-git add -- "$baseline"
-git -c user.name='github-actions[bot]' -c user.email='41898282+github-actions[bot]@users.noreply.github.com' \
-    commit --quiet -m "Store the baseline $(basename "$baseline")"
+if [ "$STATUS" = 125 ] && [ ! -e "$FOLDER/run.json" ]; then exit 0; fi
 
 # The token is passed by the environment, so that it is in no file and in no command line.
 if [ -n "${GITHUB_TOKEN:-}" ]; then
     header="Authorization: Basic $(printf 'x-access-token:%s' "$GITHUB_TOKEN" | base64 -w 0)"
-    export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0="http.$GITHUB_SERVER_URL/.extraHeader" GIT_CONFIG_VALUE_0=$header
+    key=http.$GITHUB_SERVER_URL/.extraHeader # the empty value removes a header that the checkout left
+    export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_{0,1}="$key" GIT_CONFIG_VALUE_0='' GIT_CONFIG_VALUE_1=$header
 fi
-force=()
-if [ "$PROMOTE" = pull-request ]; then force=(--force); fi # the newest night replaces an open proposal
-if ! git push --quiet "${force[@]}" origin "HEAD:refs/heads/$BRANCH"; then
-    warn "the baseline was not pushed to $BRANCH; give the job contents: write, or allow pushes to this branch"
-fi
-echo "pushed $baseline to $BRANCH"
+
+worktree=$(mktemp -d "$RUNNER_TEMP/ddpperf-baselines.XXXXXX")
+git worktree prune
+git worktree add --quiet --detach "$worktree" HEAD
+for attempt in 1 2 3; do # another job may push between fetch and push
+    onto=HEAD
+    if [ "$PROMOTE" = branch ] && git fetch --quiet origin "+refs/heads/$BRANCH:refs/remotes/origin/$BRANCH"; then
+        onto=origin/$BRANCH
+    fi
+    git -C "$worktree" checkout --quiet --detach "$(git rev-parse "$onto")"
+    : >"$errors"
+    baseline=$("$PYTHON" -m ddpperf.results.promote "$FOLDER/run.json" --name nightly --root "$worktree")
+    if [ "$STATUS" = 125 ] && [[ $baseline != */0001_* ]]; then
+        echo "not promoted: NO VERDICT"
+        exit 0
+    fi
+    git -C "$worktree" add --force -- "$baseline"
+    git -C "$worktree" -c user.name='github-actions[bot]' \
+        -c user.email='41898282+github-actions[bot]@users.noreply.github.com' \
+        commit --quiet -m "Store the baseline $(basename "$baseline")"
+    if [ "$PROMOTE" = branch ]; then
+        target=$BRANCH push=(git -C "$worktree" push --quiet)
+    else
+        target=$BRANCH-$(basename "$(dirname "$baseline")") push=(git -C "$worktree" push --quiet --force)
+    fi
+    if "${push[@]}" origin "HEAD:refs/heads/$target"; then break; fi
+    if [ "$attempt" = 3 ]; then
+        echo "(give the job contents: write, or allow pushes to $target)" >&2
+        exit 1
+    fi
+done
+echo "pushed $baseline to $target"
 if [ "$PROMOTE" = pull-request ]; then
-    "$PYTHON" "$publish" pull-request "$STATUS" "$FOLDER" --branch "$BRANCH"
+    "$PYTHON" "$publish" pull-request "$STATUS" "$FOLDER" --branch "$target"
 fi

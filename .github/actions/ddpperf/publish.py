@@ -8,16 +8,18 @@ STATUS is the exit status of pytest, and FOLDER is the output folder of the acti
 comes from the environment variables of GitHub Actions. A runner has Python for sure, but perhaps
 neither gh nor jq, so the script needs the standard library only.
 
-The script never changes the verdict: if GitHub refuses a request, the script prints one sentence as
-a warning and ends with status 0.
+The script never changes the verdict: if something cannot be published, the script prints one sentence
+as a warning and ends with status 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import re
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -27,15 +29,23 @@ from pathlib import Path
 from typing import Any
 
 MOST_CHARACTERS = 65_536  # of a comment; a check takes one character less
-SECONDS = 30  # for one request
+SECONDS = 30  # until a connection is made, and for each part of an answer
+MOST_SECONDS = 120  # for everything
+MOST_PAGES = 50  # of 100 comments
 LOG_LINES = 20  # of a run without a verdict
-# By exit status: the conclusion of the check, and the level of the annotation.
-CONCLUSIONS = {0: ("success", "notice"), 125: ("neutral", "warning")}
-# What other exit statuses of a run without a verdict mean.
+FAILURE = ("failure", "error")  # the conclusion of a check, and the level of its annotation
+# By exit status: the verdict that the page must have, and the conclusion and level of this verdict.
+VERDICTS = {
+    0: ("PASS", ("success", "notice")),
+    1: ("FAIL", FAILURE),
+    125: ("NO VERDICT", ("neutral", "warning")),
+}
+# What the exit statuses of a run without a verdict mean.
 MEANINGS = {
+    0: "no performance test was measured; correct the arguments",
     3: "pytest had an internal error; read the traceback in the log",
     4: "ddpperf refused the run; read the last lines of the log",
-    5: "pytest found no test; correct the path or -k",
+    5: "pytest found no test; correct the path",
 }
 FOLDED = re.compile(r"<details><summary>(.*?)</summary>.*?</details>\n?", re.DOTALL)
 RIGHTS = "; a fork's token may only read, and other jobs need checks: write and pull-requests: write"
@@ -61,21 +71,23 @@ def result_of(status: int, folder: Path) -> Result:
 
     A refused run writes no verdict, so the last lines of its log stand for the page.
     """
-    conclusion, level = CONCLUSIONS.get(status, ("failure", "error"))
     log = _text(folder / "output.txt").rstrip().splitlines()
     page = _text(folder / "verdict.md")
+    expected, (conclusion, level) = VERDICTS.get(status, ("", FAILURE))
     if found := re.match(r"## ddpperf: (.*)\n+`{3,}text\n(.*)", page):
         title = f"{found[1]}: {found[2]}"
+        if found[1] != expected:
+            title, (conclusion, level) = f"exit status {status} after {title}", FAILURE
     else:
         errors = [line.removeprefix("ERROR: ") for line in log if line.startswith("ERROR: ")]
         meaning = errors[0] if errors else MEANINGS.get(status, "the run was ended; read the log")
-        title = f"no verdict, exit status {status}: {meaning}"
+        title, (conclusion, level) = f"no verdict, exit status {status}: {meaning}", FAILURE
         page = "\n".join([f"## ddpperf: no verdict, exit status {status}", "", *_fenced(log[-LOG_LINES:])])
     return Result(conclusion=conclusion, level=level, title=title, page=page)
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def _fenced(lines: list[str]) -> list[str]:
@@ -109,6 +121,13 @@ def annotation(result: Result) -> str:
     return f"::{result.level} title=ddpperf::{text}"
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Lets a redirect be an error: urllib would make a GET of a POST, and send the token to another host."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class GitHub:
     """The API of GitHub for one repository."""
@@ -130,12 +149,13 @@ class GitHub:
         """Return the entries of all pages of a list."""
         entries: list[Any] = []
         following = f"{self.url}/repos/{self.repository}/{path}?per_page=100"
-        while following:
+        for _ in range(MOST_PAGES):
             page, links = self._request("GET", following, None)
             entries += page
-            found = re.search(r'<([^>]+)>; rel="next"', links)
-            following = found[1] if found else ""
-        return entries
+            if not (found := re.search(r'<([^>]+)>; rel="next"', links)):
+                return entries
+            following = found[1]
+        raise NotPublished(f"the list of {path} has more than {MOST_PAGES} pages")
 
     def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[Any, str]:
         """Return the answer's JSON and its Link header; raise NotPublished if GitHub refuses."""
@@ -148,13 +168,16 @@ class GitHub:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(url, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            with urllib.request.build_opener(NoRedirects).open(request, timeout=SECONDS) as answer:
                 return json.load(answer), answer.headers.get("Link", "")
         except urllib.error.HTTPError as error:
             with error:
                 why = f"GitHub answered {error.code}: {_message(error.read())}"
+            if place := error.headers.get("Location"):
+                advice = "run the job of that repository"
+                why = f"GitHub answered {error.code}: {url} has moved to {place}; {advice}"
             raise NotPublished(why + (RIGHTS if error.code in (401, 403, 404) else "")) from error
-        except (OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise NotPublished(f"GitHub did not answer: {error}") from error
 
 
@@ -219,7 +242,7 @@ def shortened_line(text: str) -> str:
 
 def publish_comment(github: GitHub, job: Job, result: Result) -> str:
     """Write the verdict into this job's comment on the pull request; make the comment if there is none."""
-    if "pull_request" not in job.event:
+    if not job.event.get("pull_request"):
         return "no comment, because this job does not belong to a pull request"
     marker = f"<!-- ddpperf: {job.name} -->"
     head = f"{marker}\n{job.link}\n\n"
@@ -258,9 +281,11 @@ def main() -> int:
     result = result_of(given.status, given.folder)
     if given.what == "check":
         print(annotation(result))
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(MOST_SECONDS)
     try:
         github = GitHub(
-            url=os.environ.get("GITHUB_API_URL", "https://api.github.com"),
+            url=os.environ.get("GITHUB_API_URL") or "https://api.github.com",
             repository=os.environ["GITHUB_REPOSITORY"],
             token=os.environ.get("GITHUB_TOKEN", ""),
         )
@@ -272,9 +297,16 @@ def main() -> int:
         else:
             done = publish_pull_request(github, job, result, given.branch)
         print(done)
-    except NotPublished as problem:
-        print(f"::warning title=ddpperf::no {given.what} was published: {problem}")
+    except Exception as error:  # an answer, a variable or the event's file may have any form
+        why = str(error) if isinstance(error, NotPublished) else f"unexpected data: {error!r}"
+        print(f"::warning title=ddpperf::no {given.what} was published: {' '.join(why.split())}")
+    finally:
+        signal.alarm(0)
     return 0
+
+
+def _late(*_: object) -> None:
+    raise NotPublished(f"GitHub took longer than {MOST_SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""The script that makes a run a baseline, on a scratch repository and its origin."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.canned import CannedSuite
+from tests.github_api import TOKEN, GitHubApi, running_api
+from tests.project import ALL_REDUCE, REPOSITORY
+from tests.workflow import ACTION
+
+OTHER = "\ndef test_other(measure):\n    test_all_reduce(measure)\n"
+
+
+@dataclass
+class Job:
+    """A job whose run is in the output folder, and the environment variables of its last step."""
+
+    root: Path
+    origin: Path
+    folder: Path
+    variables: dict[str, str]
+    api: GitHubApi
+
+    def promote(self, promote: str = "branch", *, status: str = "0", **variables: str) -> str:
+        """Run the script, which never fails; return what it printed."""
+        ended = subprocess.run(
+            [REPOSITORY / ACTION / "promote.sh"],
+            cwd=self.root,
+            env=self.variables | {"PROMOTE": promote, "STATUS": status} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, ended.stdout
+        return ended.stdout
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.root), *arguments]
+        return subprocess.run(
+            command, env=self.variables, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def baselines(self, branch: str) -> list[str]:
+        """Return the names of the baselines on a branch of the origin, with the folder of their hardware."""
+        self.git("fetch", "--quiet", "--prune", "origin")
+        found = self.git("ls-tree", "-r", "--name-only", f"origin/{branch}:perf/baselines").splitlines()
+        return [path.replace(self.hardware, "KEY") for path in found]
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def hardware(self) -> str:
+        return str(json.loads(self.run.read_text())["ddpperf"]["hardware_key"])
+
+
+@pytest.fixture
+def job(canned_suite: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    root, origin = canned_suite.root, tmp_path_factory.mktemp("origin")
+    folder, temp = tmp_path_factory.mktemp("output"), tmp_path_factory.mktemp("temp")
+    canned_suite.experiment.write_text(ALL_REDUCE + OTHER)
+    canned_suite.run("perf", f"--benchmark-json={folder / 'run.json'}")
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("GIT_", "GITHUB_"))}
+    with running_api() as api:
+        variables = clean | {
+            "BRANCH": "baselines",
+            "FOLDER": str(folder),
+            "GITHUB_API_URL": api.url,
+            "GITHUB_JOB": "nightly",
+            "GITHUB_REF_NAME": "main",
+            "GITHUB_REPOSITORY": "team/ddpperf",
+            "GITHUB_RUN_ID": "7",
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_SHA": "b" * 40,
+            "GITHUB_TOKEN": TOKEN,
+            "GITHUB_WORKFLOW": "nightly",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "PYTHON": sys.executable,
+            "PYTHONPATH": str(REPOSITORY),
+            "RUNNER_TEMP": str(temp),
+        }
+        job = Job(root=root, origin=origin, folder=folder, variables=variables, api=api)
+        subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", origin], check=True)
+        job.git("init", "--quiet", "-b", "main")
+        job.git("remote", "add", "origin", str(origin))
+        (root / ".gitignore").write_text(".ddpperf/\n")
+        job.git("add", "--all")
+        job.git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "-m", "first")
+        job.git("push", "--quiet", "origin", "main")
+        yield job
+
+
+def edit(run: Path, change: dict[str, object]) -> None:
+    document = json.loads(run.read_text())
+    document["ddpperf"] |= change
+    run.write_text(json.dumps(document))
+
+
+def test_branch_keeps_all_baselines(job: Job) -> None:
+    assert job.promote() == f"pushed perf/baselines/{job.hardware}/0001_nightly.json to baselines\n"
+    job.promote()
+    assert job.baselines("baselines") == ["KEY/0001_nightly.json", "KEY/0002_nightly.json"]
+    assert job.git("status", "--porcelain") == ""
+
+
+def test_proposals_leave_the_branch_of_baselines(job: Job) -> None:
+    """Two machines and the branch of promote=branch have the same name as input."""
+    first = job.hardware
+    job.promote()
+    job.promote("pull-request")
+    job.promote("pull-request")
+    edit(job.run, {"hardware_key": "h200x8"})
+    job.promote("pull-request")
+    assert job.baselines("baselines") == [f"{first}/0001_nightly.json"]
+    assert job.baselines(f"baselines-{first}") == [f"{first}/0001_nightly.json"]
+    assert job.baselines("baselines-h200x8") == ["KEY/0001_nightly.json"]
+    assert [pull["head"] for pull in job.api.pulls] == [f"baselines-{first}", "baselines-h200x8"]
+
+
+def test_baseline_of_another_job_is_kept(job: Job, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The other job pushes after the fetch of this job, which then finds the next number."""
+    job.promote()
+    other = tmp_path_factory.mktemp("other")
+    hook = job.root / ".git" / "hooks" / "pre-push"
+    subprocess.run(["git", "clone", "--quiet", "-b", "baselines", job.origin, other], check=True)
+    hook.write_text(
+        f"#!/bin/sh\nunset GIT_DIR\ncd {other} || exit 1\n[ -e second ] && exit 0\ntouch second\n"
+        f"cp perf/baselines/*/0001_nightly.json perf/baselines/{job.hardware}/0002_nightly.json\n"
+        "git add perf && git -c user.name=o -c user.email=o@o commit -qm other && git push -q origin\n"
+    )
+    hook.chmod(0o755)
+    assert job.promote() == f"pushed perf/baselines/{job.hardware}/0003_nightly.json to baselines\n"
+    assert job.baselines("baselines") == [f"KEY/000{number}_nightly.json" for number in (1, 2, 3)]
+    assert job.git("log", "--format=%an", "origin/baselines", "-3").splitlines()[1] == "o"
+
+
+def test_no_verdict_makes_only_the_first_baseline(job: Job) -> None:
+    assert job.promote(status="125").startswith("pushed ")
+    assert job.promote(status="125") == "not promoted: NO VERDICT\n"
+    assert job.baselines("baselines") == ["KEY/0001_nightly.json"]
+
+
+def test_refused_run_is_not_mentioned(job: Job) -> None:
+    job.run.unlink()
+    assert job.promote(status="125") == ""
+
+
+def test_ignored_folder_of_baselines_is_pushed(job: Job) -> None:
+    (job.root / ".gitignore").write_text("perf/baselines/\n")
+    job.git("add", "--all")
+    job.git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "-m", "ignore")
+    assert job.promote().startswith("pushed ")
+
+
+def test_token_replaces_that_of_the_checkout(job: Job) -> None:
+    """GitHub refuses a request with two Authorization headers."""
+    sent: list[list[str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(self.headers.get_all("Authorization", []))
+            self.send_error(403)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        job.git("remote", "set-url", "origin", f"{url}/team/ddpperf.git")
+        job.git("config", f"http.{url}/.extraHeader", "Authorization: Basic left-by-the-checkout")
+        said = job.promote(GITHUB_SERVER_URL=url)
+        server.shutdown()
+    assert "The requested URL returned error: 403 (give the job contents: write, or allow" in said
+    token = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
+    assert sent[0] == [f"Basic {token}"]
+
+
+def test_run_of_some_tests_is_a_warning(job: Job) -> None:
+    job.promote()
+    document = json.loads(job.run.read_text())
+    left_out = document["benchmarks"].pop()["fullname"]
+    del document["ddpperf"]["outcomes"][left_out]
+    job.run.write_text(json.dumps(document))
+    said = job.promote()
+    assert said.startswith("::warning title=ddpperf::no baseline was stored: ")
+    assert "run.json measured 1 of the 2 tests of the baseline 0001_nightly.json, and the others" in said
+    assert job.baselines("baselines") == ["KEY/0001_nightly.json"]
+
+
+def refuse_commits(job: Job) -> None:
+    hook = job.root / ".git" / "hooks" / "pre-commit"
+    hook.write_text("#!/bin/sh\necho 'the hook says no' >&2\nexit 1\n")
+    hook.chmod(0o755)
+
+
+def refuse_pushes(job: Job) -> None:
+    hook = job.origin / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\necho 'protected branch'\nexit 1\n")
+    hook.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "variables", "reason"),
+    [
+        (refuse_commits, {}, "the hook says no"),
+        (refuse_pushes, {}, "give the job contents: write, or allow pushes to baselines"),
+        (lambda job: job.run.write_text('{"ddpperf": {'), {}, "run.json cannot be read ("),
+        (lambda job: edit(job.run, {"outcomes": 1}), {}, "run.json is damaged (AttributeError("),
+        (lambda job: None, {"PYTHON": "/nowhere/python"}, "/nowhere/python: No such file or directory"),
+        (lambda job: None, {"PYTHON": "false"}, "a command ended with exit status 1"),
+        (lambda job: None, {"BRANCH": "my branch"}, "invalid refspec"),
+    ],
+)
+def test_failure_is_one_warning(
+    job: Job, spoil: Callable[[Job], object], variables: dict[str, str], reason: str
+) -> None:
+    spoil(job)
+    (said,) = job.promote(**variables).splitlines()
+    assert said.startswith("::warning title=ddpperf::no baseline was stored: ")
+    assert reason in said
