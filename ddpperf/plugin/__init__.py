@@ -27,6 +27,7 @@ from ddpperf.plugin.options.checks import check_measuring_options, runs_tests, t
 from ddpperf.plugin.options.declared import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import requested_outputs
+from ddpperf.plugin.options.prepare import lacking_side
 from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.setup import read_setup
@@ -169,7 +170,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             if runs_tests(config) and not _is_xdist_worker(config):
                 check_measuring_options(config)
             _prepare(config)
-            ours.use_functions(function for item in session.items for function in functions_of(item))
+            ours.use_functions({function for item in session.items for function in functions_of(item)})
+            for item in session.items:
+                for function in functions_of(item):
+                    if side := lacking_side(ours.options, function):
+                        reason = f"the {side} lacks {function}, so there is nothing to compare"
+                        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -79,8 +79,8 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
         raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
     torch = baseline.torch_versions[0]
     base = Side(name=BASE, python=_interpreter(baseline, torch), root=root)
-    functions = [options.model, *options.functions]
-    found = check_side(base, f"the code of {name}", options.device, functions)
+    stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
+    found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
     found.require_root()
     if found.torch != torch:
         raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")

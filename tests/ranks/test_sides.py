@@ -16,7 +16,7 @@ import pytest
 
 import ddpperf
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.prepare import check_sides, with_functions
+from ddpperf.plugin.options.prepare import check_sides, lacking_side, with_functions
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side
@@ -52,6 +52,7 @@ FILES = {
     "holds-src/src/mine.py": MAKE,
     "holds-multiprocessing/mine.py": f"import multiprocessing\n{MAKE}",
     "candidate/src/helper.py": "",
+    "candidate/added.py": MAKE,
     "candidate/steps.py": f"import helper\n{MAKE}",
     "lacks-helper/steps.py": f"import helper\n{MAKE}",
     "has-helper/steps.py": f"import helper\n{MAKE}",
@@ -159,6 +160,29 @@ def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: 
         " to src/"
     )
     assert read(f"--against-root {at}/has-helper", functions=["steps:make"])
+
+
+def test_new_function_is_not_imported_by_the_base(
+    read: Read, at: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """A pull request with a new test must still be compared by its other tests."""
+    monkeypatch.chdir(at / "candidate")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
+    root = f"--baseline-root={at}/has-helper"
+    assert read(root, functions=["steps:make", "added:make"])
+    options = reader(pytestconfig)("--rootdir", str(at), "--device", "cpu", root)
+    assert lacking_side(options, "steps:make") == ""
+    assert lacking_side(options, "added:make") == "base"
+    assert lacking_side(options, "installed:make") == ""
+
+
+def test_model_of_the_current_folder_suits_two_ddpperfs(
+    read: Read, at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the source tree has its own ddpperf, ddpperf is what is compared."""
+    monkeypatch.chdir(at / "candidate")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
+    assert read(f"--against-root {at}/holds-ddpperf", model="added:make")
 
 
 @pytest.mark.parametrize("safe_path", ["", "1"])

@@ -50,11 +50,11 @@ def check_compiler(options: Options) -> None:
             check_inductor(str(inductor), option)
 
 
-def check_sides(options: Options) -> Options:
+def check_sides(options: Options, functions: Iterable[str] = ()) -> Options:
     """Check that the interpreters of base and candidate can run ranks.
 
-    torch and a custom model are imported in each interpreter, which takes seconds. Returns the
-    options with the found versions.
+    torch, a custom model and other functions of the user are imported in each interpreter, which
+    takes seconds. Returns the options with the found versions.
     """
     sides = options.sides
     if sides is None:
@@ -63,22 +63,42 @@ def check_sides(options: Options) -> Options:
     for side in (sides.base, sides.candidate):
         checked = BASE in found and dataclasses.replace(side, name=BASE) == sides.base
         if is_elsewhere(side) and not checked:
-            functions = [options.model, *options.functions]
-            found[side.name] = check_side(side, options_of_side(side), options.device, functions)
+            imported = [options.model, *functions]
+            found[side.name] = check_side(side, options_of_side(side), options.device, imported)
     return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
 
 
 def with_functions(options: Options, functions: Iterable[str]) -> Options:
     """Return the options with the custom functions that the collected tests measure.
 
-    Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree.
+    Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree, or
+    modules of the current folder.
     """
-    if new := {*functions} - {*options.functions}:
-        options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *new})))
-        options = check_sides(options)
+    known = [function for function in functions if not lacking_side(options, function)]
+    options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *known})))
+    if options.sides is not None and known:
+        options = check_sides(options, options.functions)
     for found in options.sides.found.values() if options.sides is not None else ():
         found.require_root()
     return options
+
+
+def lacking_side(options: Options, function: str) -> str:
+    """Return "base" or "candidate" if only its source tree lacks a function's module, or "".
+
+    Such a function is new, and its tests have nothing to be compared with.
+    """
+    file = function.partition(":")[0].replace(".", "/")
+
+    def holds(root: Path) -> bool:
+        places = (root / folder / f"{file}{end}" for folder in ("", "src") for end in (".py", "/__init__.py"))
+        return any(place.exists() for place in places)
+
+    sides = options.sides
+    for name, side in {"base": sides.base, "candidate": sides.candidate}.items() if sides is not None else ():
+        if side.root is not None and holds(Path.cwd()) and not holds(side.root):
+            return name
+    return ""
 
 
 def prepare_images(options: Options, root: Path) -> Options:
