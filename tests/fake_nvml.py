@@ -34,7 +34,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
         function = getattr(pynvml, name)
         if name.startswith("nvmlDeviceGet") and inspect.isfunction(function):
             monkeypatch.setattr(pynvml, name, _answering(name))
-    known = {each.gpu.uuid: each for each in gpus}
+    known = {fake.gpu.uuid: fake for fake in gpus}
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: known.get(uuid) or _refuse())

@@ -16,6 +16,21 @@ READ_TOKEN = "read"  # as a fork's token
 CONCLUSIONS = ("success", "failure", "neutral")
 
 
+def job_variables(url: str) -> dict[str, str]:
+    """Return the environment variables of a job of GitHub Actions. url: the address of the API."""
+    return {
+        "GITHUB_API_URL": url,
+        "GITHUB_JOB": "nightly",
+        "GITHUB_REF_NAME": "main",
+        "GITHUB_REPOSITORY": REPOSITORY_NAME,
+        "GITHUB_RUN_ID": "7",
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_SHA": "b" * 40,
+        "GITHUB_TOKEN": TOKEN,
+        "GITHUB_WORKFLOW": "nightly",
+    }
+
+
 class GitHubApi:
     """What the server holds, and the requests that it got, as "METHOD path"."""
 
@@ -35,7 +50,7 @@ class GitHubApi:
             return 404, {"message": "Not Found"}, ""
         if method != "GET" and token == READ_TOKEN:
             return 403, {"message": "Resource not accessible by integration"}, ""
-        what, query = found[1], dict(each.split("=", 1) for each in found[2].split("&") if each)
+        what, query = found[1], dict(pair.split("=", 1) for pair in found[2].split("&") if pair)
         match method, what.split("/"):
             case "POST", ["check-runs"]:
                 return self._add_check(body)

@@ -169,12 +169,12 @@ class Runner:
         folder = (self.workspace if name.startswith("./") else REPOSITORY) / ACTION
         definition = yaml.safe_load((folder / "action.yml").read_text())
         assert set(inputs) <= set(definition["inputs"]), inputs
-        defaults = {key: each["default"] for key, each in definition["inputs"].items()}
+        defaults = {key: given["default"] for key, given in definition["inputs"].items()}
         inner = {**context, "inputs": {**filled(defaults, context), **inputs}, "steps": {}}
         self._run_steps(
             definition["runs"]["steps"], inner, {**variables, "GITHUB_ACTION_PATH": str(folder)}, finished
         )
-        return filled({key: each["value"] for key, each in definition["outputs"].items()}, inner)
+        return filled({key: output["value"] for key, output in definition["outputs"].items()}, inner)
 
 
 def code_blocks(page: Path, language: str) -> list[str]:

@@ -99,7 +99,7 @@ class Nightlies:
         good = self.last_good()
         if good is None:
             return f"torch {version} did not pass beside the released torch. There is no good nightly yet."
-        commits = [_run(self.python(each), "-c", GIT_VERSION).strip() for each in (good, version)]
+        commits = [_run(self.python(nightly), "-c", GIT_VERSION).strip() for nightly in (good, version)]
         lines = [
             f"torch {version} did not pass beside torch {good}.",
             f"good: torch {good}, commit {commits[0]}",

@@ -55,7 +55,8 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
     """
     measured = gpus if device == "cuda" else ()
     found = _quick(device, measured, RUN_WATCH_SECONDS)
-    return sorted((each for each in found if each.level is not Level.GOOD), key=_badness, reverse=True)
+    problems = [finding for finding in found if finding.level is not Level.GOOD]
+    return sorted(problems, key=_badness, reverse=True)
 
 
 def _badness(finding: Finding) -> int:

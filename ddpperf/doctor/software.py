@@ -196,7 +196,7 @@ def _tried_gpus() -> dict[str, Any]:
             torch.cuda.synchronize(index)
     except Exception as error:
         return {"cuda_error": first_line(error)}
-    return {"clocks": [each for each in clocks if all(each[1:])]}
+    return {"clocks": [clock for clock in clocks if all(clock[1:])]}
 
 
 def foreign_libraries(maps: str, own: str) -> list[str]:

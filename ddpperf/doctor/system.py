@@ -188,7 +188,7 @@ def memory(ranks: int) -> Finding:
     with contextlib.suppress(OSError, ValueError, IndexError):
         counted = (PROC / "meminfo").read_text().partition("MemAvailable:")[2]
         left.append(int(counted.split()[0]) * 1024)
-    known = [each for each in left if each is not None]
+    known = [nbytes for nbytes in left if nbytes is not None]
     if not known:
         return good(Subject.MEMORY, "not known")
     text = f"{units.nbytes(min(known))} available"

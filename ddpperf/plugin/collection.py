@@ -59,7 +59,7 @@ class Collection:
     def expected(self, stored: Iterable[str], root: Path) -> set[str]:
         """Return the collected tests, and those of the stored tests that the command line names.
 
-        Stored tests of a file that pytest was told to ignore, as by --ignore, are left out.
+        Stored tests of a file that --ignore or --ignore-glob names are left out.
         """
 
         def is_ignored(file: str) -> bool:

@@ -272,7 +272,9 @@ def is_baseline(document: dict[str, Any]) -> bool:
 
     Every test that was not skipped must have passed and been measured. No step may have been
     deliberately slowed, and the run must not be an A/B run. A comparison must not have failed, its
-    control measurements must have passed, and its suspected regressions must have been cleared.
+    control measurements must have passed, and its suspected regressions must have been cleared. If
+    tests were measured beside the stored code, only the controls of that measurement count, because
+    the machine may have changed since the stored run.
     """
     header, benchmarks = document["ddpperf"], document["benchmarks"]
     kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}

@@ -53,7 +53,7 @@ def test_doctor_examines_gpus_in_ten_seconds() -> None:
     command = [sys.executable, "-m", "ddpperf.doctor", "--json"]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert time.monotonic() - began < 10
-    found = {each["subject"]: each for each in json.loads(ended.stdout)["findings"]}
+    found = {finding["subject"]: finding for finding in json.loads(ended.stdout)["findings"]}
     print(ended.stdout)
     assert str(torch.cuda.device_count()) in found[Subject.GPUS]["text"]
     for subject in (Subject.DRIVER, Subject.NVLINK, Subject.PCIE, Subject.TORCH, Subject.NCCL, Subject.SMOKE):

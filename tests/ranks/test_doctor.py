@@ -95,7 +95,7 @@ def findings(marked: Marked, folder: Path, spinning: int) -> dict[str, dict[str,
         pytest.skip(f"this machine refuses mounts: {ended.stderr}")
     marked.assert_nothing_left()
     assert ended.returncode == 0, ended
-    return {each["subject"]: each for each in json.loads(ended.stdout)["findings"]}
+    return {finding["subject"]: finding for finding in json.loads(ended.stdout)["findings"]}
 
 
 def run(
@@ -178,7 +178,9 @@ def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: Can
     canned_suite.run_findings = run_findings
     run = canned_suite.run()
     (saved,) = canned_suite.saved_runs()
-    (load,) = (each for each in saved["ddpperf"]["machine_findings"] if each["subject"] == Subject.LOAD)
+    (load,) = (
+        finding for finding in saved["ddpperf"]["machine_findings"] if finding["subject"] == Subject.LOAD
+    )
     assert load["text"].startswith("other processes use ")
     assert f" {os.getpid()} (" not in load["text"]
     assert [line for line in run.sentences if line.startswith("machine ") and load["text"] in line]

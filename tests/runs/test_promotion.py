@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.canned import CannedSuite
-from tests.github_api import TOKEN, GitHubApi, running_api
+from tests.github_api import TOKEN, GitHubApi, job_variables, running_api
 from tests.project import ALL_REDUCE, REPOSITORY
 from tests.workflow import ACTION
 
@@ -77,24 +77,19 @@ def job(canned_suite: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> 
     canned_suite.run("perf", f"--benchmark-json={folder / 'run.json'}")
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("GIT_", "GITHUB_"))}
     with running_api() as api:
-        variables = clean | {
-            "BRANCH": "baselines",
-            "FOLDER": str(folder),
-            "GITHUB_API_URL": api.url,
-            "GITHUB_JOB": "nightly",
-            "GITHUB_REF_NAME": "main",
-            "GITHUB_REPOSITORY": "team/ddpperf",
-            "GITHUB_RUN_ID": "7",
-            "GITHUB_SERVER_URL": "https://github.com",
-            "GITHUB_SHA": "b" * 40,
-            "GITHUB_TOKEN": TOKEN,
-            "GITHUB_WORKFLOW": "nightly",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "PYTHON": sys.executable,
-            "PYTHONPATH": str(REPOSITORY),
-            "RUNNER_TEMP": str(temp),
-        }
+        variables = (
+            clean
+            | job_variables(api.url)
+            | {
+                "BRANCH": "baselines",
+                "FOLDER": str(folder),
+                "GIT_CONFIG_GLOBAL": os.devnull,
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "PYTHON": sys.executable,
+                "PYTHONPATH": str(REPOSITORY),
+                "RUNNER_TEMP": str(temp),
+            }
+        )
         job = Job(root=root, origin=origin, folder=folder, variables=variables, api=api)
         subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", origin], check=True)
         job.git("init", "--quiet", "-b", "main")

@@ -202,7 +202,7 @@ def test_governor_is_judged(
         ({"cpufreq/boost": "1"}, "on: "),
     ],
 )
-def test_turbo_is_told(
+def test_turbo_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], text: str
 ) -> None:
     monkeypatch.setattr(system, "CPUS", written(tmp_path, files))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.github_api import READ_TOKEN, TOKEN, GitHubApi, running_api
+from tests.github_api import READ_TOKEN, GitHubApi, job_variables, running_api
 from tests.project import script
 from tests.workflow import ACTION
 
@@ -54,16 +54,9 @@ def publish(
 ) -> Publish:
     event = folder.parent / "event.json"
     event.write_text(json.dumps({"pull_request": {"number": 5, "head": {"sha": "a" * 40}}}))
-    variables = {
-        "GITHUB_API_URL": api.url,
+    variables = job_variables(api.url) | {
         "GITHUB_EVENT_PATH": str(event),
         "GITHUB_JOB": "gate",
-        "GITHUB_REF_NAME": "main",
-        "GITHUB_REPOSITORY": "team/ddpperf",
-        "GITHUB_RUN_ID": "7",
-        "GITHUB_SERVER_URL": "https://github.com",
-        "GITHUB_SHA": "b" * 40,
-        "GITHUB_TOKEN": TOKEN,
         "GITHUB_WORKFLOW": "merge gate",
     }
     for name, value in variables.items():
