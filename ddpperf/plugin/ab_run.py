@@ -30,12 +30,10 @@ class ABRun:
     comparison: always None, because an A/B run is not compared with a stored run.
     rounds: number of rounds of each test on each process set.
     sides: the interpreters, code and options of base and candidate.
-    replicates: number of process sets per side in the first measurement of each test.
     same_work: for each test, the test that is measured in its place because its work is equal. Each
     test is measured by itself by default.
     tolerances: for some tests, the change of their time that counts as unchanged, as a fraction.
     suspected: tests that are slower than in a stored run.
-    look_replicates: number of process sets per side in each later measurement.
     decision: the findings; None before the first measurement was compared.
     problems: what this A/B run could not do.
     """
@@ -57,8 +55,6 @@ class ABRun:
         settings = settings.with_sets(replicates) if replicates is not None else settings
         self.sides = sides
         self.rounds = rounds
-        self.replicates = settings.default.screen_sets
-        self.look_replicates = settings.default.confirm_sets
         self.decision: Decision | None = None
         self.problems: list[str] = []
         self._same_work = same_work
@@ -68,6 +64,16 @@ class ABRun:
         self._settings = settings
         self._looks: dict[str, list[Any]] = {}  # by test id, the stored later measurements
         self._torch: dict[str, str] = {}  # the version of torch, by side
+
+    @property
+    def replicates(self) -> int:
+        """The number of process sets per side in the first measurement of each test."""
+        return self._settings.default.screen_sets
+
+    @property
+    def look_replicates(self) -> int:
+        """The number of process sets per side in each later measurement."""
+        return self._settings.default.confirm_sets
 
     def different(self, tests: Sequence[str]) -> list[str]:
         """Return the tests to measure, so that all the given tests can be compared."""
