@@ -16,6 +16,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
 from perf.common.recipes import Recipe, read_recipes, seeds_of
+from perf.common.training_metrics import usage_metrics
 
 CONFIDENCE = 0.95
 # The test accuracies of two course reports after five epochs on CIFAR-10, each with a small batch
@@ -144,6 +145,7 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     assert isinstance(spec, RunSpec)
     seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
     measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
+    usage_metrics(measure, runs[0])
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
 
