@@ -387,11 +387,15 @@ def _used(case: Case) -> Cells:
 
 
 def _about_usage(cases: Sequence[Case]) -> str:
-    used = "Each cell has the mean and the peak. The driver averages a GPU's utilization over 1/6 s to 1 s."
+    sentences = ["A cell with two figures has the mean and the peak."]
+    if any("gpu_utilization_mean" in case.metrics for case in cases):
+        sentences.append("The driver averages a GPU's utilization over 1/6 s to 1 s.")
     if any("images_per_joule" in case.metrics for case in cases):
         most, case = _extreme(cases, "images_per_joule", most=True)
-        return f"{used} The most images per joule are {most:.3g} ({case.described()})."
-    return f"{used} No energy was measured, because no energy counter could be read."
+        sentences.append(f"The most images per joule are {most:.3g} ({case.described()}).")
+    else:
+        sentences.append("No energy was measured, because no energy counter could be read.")
+    return " ".join(sentences)
 
 
 LARGE_BATCH = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
