@@ -38,6 +38,7 @@ OTHER_TOOLS = {
     "--csv",
     "--file",
     "--prometheus",
+    "--utilization",
 }  # options, but not pytest's
 
 
