@@ -56,11 +56,12 @@ def gpu_counters(handles: Sequence[Any]) -> EnergyCounters | None:
 
     if not handles or read() is None:
         return None
-    period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", handles[0]))
+    first = handles[0]
+    period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", first), WATCH_SECONDS)
     return EnergyCounters(read=read, update_seconds=period, source=EnergySource.COUNTER)
 
 
-def update_seconds(read: Callable[[], Any], watch_seconds: float = WATCH_SECONDS) -> float:
+def update_seconds(read: Callable[[], Any], watch_seconds: float) -> float:
     """Return the median time between two changes of a counter, or infinity if it hardly changes."""
     changes: list[float] = []
     began, last = time.monotonic(), read()

@@ -35,7 +35,7 @@ class Devices:
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
-        """Lock the GPUs or the CPU, and start watching the GPUs.
+        """Lock the GPUs or the CPU, start watching the GPUs, and find the energy counters.
 
         Raises Refused if another test run uses one of them.
         """
@@ -43,6 +43,7 @@ class Devices:
         self._locks = lock_devices(uuids or ["cpu"])
         if uuids:
             self._watch = GpuWatch(uuids)
+        _ = self._energy  # found now, as this takes half a second, in which the GPUs' clocks may fall
 
     def cores(self) -> Sequence[Sequence[int]] | None:
         """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""

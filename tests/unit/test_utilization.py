@@ -13,10 +13,12 @@ import psutil
 import pynvml
 import pytest
 
-from ddpperf.machine import utilization
+from ddpperf.machine import energy, utilization
 from ddpperf.machine.energy import EnergyCounters
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler, gpu_now
+from ddpperf.plugin.devices import Devices
 from ddpperf.results.usage import MOST_POINTS, EnergySource, Usage, averaged
+from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
 from tests.fake_nvml import field_values, install, refuses, training
 
 NO_PROCESS = 2**22 + 1  # above the kernel's largest process id
@@ -298,6 +300,26 @@ def test_nothing_recorded_is_none() -> None:
     with recorder.round(1):
         pass
     assert recorder.usage() is None
+
+
+def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "WATCH_SECONDS", 0.0)
+    fakes = [
+        training(index, UtilizationRates=SimpleNamespace(gpu=10 * index, memory=0)) for index in range(3)
+    ]
+    install(monkeypatch, fakes)
+    devices = Devices([fakes[place].gpu for place in (2, 1, 0)], 3)  # the order of CUDA
+    fields: dict[str, Any] = {"per_rank_batch_size": 2, "epoch_images": 8}
+    recorder = devices.recorder(EpochSpec(world_size=2, strategy="ddp", **fields), [], True)
+    with recorder.round(1):
+        time.sleep(0.15)
+    usage = recorder.usage()
+    assert usage is not None
+    assert usage.mean["gpu_utilization"] == (0.2, 0.1)
+    assert usage.joules == ()  # the counter did not move
+    step = devices.recorder(TrainingSpec(world_size=1, strategy="single", **fields), [], True)
+    assert step._sampler is None
+    assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._counters is None
 
 
 def test_long_series_is_averaged_but_peaks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
