@@ -82,7 +82,7 @@ def cpu_counters(folder: Path = POWERCAP) -> EnergyCounters | None:
     zones = [
         zone
         for zone in sorted(folder.glob("intel-rapl:*"))  # AMD's CPUs have the same name
-        if zone.name.count(":") == 1 and _text(zone / "name").startswith("package")
+        if _text(zone / "name").startswith("package")  # others are parts of one, or the whole machine
     ]
     packages = [_Package(zone) for zone in zones]
     if not packages or any(package.read() is None for package in packages):

@@ -143,13 +143,14 @@ def package(folder: Path, number: int, microjoules: int, name: str = "package-0"
 
 def test_packages_are_added_and_wrap_around(tmp_path: Path) -> None:
     zones = [package(tmp_path, number, 900, f"package-{number}") for number in (0, 1)]
-    package(tmp_path, 2, 5, "psys")  # the whole machine, which has the packages inside
-    (tmp_path / "intel-rapl:0:0").mkdir()  # the cores, a part of the package
+    others = [package(tmp_path, 2, 5, "psys"), package(tmp_path, 3, 5, "core")]
     counters = cpu_counters(tmp_path)
     assert counters is not None
     assert counters.read() == (0.0,)
     (zones[0] / "energy_uj").write_text("950\n")
     (zones[1] / "energy_uj").write_text("100\n")  # it was full at 1000
+    for other in others:
+        (other / "energy_uj").write_text("500\n")
     assert counters.read() == pytest.approx((250e-6,))
 
 
