@@ -430,8 +430,8 @@ def _utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
         for ended in _epoch_ends(case.measured):
             axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
         axes.set_ylabel(unit)
-        axes.margins(y=0.08)
-        axes.set_ylim(bottom=0)
+        known = [value * scale for _, row in lines for value in row if value is not None]
+        axes.set_ylim(0, 1.08 * max(known, default=1.0) or 1.0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
