@@ -34,7 +34,11 @@ class SeparateReplicas(TrainingStep):
         assert isinstance(self.model, DataParallel)
         module = self.model.module
         self.devices = [torch.device(device.type, index) for index in driven_gpus(spec)]
-        self.replicas = [module, *(copy.deepcopy(module).to(other) for other in self.devices[1:])]
+        self.replicas = [module]
+        for other in self.devices[1:]:
+            replica = copy.deepcopy(module).to(other)
+            # DataParallel flattens parameters to send them, so that its replicas lose their format.
+            self.replicas.append(replica.to(memory_format=torch.contiguous_format))
         self.kept: list[MicroBatch] = []
 
     def train(self) -> None:
