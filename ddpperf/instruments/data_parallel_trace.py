@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
@@ -66,24 +67,22 @@ def seconds_by_part(events: Sequence[Event]) -> dict[str, float]:
     operations = of_categories(events, "kernel", *COPIES)
     if not operations:
         return {}
-    found: dict[str, list[Interval]] = defaultdict(list)
-    part_of = _parts_of(operations, events)
-    for operation, part in zip(operations, part_of, strict=True):
-        usual = "copies" if operation["cat"] in COPIES else "compute"
-        found[part or usual].append(interval(operation))
-    busy = [found_interval for intervals in found.values() for found_interval in intervals]
-    begin, end = min(busy)[0], max(stop for _, stop in busy)
-    communication = [moment for part in DATA_PARALLEL_PARTS for moment in found[part]]
-    counters = counters_of(split((begin, end), communication, found["compute"], found["copies"]))
+    intervals: dict[str, list[Interval]] = defaultdict(list)
+    parts = _parts_of(operations, events)
+    for operation, part in zip(operations, parts, strict=True):
+        other = "copies" if operation["cat"] in COPIES else "compute"
+        intervals[part or other].append(interval(operation))
+    communication = list(chain.from_iterable(intervals[part] for part in DATA_PARALLEL_PARTS))
+    busy = [*communication, *intervals["compute"], *intervals["copies"]]
+    begin, end = min(start for start, _ in busy), max(stop for _, stop in busy)
+    counters = counters_of(split((begin, end), communication, intervals["compute"], intervals["copies"]))
     del counters["all_reduce_seconds"]
-    launching = [
-        (max(start, begin), min(stop, end)) for start, stop in map(interval, _ranges(events)) if start < end
-    ]
+    launching = [(max(start, begin), min(stop, end)) for start, stop in map(interval, _ranges(events))]
     return {
         **counters,
-        **{f"{part}_seconds": length(found[part]) for part in DATA_PARALLEL_PARTS},
+        **{f"{part}_seconds": length(intervals[part]) for part in DATA_PARALLEL_PARTS},
         "idle_in_comm_seconds": length(launching) - overlap(launching, busy),
-        "unassigned_operations": float(part_of.count(None)),
+        "unassigned_operations": float(parts.count(None)),
     }
 
 
@@ -110,7 +109,7 @@ def _parts_of(operations: Sequence[Event], events: Sequence[Event]) -> list[str 
 
 def _part_at(moment: float, ranges: Sequence[tuple[float, float, str]]) -> str:
     """Return the part whose range contains a moment, or ""; the ranges of a thread do not overlap."""
-    place = bisect_right(ranges, moment, key=lambda found: found[0]) - 1
+    place = bisect_right(ranges, moment, key=lambda one: one[0]) - 1
     return ranges[place][2] if place >= 0 and moment <= ranges[place][1] else ""
 
 
