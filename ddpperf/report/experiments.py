@@ -78,6 +78,21 @@ EXPERIMENTS = {
             "link_utilization",
         ),
     ),
+    "test_data_parallel_split": Experiment(
+        title="communication of DataParallel",
+        metrics=(
+            "exposed_comm_seconds",
+            "traced_exposed_comm_seconds",
+            "traced_comm_seconds",
+            "replicate_seconds",
+            "scatter_seconds",
+            "gather_seconds",
+            "reduce_seconds",
+            "comm_over_ddp",
+            "idle_in_comm_seconds",
+            "overlap_fraction",
+        ),
+    ),
     "test_strategies": Experiment(
         title="strategies",
         metrics=(

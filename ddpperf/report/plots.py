@@ -376,7 +376,12 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ),
     ("epoch_scaling", ("test_epoch_scaling",), _scaling, "Speedup of an epoch by number of devices"),
     ("batch_size", ("test_batch_size",), _batch, "Epoch time and images per second by batch size"),
-    ("communication", ("test_comm_split",), _comm, "Compute, overlapped and exposed communication"),
+    (
+        "communication",
+        ("test_comm_split", "test_data_parallel_split"),
+        _comm,
+        "Compute, overlapped and exposed communication",
+    ),
     ("bandwidth", ("test_comm_split",), _bandwidth, "Bus bandwidth of gradients while training"),
     ("step_parts", ("test_step_breakdown",), _parts, "Time of the parts of a training step"),
     ("cost", ("test_step_breakdown",), _cost, "Device time of an epoch on all devices together"),

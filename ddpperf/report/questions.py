@@ -18,7 +18,7 @@ from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
-from ddpperf.specs import PARTS, SamplerSpec, TrainingSpec
+from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS, SamplerSpec, TrainingSpec
 
 PREDICTED = (2, 4, 8, 16)  # devices for which a law of scaling predicts the speedup
 ALWAYS = ("GPUs", "ranks", "batch", "global batch")  # properties with a column even if they do not vary
@@ -174,6 +174,32 @@ def _about_communication(cases: Sequence[Case]) -> str:
         f"By trace, computation hides {some} of the communication. Only the exposed rest makes a step "
         "longer. Where difference and trace disagree, the exposed communication is not known well."
     )
+
+
+def _by_part(case: Case) -> Cells:
+    parts = {part: (f"{part}_seconds", units.seconds) for part in DATA_PARALLEL_PARTS}
+    seconds = {
+        "communication": ("traced_comm_seconds", units.seconds),
+        "exposed": ("traced_exposed_comm_seconds", units.seconds),
+        "GPUs idle in these parts": ("idle_in_comm_seconds", units.seconds),
+        "DDP's communication": ("ddp_traced_comm_seconds", units.seconds),
+        "DDP's exposed": ("ddp_traced_exposed_comm_seconds", units.seconds),
+    }
+    return _cells(case, parts | seconds, _training(case).steps_per_epoch)
+
+
+def _about_data_parallel(cases: Sequence[Case]) -> str:
+    totals = {
+        part: sum(case.value(f"{part}_seconds") or 0.0 for case in cases) for part in DATA_PARALLEL_PARTS
+    }
+    longest = max(totals, key=totals.__getitem__)
+    sentence = f"By trace, {longest} takes the longest of the four parts."
+    if any("comm_over_ddp" in case.metrics for case in cases):
+        ratio, case = _extreme(cases, "comm_over_ddp", most=True)
+        sentence += (
+            f" DataParallel communicates up to {units.factor(ratio)} as long as DDP ({case.described()})."
+        )
+    return sentence
 
 
 def _sent_at(case: Case) -> Cells:
@@ -379,11 +405,19 @@ QUESTIONS = (
     ),
     Question(
         title="Q3: computation and communication in an epoch",
-        tests=("test_comm_split",),
+        tests=("test_comm_split", "test_data_parallel_split"),
         file="test_comm_split.py",
         needs="exposed_comm_seconds",
         row=_communicated,
         sentence=_about_communication,
+    ),
+    Question(
+        title="Q3: communication of DataParallel beside DDP's, in an epoch",
+        tests=("test_data_parallel_split",),
+        file="test_comm_split.py",
+        needs="replicate_seconds",
+        row=_by_part,
+        sentence=_about_data_parallel,
     ),
     Question(
         title="Q3: bandwidth while training",

@@ -94,6 +94,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
+    data_parallel |= {"test_data_parallel_split[2rank]"}
     bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
@@ -102,7 +103,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     }
     assert skipped == dict.fromkeys(data_parallel, one_process) | bf16 | too_few
     assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"]
-    assert f"{one_process}: 2 tests" in run.output
+    assert f"{one_process}: 3 tests" in run.output
 
 
 def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:

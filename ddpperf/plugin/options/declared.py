@@ -199,7 +199,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."
         ),
-        Option("--traces", NEW_FOLDER, "Keep test_comm_split's profiler traces in this folder."),
+        Option("--traces", NEW_FOLDER, "Keep the profiler traces of perf/test_comm_split.py in this folder."),
     ),
     "Links and projection": (
         Option(
