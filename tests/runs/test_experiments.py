@@ -401,6 +401,9 @@ def test_bandwidths_are_compared_with_the_loopback(run: Run) -> None:
     for stored in (*run.of("test_all_reduce"), *run.of("test_collective")):
         busbw = metric(stored, "busbw_bytes_per_second")
         assert metric(stored, "link_utilization") == pytest.approx(busbw / rate)
+    for stored in run.of("test_backend_model"):
+        if fitted := stored["metrics"].get("asymptotic_busbw_bytes_per_second"):
+            assert metric(stored, "link_utilization") == pytest.approx(fitted["value"] / rate)
     for stored in run.of("test_comm_split"):
         if busbw_metric := stored["metrics"].get("gradient_busbw_bytes_per_second"):
             assert metric(stored, "link_utilization") == pytest.approx(busbw_metric["value"] / rate)
