@@ -23,6 +23,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.common import core
+from perf.common.calls import link_utilization
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import measured_also_as, training
 
@@ -148,10 +149,7 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
         if seconds and all(seconds.values()):
             busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
             measure.metric(f"gradient_busbw_{what}bytes_per_second", busbw)
-            if link := measure.machine.link_bytes_per_second:
-                measure.metric(
-                    f"{what}link_utilization", {name: value / link for name, value in busbw.items()}
-                )
+            link_utilization(measure, busbw, N, f"{what}link_utilization")
 
 
 # --- DataParallel

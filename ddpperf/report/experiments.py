@@ -121,11 +121,22 @@ EXPERIMENTS = {
     ),
     "test_backend_model": Experiment(
         title="all_reduce model",
-        metrics=("latency_seconds", "asymptotic_busbw_bytes_per_second", "held_out_error"),
+        metrics=(
+            "latency_seconds",
+            "asymptotic_busbw_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+        ),
     ),
     "test_cost_model": Experiment(
         title="all_reduce cost model",
-        metrics=("latency_seconds", "link_bytes_per_second", "held_out_error", "reduce_byte_seconds"),
+        metrics=(
+            "latency_seconds",
+            "link_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+            "reduce_byte_seconds",
+        ),
     ),
     "test_execution": Experiment(
         title="execution modes",

@@ -203,7 +203,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "Links and projection": (
         Option(
-            "--link-bandwidth", BANDWIDTH, "Bandwidth from one GPU to all others.", "the GPU driver's value"
+            "--link-bandwidth",
+            BANDWIDTH,
+            "Bandwidth from one device to all others, in one direction.",
+            "nominal on GPUs, measured on a CPU",
         ),
         Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
         Option("--node-size", WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"),
