@@ -30,6 +30,7 @@ from ddpperf.specs.instruments import (
     PARTS,
     TRACES_VARIABLE,
     BucketReplaySpec,
+    EpochPartsSpec,
     MessagesSpec,
     PartsSpec,
     TraceSpec,
@@ -53,6 +54,7 @@ Spec = (
     | EpochSpec
     | TraceSpec
     | PartsSpec
+    | EpochPartsSpec
     | BucketReplaySpec
     | MessagesSpec
     | AllReduceSpec

@@ -79,9 +79,8 @@ def open_measurement(spec: Spec, *, rank: int, device: torch.device, report: Rep
 
 def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
     if isinstance(spec, specs.PartsSpec):
-        marks = PartMarks(device)
-        training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
-        return PartedSteps(training, marks), training
+        parted = _parted(spec, rank, device)
+        return parted, parted.training
     if isinstance(spec, specs.MessagesSpec):
         with (ledger := Ledger()):
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
@@ -92,6 +91,13 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
     return (TracedSteps(training, rank) if isinstance(spec, specs.TraceSpec) else training), training
 
 
+def _parted(spec: specs.PartsSpec, rank: int, device: torch.device) -> PartedSteps:
+    marks = PartMarks(device)
+    return PartedSteps(
+        MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part)), marks
+    )
+
+
 def _open_long(
     spec: specs.EpochSpec | specs.RunSpec, rank: int, device: torch.device, report: Report
 ) -> Opened:
@@ -100,6 +106,7 @@ def _open_long(
     if isinstance(spec, specs.RunSpec):
         run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
         return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
-    training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
-    epoch = TrainingEpoch(training, after_step=delay, report=report)
+    parted = _parted(spec, rank, device) if isinstance(spec, specs.EpochPartsSpec) else None
+    training = parted.training if parted else MeasuredStep(TrainingStep(spec, rank=rank, device=device))
+    epoch = TrainingEpoch(training, steps=parted, after_step=delay, report=report)
     return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)
