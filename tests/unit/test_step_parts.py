@@ -109,7 +109,7 @@ def spend_beside(training: PartedSteps, clock: Clock) -> None:
         clock.spend("optimizer")
         return update(*arguments)
 
-    training.training.training.task.input.load = slow_load  # type: ignore[method-assign]
+    training.training.training.task.input.load = slow_load  # type: ignore[method-assign, assignment]
     training.training.training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
 
 
