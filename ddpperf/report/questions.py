@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup
+from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup, strong_speedup, weak_speedup
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.facets import in_words
 from ddpperf.report.tables import distinguished
@@ -335,20 +335,32 @@ def _speedup_lines(cases: Sequence[Case]) -> list[str]:
     headings += [f"{N} {devices}" for N in sizes] + [f"speedup on {N}" for N in sizes]
     rows = []
     for work, group in groups.items():
-        found = [group[N] for N in sizes if N in group]
+        found = [group[N].value if N in group else _no_value for N in sizes]
+        first = group[min(group)]
+        law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
+        sums = [0.0] * (1 + len(sizes))
         for part in PARTS:
-            alone = found[0].value(f"{part}_seconds_on_one_device")
-            together = {N: case.value(f"{part}_seconds") for N, case in group.items()}
-            speedups = {N: case.value(f"{part}_speedup") for N, case in group.items()}
-            if alone is not None or any(value is not None for value in together.values()):
-                cells = [_or_nothing(value, units.seconds) for value in (alone, *map(together.get, sizes))]
-                cells += [_or_nothing(speedups.get(N), units.factor) for N in sizes]
-                rows.append([work, part.replace("_", " "), *cells])
+            seconds = [first.value(f"{part}_seconds_on_one_device")]
+            seconds += [value(f"{part}_seconds") for value in found]
+            speedups = [value(f"{part}_speedup") for value in found]
+            if any(seconds):
+                rows.append([work, part.replace("_", " "), *_part_cells(seconds, speedups)])
+            sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
+        t1, *many = sums
+        whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
+        rows.append([work, "all parts", *_part_cells([total or None for total in sums], whole)])
     return _lines(headings, rows)
 
 
-def _or_nothing(value: float | None, form: Form) -> str:
-    return NOTHING if value is None else form(value)
+def _no_value(metric: str) -> float | None:
+    """Return None as the value of every metric, because no case was measured."""
+    del metric
+    return None
+
+
+def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
+    cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
+    return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
 
 
 def _scaled_work(case: Case, cases: Sequence[Case]) -> str:
