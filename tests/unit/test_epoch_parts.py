@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ddpperf.data.inputs import Batch, Input, TransformedImages
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.instruments.timing import seconds_of
-from ddpperf.specs import PARTS, EpochPartsSpec
+from ddpperf.specs import PARTS, EpochPartsSpec, EpochSpec, from_json, measured_as, to_json
 from ddpperf.training import task
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
@@ -213,3 +214,17 @@ def test_loading_agrees_with_the_epoch_without_loading() -> None:
     by_parts = counters["loading_seconds"] / sum(seconds(counters).values())
     assert by_parts == pytest.approx(loading_fraction(whole, alone), abs=0.1)
     assert 0.5 < by_parts < 0.9
+
+
+# --- specs
+
+
+def test_parts_of_an_epoch_are_read_from_json() -> None:
+    spec = dataclasses.replace(SPEC, loader_workers=2)
+    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+    assert measured_as(EpochPartsSpec, EpochSpec(**dataclasses.asdict(spec))) == spec
+
+
+def test_parts_of_an_fsdp_epoch_are_refused() -> None:
+    with pytest.raises(ValueError, match="timed for strategy single, ddp, zero1, got fsdp; use ddp"):
+        dataclasses.replace(SPEC, strategy="fsdp")
