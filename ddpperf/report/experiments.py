@@ -45,6 +45,7 @@ TRAINING = (
     "joules_per_epoch",
 )
 SAMPLER = ("missing_images", "repeated_images", "repeated_places")
+PART_SPEEDUPS = tuple(f"{part}_speedup" for part in ("forward", "backward", "optimizer", "loading", "data"))
 EXPERIMENTS = {
     "test_weak_scaling": Experiment(title="scaling", kind="weak", metrics=SCALING),
     "test_strong_scaling": Experiment(title="scaling", kind="strong", metrics=SCALING),
@@ -70,6 +71,24 @@ EXPERIMENTS = {
             "mfu",
         ),
     ),
+    "test_epoch_breakdown": Experiment(
+        title="epoch breakdown",
+        metrics=(
+            "loading_seconds",
+            "data_seconds",
+            "forward_seconds",
+            "backward_seconds",
+            "gradient_sync_seconds",
+            "optimizer_seconds",
+            "loading_wait_seconds",
+        ),
+    ),
+    "test_weak_parts_speedup": Experiment(
+        title="speedup of the parts of a step", kind="weak", metrics=PART_SPEEDUPS
+    ),
+    "test_strong_parts_speedup": Experiment(
+        title="speedup of the parts of a step", kind="strong", metrics=PART_SPEEDUPS
+    ),
     "test_comm_split": Experiment(
         title="communication in a step",
         metrics=(
@@ -80,6 +99,21 @@ EXPERIMENTS = {
             "overlap_fraction",
             "gradient_busbw_bytes_per_second",
             "link_utilization",
+        ),
+    ),
+    "test_data_parallel_split": Experiment(
+        title="communication of DataParallel",
+        metrics=(
+            "exposed_comm_seconds",
+            "traced_exposed_comm_seconds",
+            "traced_comm_seconds",
+            "replicate_seconds",
+            "scatter_seconds",
+            "gather_seconds",
+            "reduce_seconds",
+            "comm_over_ddp",
+            "idle_in_comm_seconds",
+            "overlap_fraction",
         ),
     ),
     "test_strategies": Experiment(
@@ -110,11 +144,22 @@ EXPERIMENTS = {
     ),
     "test_backend_model": Experiment(
         title="all_reduce model",
-        metrics=("latency_seconds", "asymptotic_busbw_bytes_per_second", "held_out_error"),
+        metrics=(
+            "latency_seconds",
+            "asymptotic_busbw_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+        ),
     ),
     "test_cost_model": Experiment(
         title="all_reduce cost model",
-        metrics=("latency_seconds", "link_bytes_per_second", "held_out_error", "reduce_byte_seconds"),
+        metrics=(
+            "latency_seconds",
+            "link_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+            "reduce_byte_seconds",
+        ),
     ),
     "test_execution": Experiment(
         title="execution modes",

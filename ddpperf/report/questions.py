@@ -13,15 +13,17 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup
+from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup, strong_speedup, weak_speedup
 from ddpperf.report.cases import Case, cases_of, of_functions
+from ddpperf.report.facets import in_words
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
-from ddpperf.specs import PARTS, SamplerSpec, TrainingSpec
+from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS, AllReduceSpec, SamplerSpec, TrainingSpec
 
 PREDICTED = (2, 4, 8, 16)  # devices for which a law of scaling predicts the speedup
-ALWAYS = ("GPUs", "ranks", "batch", "global batch")  # properties with a column even if they do not vary
+# properties with a column even if they do not vary
+ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer")
 NOTHING = "-"
 Cells = Mapping[str, str]
 Form = Callable[[float], str]
@@ -33,16 +35,18 @@ class Question:
 
     tests: the test functions that answer it. needs: the metric without which a test, such as one that
     failed early, answers nothing. file: the file of the tests, with the options that they need. row:
-    returns the figures of a case by heading, or an empty mapping if it has none. sentence: returns a
-    sentence on the cases that have figures.
+    returns the figures of a case by heading, or an empty mapping if it has none; for a case with
+    several rows, it returns a list of them. sentence: returns a sentence on the cases that have
+    figures. lines: returns the lines of a table whose rows are not the cases.
     """
 
     title: str
     tests: tuple[str, ...]
     needs: str
     file: str
-    row: Callable[[Case], Cells]
+    row: Callable[[Case], Cells | Sequence[Cells]]
     sentence: Callable[[Sequence[Case]], str]
+    lines: Callable[[Sequence[Case]], list[str]] | None = None
 
 
 def report_tables(document: Mapping[str, Any]) -> str:
@@ -50,30 +54,50 @@ def report_tables(document: Mapping[str, Any]) -> str:
     cases = cases_of(document)
     parts = []
     for question in QUESTIONS:
-        answering = of_functions(cases, *question.tests)
-        found = [case for case in answering if question.needs in case.metrics and question.row(case)]
         parts += [f"## {question.title}", ""]
-        if found:
-            parts += [*_table(found, question), "", question.sentence(found), ""]
+        if found := answering(cases, question):
+            lines = question.lines(found) if question.lines else _table(found, question)
+            parts += [*lines, "", question.sentence(found), ""]
         else:
             parts += [f"Not measured in this run: `python -m pytest perf/{question.file}`.", ""]
     return "\n".join(parts)
 
 
-def _table(cases: Sequence[Case], question: Question) -> list[str]:
-    """Return the lines of a question's table."""
-    figures = [question.row(case) for case in cases]
-    headings = list(dict.fromkeys(heading for row in figures for heading in row))
+def answering(cases: Sequence[Case], question: Question) -> list[Case]:
+    """Return the cases that have figures for a question."""
+    found = of_functions(cases, *question.tests)
+    return [case for case in found if question.needs in case.metrics and question.row(case)]
+
+
+def table_rows(cases: Sequence[Case], question: Question) -> list[list[str]]:
+    """Return the rows of a question's table; the first row has the headings."""
+    figures = [(place, row) for place, case in enumerate(cases) for row in _figures(question, case)]
+    headings = list(dict.fromkeys(heading for _, row in figures for heading in row))
     _, varying = distinguished(cases)
     names = [name for name in ALWAYS if any(case.properties.get(name) for case in cases)]
     columns = {name: [case.properties.get(name) or NOTHING for case in cases] for name in names}
     columns |= {column.heading or "kind": list(column.cells) for column in varying}
     rows = [
         [*(cells[place] for cells in columns.values()), *(row.get(heading, NOTHING) for heading in headings)]
-        for place, row in enumerate(figures)
+        for place, row in figures
     ]
-    head, *body = [f"| {' | '.join(line)} |" for line in ([*columns, *headings], *rows)]
-    return [head, "|" + "---|" * (len(columns) + len(headings)), *body]
+    return [[*columns, *headings], *rows]
+
+
+def _figures(question: Question, case: Case) -> Sequence[Cells]:
+    found = question.row(case)
+    return [found] if isinstance(found, Mapping) else found
+
+
+def _table(cases: Sequence[Case], question: Question) -> list[str]:
+    """Return the lines of a question's table."""
+    headings, *rows = table_rows(cases, question)
+    return _lines(headings, rows)
+
+
+def _lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = [f"| {' | '.join(line)} |" for line in (headings, *rows)]
+    return [head, "|" + "---|" * len(headings), *body]
 
 
 def _cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1.0) -> dict[str, str]:
@@ -176,6 +200,32 @@ def _about_communication(cases: Sequence[Case]) -> str:
     )
 
 
+def _by_part(case: Case) -> Cells:
+    parts = {part: (f"{part}_seconds", units.seconds) for part in DATA_PARALLEL_PARTS}
+    seconds = {
+        "communication": ("traced_comm_seconds", units.seconds),
+        "exposed": ("traced_exposed_comm_seconds", units.seconds),
+        "GPUs idle in these parts": ("idle_in_comm_seconds", units.seconds),
+        "DDP's communication": ("ddp_traced_comm_seconds", units.seconds),
+        "DDP's exposed": ("ddp_traced_exposed_comm_seconds", units.seconds),
+    }
+    return _cells(case, parts | seconds, _training(case).steps_per_epoch)
+
+
+def _about_data_parallel(cases: Sequence[Case]) -> str:
+    totals = {
+        part: sum(case.value(f"{part}_seconds") or 0.0 for case in cases) for part in DATA_PARALLEL_PARTS
+    }
+    longest = max(totals, key=totals.__getitem__)
+    sentence = f"By trace, {longest} takes the longest of the four parts."
+    if any("comm_over_ddp" in case.metrics for case in cases):
+        ratio, case = _extreme(cases, "comm_over_ddp", most=True)
+        sentence += (
+            f" DataParallel communicates up to {units.factor(ratio)} as long as DDP ({case.described()})."
+        )
+    return sentence
+
+
 def _sent_at(case: Case) -> Cells:
     spec = _training(case)
     busbw, gradients = (
@@ -196,6 +246,45 @@ def _sent_at(case: Case) -> Cells:
 def _about_bandwidth(cases: Sequence[Case]) -> str:
     said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
     return f"The last columns divide formulas of reports by the measured communication time. {said}."
+
+
+def _formulas(case: Case) -> list[Cells]:
+    """Return a row for each formula, for an all_reduce of the library."""
+    spec, link = case.measured.spec, case.link_bytes_per_second
+    assert isinstance(spec, AllReduceSpec)
+    if spec.algorithm != "backend" or not spec.in_place or link is None:
+        return []
+    predicted = {formula: formula.seconds(spec.world_size, spec.nbytes, link) for formula in REPORT_FORMULAS}
+    return [
+        {
+            "formula": formula.formula,
+            "what it counts": formula.counts,
+            "predicted": units.seconds(seconds),
+            "measured": units.seconds(case.seconds),
+            "predicted over measured": f"{seconds / case.seconds:.3g}",
+        }
+        for formula, seconds in predicted.items()
+    ]
+
+
+def _about_formulas(cases: Sequence[Case]) -> str:
+    """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
+    case = max(cases, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
+    N = case.measured.spec.world_size
+    ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
+    return (
+        f"Bytes are divided by the rate of the link, {units.bandwidth(case.link_bytes_per_second or 0.0)}. "
+        "For 2 (N-1) S / N, predicted over measured is the link utilization: "
+        f"{units.percent(case.value('link_utilization') or 0.0)} with {case.described()} and "
+        f"{case.properties['buffer']}. There, (S / B) log2 N is {doubling / ring:.2f} times as long, and "
+        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it counts links that work at the "
+        "same time one after the other. No formula has a latency, so all are too short for small buffers."
+    )
+
+
+def _nbytes(case: Case) -> int:
+    assert isinstance(case.measured.spec, AllReduceSpec)
+    return case.measured.spec.nbytes
 
 
 # --- Q4 and Q5: accuracy
@@ -297,7 +386,7 @@ def _about_messages(cases: Sequence[Case]) -> str:
 
 def _parts(case: Case) -> Cells:
     parts = {part.replace("_", " "): (f"{part}_seconds", units.seconds) for part in PARTS}
-    return _cells(case, parts) | {"step": units.seconds(case.seconds)}
+    return _cells(case, parts) | {"step": units.seconds(case.value("step_seconds") or case.seconds)}
 
 
 def _about_parts(cases: Sequence[Case]) -> str:
@@ -306,6 +395,81 @@ def _about_parts(cases: Sequence[Case]) -> str:
     longest = max(parts, key=parts.__getitem__)
     fraction, name = parts[longest] / sum(parts.values()), longest.replace("_", " ")
     return f"With {case.described()}, the longest part is {name}: {fraction:.0%} of the step."
+
+
+def _speedups(case: Case) -> Cells:
+    parts = {part.replace("_", " "): (f"{part}_speedup", units.factor) for part in PARTS}
+    return _cells(case, parts)
+
+
+def _speedup_lines(cases: Sequence[Case]) -> list[str]:
+    """Return a table of the step parts on one and on several devices, with a row for each part.
+
+    Cases that differ only in the number of devices share rows.
+    """
+    groups: dict[str, dict[int, Case]] = {}
+    for case in cases:
+        groups.setdefault(_scaled_work(case, cases), {})[_training(case).world_size] = case
+    sizes = sorted({N for group in groups.values() for N in group})
+    devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
+    headings = ["scaling", "part", f"1 {devices[:-1]}"]
+    headings += [f"{N} {devices}" for N in sizes] + [f"speedup on {N}" for N in sizes]
+    rows = []
+    for work, group in groups.items():
+        found = [group[N].value if N in group else _no_value for N in sizes]
+        first = group[min(group)]
+        law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
+        sums = [0.0] * (1 + len(sizes))
+        for part in PARTS:
+            seconds = [first.value(f"{part}_seconds_on_one_device")]
+            seconds += [value(f"{part}_seconds") for value in found]
+            speedups = [value(f"{part}_speedup") for value in found]
+            if any(seconds):
+                rows.append([work, part.replace("_", " "), *_part_cells(seconds, speedups)])
+            sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
+        t1, *many = sums
+        whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
+        rows.append([work, "all parts", *_part_cells([total or None for total in sums], whole)])
+    return _lines(headings, rows)
+
+
+def _no_value(metric: str) -> float | None:
+    """Return None as the value of every metric, because no case was measured."""
+    del metric
+    return None
+
+
+def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
+    cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
+    return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
+
+
+def _scaled_work(case: Case, cases: Sequence[Case]) -> str:
+    """Return what a case scales, such as "weak, batch 32 per rank", and what varies over all cases."""
+    spec, weak = _training(case), case.experiment.kind == "weak"
+    batch = f"batch {spec.per_rank_batch_size:,} per rank"
+    words = [case.experiment.kind, batch if weak else f"global batch {spec.global_batch_size:,}"]
+    for name in ("model", "precision", "execution", "strategy", "input"):
+        if len({other.properties.get(name) for other in cases}) > 1:
+            words.append(in_words(name, case.properties.get(name, "")))
+    return ", ".join(filter(None, words))
+
+
+def _about_speedups(cases: Sequence[Case]) -> str:
+    ends = []
+    for most, word in ((True, "largest"), (False, "smallest")):
+        found = [
+            (*_extreme(cases, f"{part}_speedup", most=most), part)
+            for part in PARTS
+            if any(f"{part}_speedup" in case.metrics for case in cases)
+        ]
+        value, case, part = (max if most else min)(found, key=lambda triple: triple[0])
+        ends.append(
+            f"The {word} speedup has the part {part.replace('_', ' ')}: {units.factor(value)} "
+            f"({case.experiment.kind} scaling, {case.described()})."
+        )
+    short = "A part shorter than 1% of its step has no speedup."
+    return " ".join([*dict.fromkeys(ends), short])
 
 
 def _law(case: Case) -> Cells:
@@ -394,13 +558,23 @@ def _about_usage(cases: Sequence[Case]) -> str:
         most, case = _extreme(cases, "images_per_joule", most=True)
         sentences.append(f"The most images per joule are {most:.3g} ({case.described()}).")
     else:
-        sentences.append("No energy was measured, because no energy counter could be read.")
+        sentences.append(
+            "No energy is known: no energy counter could be read, or the rounds were too short for it."
+        )
     return " ".join(sentences)
 
 
 LARGE_BATCH = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
 SHARDS = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
 EPOCHS = ("test_batch_size", "test_epoch_scaling")
+FORMULAS = Question(
+    title="Q3: formulas of reports beside the measured all_reduce",
+    tests=("test_all_reduce",),
+    file="test_all_reduce.py",
+    needs="link_utilization",
+    row=_formulas,
+    sentence=_about_formulas,
+)
 QUESTIONS = (
     Question(
         title="Q1: time per epoch by batch size",
@@ -420,11 +594,19 @@ QUESTIONS = (
     ),
     Question(
         title="Q3: computation and communication in an epoch",
-        tests=("test_comm_split",),
+        tests=("test_comm_split", "test_data_parallel_split"),
         file="test_comm_split.py",
         needs="exposed_comm_seconds",
         row=_communicated,
         sentence=_about_communication,
+    ),
+    Question(
+        title="Q3: communication of DataParallel beside DDP's, in an epoch",
+        tests=("test_data_parallel_split",),
+        file="test_comm_split.py",
+        needs="replicate_seconds",
+        row=_by_part,
+        sentence=_about_data_parallel,
     ),
     Question(
         title="Q3: bandwidth while training",
@@ -434,6 +616,7 @@ QUESTIONS = (
         row=_sent_at,
         sentence=_about_bandwidth,
     ),
+    FORMULAS,
     Question(
         title="Q4: accuracy with a large batch",
         tests=LARGE_BATCH,
@@ -460,11 +643,20 @@ QUESTIONS = (
     ),
     Question(
         title="Parts of a step",
-        tests=("test_step_breakdown",),
+        tests=("test_step_breakdown", "test_epoch_breakdown"),
         file="test_step_breakdown.py",
         needs="forward_seconds",
         row=_parts,
         sentence=_about_parts,
+    ),
+    Question(
+        title="Speedup of the parts of a step",
+        tests=("test_weak_parts_speedup", "test_strong_parts_speedup"),
+        file="test_step_breakdown.py",
+        needs="forward_speedup",
+        row=_speedups,
+        sentence=_about_speedups,
+        lines=_speedup_lines,
     ),
     Question(
         title="Laws of scaling",

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddpperf.results import units
+from ddpperf.specs import PARTS
 
 
 class Better(StrEnum):
@@ -149,6 +150,14 @@ def _over_time(metric: Metric) -> Iterator[Metric]:
     yield replace(metric, name=f"{metric.name}_peak", heading=f"peak {metric.heading}")
 
 
+def _of_each_part() -> Iterator[Metric]:
+    """Yield metrics that compare a step part on several devices with the part on one device."""
+    for part in PARTS:
+        words = part.replace("_", " ")
+        yield _seconds(f"{part}_seconds_on_one_device", f"{words} on one device")
+        yield _ratio(f"{part}_speedup", f"{words} speedup")
+
+
 def _messages() -> Iterator[Metric]:
     """Yield metrics for the bytes and counts of messages that ranks send, by kind.
 
@@ -198,11 +207,14 @@ _ALL = (
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
     _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
     # Parts of a step
+    _seconds("loading_seconds", "exposed loading"),
+    _seconds("loading_wait_seconds", "loader wait of the CPU"),
     _seconds("data_seconds", "data"),
     _seconds("forward_seconds", "forward"),
     _seconds("backward_seconds", "backward"),
     _seconds("gradient_sync_seconds", "gradient sync"),
     _seconds("optimizer_seconds", "optimizer"),
+    *_of_each_part(),
     _ratio("parts_over_step", "sum of parts over their step", units.percent),
     _ratio("marked_over_step", "step with marks over the one without", units.decimal),
     _ratio("gpu_busy_fraction", "GPU busy", units.percent),
@@ -222,6 +234,15 @@ _ALL = (
     _seconds("replayed_comm_seconds", "all_reduces alone"),
     _seconds("step_minus_one_device_seconds", "t(N) - t(1)"),
     _seconds("bucket_copy_seconds", "bucket copies"),
+    _seconds("replicate_seconds", "replicate"),
+    _seconds("scatter_seconds", "scatter"),
+    _seconds("gather_seconds", "gather"),
+    _seconds("reduce_seconds", "reduce"),
+    _seconds("idle_in_comm_seconds", "GPUs idle in these parts"),
+    _seconds("ddp_exposed_comm_seconds", "DDP's exposed (difference)"),
+    _seconds("ddp_traced_exposed_comm_seconds", "DDP's exposed (trace)"),
+    _seconds("ddp_traced_comm_seconds", "DDP's communication (trace)"),
+    _ratio("comm_over_ddp", "communication over DDP's"),
     _seconds("comm_skew_seconds", "skew"),
     _seconds("traced_comm_skew_seconds", "skew by trace"),
     _seconds("compute_seconds", "compute"),
@@ -229,8 +250,8 @@ _ALL = (
     _seconds("idle_seconds", "idle"),
     _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", better=_HIGHER),
     _bandwidth("gradient_busbw_exposed_bytes_per_second", "gradients' busbw over exposed time"),
-    _ratio("link_utilization", "link utilization", units.percent),
-    _ratio("exposed_link_utilization", "link utilization over exposed time", units.percent),
+    _ratio("link_utilization", "link used", units.percent),
+    _ratio("exposed_link_utilization", "link used over exposed time", units.percent),
     *_messages(),
     # All-reduce and other collectives
     _bandwidth("algbw_bytes_per_second", "algbw", better=_HIGHER),

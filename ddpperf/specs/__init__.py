@@ -27,9 +27,11 @@ from ddpperf.specs.collective import (
 )
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec, is_function
 from ddpperf.specs.instruments import (
+    DATA_PARALLEL_PARTS,
     PARTS,
     TRACES_VARIABLE,
     BucketReplaySpec,
+    EpochPartsSpec,
     MessagesSpec,
     PartsSpec,
     TraceSpec,
@@ -53,6 +55,7 @@ Spec = (
     | EpochSpec
     | TraceSpec
     | PartsSpec
+    | EpochPartsSpec
     | BucketReplaySpec
     | MessagesSpec
     | AllReduceSpec

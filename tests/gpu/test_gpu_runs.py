@@ -54,6 +54,7 @@ def test_every_execution_learns_like_the_eager_one(
     execution: Execution, optimizer: OptimizerName, rate: float
 ) -> None:
     fields: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "label_smoothing": 0.1, "cutout": 4}
+    fields |= {"cutmix": 0.3, "average_weights": True}
     eager, other = (trained(execution=each, **fields) for each in ("eager", execution))
     assert losses(other, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
     assert losses(other, 3)[-1] < losses(other, 1)[0]

@@ -350,7 +350,8 @@ def test_different_recipes_have_different_ids() -> None:
         {"rate": 0.2},
         {"seed": 9},
     ]
-    changed += [{"cutout": 4}, {"cutout": 8}]
+    changed += [{"cutout": 4}, {"cutout": 8}, {"cutmix": 0.5}, {"crop_padding": 2}]
+    changed += [{"uncropped_epochs": 1}, {"average_weights": True}]
     assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(
         changed
     )

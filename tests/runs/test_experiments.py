@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import pytest
 
 from ddpperf.instruments.trace import TRACED_STEPS, split_of
 from ddpperf.machine.hardware import computes_bf16
+from ddpperf.results.units import bandwidth
 from ddpperf.specs import OWN_ALGORITHMS, PARTS
 from perf.test_precision import SLOW_BF16
 from tests.canned import CannedSuite
@@ -68,8 +70,11 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
         "test_messages",
         "test_precision",
         "test_shards_are_disjoint_and_cover_the_data",
+        "test_epoch_breakdown",
         "test_step_breakdown",
         "test_strategies",
+        "test_strong_parts_speedup",
+        "test_weak_parts_speedup",
         "test_strong_scaling",
         "test_weak_scaling",
         "test_without_set_epoch_the_epochs_repeat",
@@ -94,6 +99,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
+    data_parallel |= {"test_data_parallel_split[2rank]"}
     bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
@@ -102,7 +108,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     }
     assert skipped == dict.fromkeys(data_parallel, one_process) | bf16 | too_few
     assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"]
-    assert f"{one_process}: 2 tests" in run.output
+    assert f"{one_process}: 3 tests" in run.output
 
 
 def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:
@@ -322,13 +328,50 @@ def test_parts_are_those_of_the_least_waiting_rank(run: Run) -> None:
             seconds(stored["references"]["parts"]) / seconds(stored)
         )
         assert "mfu" not in stored["metrics"], "of a CPU no peak is known"
-    assert set(PARTED) <= set(together["metrics"])
+    assert set(PARTED) - {"loading_seconds"} <= set(together["metrics"])
     alone_each = [
         each / together["references"]["no_sync"]["iterations"]
         for each in together["references"]["no_sync"]["samples"][0]["seconds"][0]
     ]
     assert metric(together, "straggler_spread") == pytest.approx(max(alone_each) / min(alone_each) - 1)
     assert "gradient_sync_seconds" not in alone["metrics"]
+
+
+def test_parts_of_an_epoch_add_up_to_the_epoch(run: Run) -> None:
+    for stored in run.of("test_epoch_breakdown"):
+        names = [name for name in PARTED if name in stored["metrics"]]
+        assert "loading_seconds" in names
+        assert ("gradient_sync_seconds" in names) == (stored["spec"]["world_size"] > 1)
+        parts = [metric(stored, name) for name in names]
+        (sample,) = stored["references"]["parts"]["samples"]
+        waits = sample["counters"].get("gradient_sync_seconds", [0.0])
+        own = [ranks[waits.index(min(waits))] for ranks in sample["seconds"]]
+        over = steps_of(stored) * sum(parts) / median(own)
+        assert metric(stored, "parts_over_step") == pytest.approx(over)
+        assert over == pytest.approx(1, abs=0.02)
+        assert metric(stored, "loading_wait_seconds") > 0
+
+
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_speedup_of_each_part(kind: str, run: Run) -> None:
+    """Weak: N t(1) / t(N) with the same batch per rank. Strong: t(1) / t(N) with the same global batch."""
+    tests = run.of(f"test_{kind}_parts_speedup")
+    assert {stored["spec"]["input"] for stored in tests} == {"fixed", "dataloader"}
+    for stored in tests:
+        N, alone = stored["spec"]["world_size"], stored["references"]["parts_on_one_device"]
+        assert alone["spec"]["world_size"] == 1
+        times = N if kind == "strong" else 1
+        assert alone["spec"]["per_rank_batch_size"] == times * stored["spec"]["per_rank_batch_size"]
+        ranks = list(zip(*alone["samples"][0]["seconds"], strict=True))
+        medians = [median(seconds) for seconds in ranks]
+        slowest = medians.index(max(medians))
+        t1 = alone["samples"][0]["counters"]["backward_seconds"][slowest]
+        assert metric(stored, "backward_seconds_on_one_device") == t1
+        speedup = t1 / metric(stored, "backward_seconds") * (1 if kind == "strong" else N)
+        assert metric(stored, "backward_speedup") == pytest.approx(speedup)
+        assert "gradient_sync_speedup" not in stored["metrics"]
+        loads = "loading_seconds_on_one_device" in stored["metrics"]
+        assert loads == (stored["spec"]["input"] == "dataloader")
 
 
 def test_cost_of_more_devices(run: Run) -> None:
@@ -387,6 +430,27 @@ def test_busbw_of_collectives_excludes_local_bytes(run: Run) -> None:
         assert metric(stored, "busbw_bytes_per_second") == pytest.approx(busbw)
 
 
+def loopback(run: Run) -> float:
+    """The rate of the only link of ranks on a CPU, in bytes per second."""
+    (link,) = run.header["environment"]["links"]
+    assert (link["world_sizes"], link["kind"]) == ([2], "measured")
+    return float(link["bytes_per_second"])
+
+
+def test_bandwidths_are_compared_with_the_loopback(run: Run) -> None:
+    rate = loopback(run)
+    assert f"link {bandwidth(rate)} (measured, loopback, 9 copies, IQR" in " ".join(run.output.split())
+    for stored in (*run.of("test_all_reduce"), *run.of("test_collective")):
+        busbw = metric(stored, "busbw_bytes_per_second")
+        assert metric(stored, "link_utilization") == pytest.approx(busbw / rate)
+    for stored in run.of("test_backend_model"):
+        if fitted := stored["metrics"].get("asymptotic_busbw_bytes_per_second"):
+            assert metric(stored, "link_utilization") == pytest.approx(fitted["value"] / rate)
+    for stored in run.of("test_comm_split"):
+        if busbw_metric := stored["metrics"].get("gradient_busbw_bytes_per_second"):
+            assert metric(stored, "link_utilization") == pytest.approx(busbw_metric["value"] / rate)
+
+
 def test_cost_model_predicts_every_call(run: Run) -> None:
     for algorithm in OWN_ALGORITHMS:
         stored = run.one("test_cost_model", algorithm=algorithm)
@@ -398,10 +462,10 @@ def test_cost_model_predicts_every_call(run: Run) -> None:
             <= metric(stored, "latency_seconds_high")
         )
         assert metric(stored, "held_out_error") >= 0
-        if "link_bytes_per_second" not in stored["metrics"]:  # where sending may cost nothing to be seen
-            assert not [name for name in stored["metrics"] if name.endswith("_over_measured")]
-            continue
-        seconds_by_link = stored["spec"]["nbytes"] / metric(stored, "link_bytes_per_second") / seconds(stored)
+        is_fitted = "link_bytes_per_second" in stored["metrics"]  # sending may cost too little to be seen
+        fitted = metric(stored, "link_bytes_per_second") if is_fitted else loopback(run)
+        assert ("link_utilization" in stored["metrics"]) == is_fitted
+        seconds_by_link = stored["spec"]["nbytes"] / fitted / seconds(stored)
         for execution, of_two_ranks in (("ring_bytes", 1), ("doubling_seconds", 1), ("aggregate_bytes", 2)):
             assert metric(stored, f"{execution}_over_measured") == pytest.approx(
                 of_two_ranks * seconds_by_link

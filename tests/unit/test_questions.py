@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -47,7 +47,11 @@ def stored_of(path: Path, *names: str) -> Iterator[Json]:
 
 def rows(path: Path, title: str) -> list[dict[str, str]]:
     """The rows of a question's table by heading."""
-    section = report_tables(run(path)).split(f"## {title}\n")[1].split("\n## ")[0]
+    return rows_in(run(path), title)
+
+
+def rows_in(document: Json, title: str) -> list[dict[str, str]]:
+    section = report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
 
@@ -175,6 +179,54 @@ def test_bandwidth_and_formulas_are_those_of_the_trace() -> None:
     assert close(row["2 (N-1) S"], 2 * (N - 1) * S / sending)
 
 
+def linked(link: float) -> Json:
+    """The run on four GPUs, as if it had stored the utilization of a link with this rate."""
+    document = copy.deepcopy(run(GPU))
+    for test in document["benchmarks"]:
+        metrics = test["extra_info"]["ddpperf"]["metrics"]
+        if busbw := metrics.get("busbw_bytes_per_second"):
+            metrics["link_utilization"] = busbw | {"unit": "1", "value": busbw["value"] / link}
+    return document
+
+
+FORMULAS: dict[str, Callable[[int, int], float]] = {
+    "2 (N-1) S / N": lambda N, S: 2 * (N - 1) * S / N,
+    "(S / B) log2 N": lambda N, S: S * math.log2(N),
+    "2 (N-1) S": lambda N, S: 2 * (N - 1) * S,
+}
+
+
+def test_formulas_are_beside_each_all_reduce() -> None:
+    found = rows_in(linked(450e9), "Q3: formulas of reports beside the measured all_reduce")
+    library = [
+        stored
+        for stored in stored_of(GPU, "test_all_reduce")
+        if stored["spec"].get("algorithm", "backend") == "backend" and stored["spec"].get("in_place", True)
+    ]
+    assert len(found) == 3 * len(library) > 30
+    for number_of_row, row in enumerate(found):
+        stored = library[number_of_row // 3]
+        N, S = stored["spec"]["world_size"], stored["spec"]["nbytes"]
+        assert (row["GPUs"], row["formula"]) == (str(N), list(FORMULAS)[number_of_row % 3])
+        predicted = FORMULAS[row["formula"]](N, S) / 450e9
+        assert close(row["predicted"], predicted)
+        assert close(row["measured"], step(stored))
+        assert close(row["predicted over measured"], predicted / step(stored))
+    assert len({row["what it counts"] for row in found}) == 3
+
+
+def test_formulas_sentence_relates_them_to_the_link() -> None:
+    text = report_tables(linked(450e9)).split("## Q3: formulas")[1].split("\n## ")[0]
+    assert "Bytes are divided by the rate of the link, 450 GB/s." in text
+    assert "the link utilization: 78.7% with 4 GPUs" in text
+    assert "(S / B) log2 N is 1.33 times as long, and 2 (N-1) S is 4 times as long" in text
+
+
+def test_unknown_link_compares_no_formula() -> None:
+    text = report_tables(run(GPU)).split("## Q3: formulas")[1].split("\n## ")[0]
+    assert "Not measured in this run: `python -m pytest perf/test_all_reduce.py`." in text
+
+
 def test_accuracies_are_those_of_the_last_epoch() -> None:
     (row,) = rows(CPU, "Q4: accuracy with a large batch")
     (stored,) = stored_of(CPU, "test_large_batch")
@@ -256,3 +308,53 @@ def test_question_that_was_not_measured_names_its_command() -> None:
             f"## {question.title}\n\nNot measured in this run: `python -m pytest perf/{question.file}`."
             in text
         )
+
+
+def with_part_speedups() -> Json:
+    """Return a stored run with the speedups of the parts on 2 and on 4 ranks, which were not measured.
+
+    They are those of weak scaling: on one device forward takes 10 ms, and backward 30 ms.
+    """
+    document = copy.deepcopy(run(CPU))
+    (test,) = (found for found in document["benchmarks"] if found["name"] == "test_step_breakdown[2rank-b32]")
+    outcome = document["ddpperf"]["outcomes"][test["fullname"]]
+    for N in (2, 4):
+        made = copy.deepcopy(test)
+        made["name"] = f"test_weak_parts_speedup[{N}rank-b32]"
+        made["fullname"] = f"perf/test_step_breakdown.py::{made['name']}"
+        stored = made["extra_info"]["ddpperf"]
+        stored["spec"]["world_size"] = N
+        for sample in stored["samples"]:
+            sample["seconds"] = [[ranks[0]] * N for ranks in sample["seconds"]]
+        seconds = {
+            "forward_seconds_on_one_device": 0.01,
+            "backward_seconds_on_one_device": 0.03,
+            "forward_seconds": 0.01,
+            "backward_seconds": 0.04,
+            "gradient_sync_seconds": 0.01 * N,
+        }
+        factors = {"forward_speedup": N, "backward_speedup": 0.75 * N}
+        values = [(name, "s", value) for name, value in seconds.items()]
+        values += [(name, "1", value) for name, value in factors.items()]
+        stored["metrics"] = {
+            name: {"value": value, "unit": unit, "by_set": {stored["samples"][0]["set"]: value}}
+            for name, unit, value in values
+        }
+        document["benchmarks"].append(made)
+        document["ddpperf"]["outcomes"][made["fullname"]] = outcome
+    return document
+
+
+def test_speedups_of_parts_have_a_row_for_each_part() -> None:
+    text = report_tables(with_part_speedups()).split("## Speedup of the parts of a step\n")[1]
+    head, _, *found = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
+    assert head == "| scaling | part | 1 rank | 2 ranks | 4 ranks | speedup on 2 | speedup on 4 |"
+    work = "| weak, batch 32 per rank |"
+    assert found == [
+        f"{work} forward | 10.00 ms | 10.00 ms | 10.00 ms | 2.00x | 4.00x |",
+        f"{work} backward | 30.00 ms | 40.00 ms | 40.00 ms | 1.50x | 3.00x |",
+        f"{work} gradient sync | - | 20.00 ms | 40.00 ms | - | - |",
+        f"{work} all parts | 40.00 ms | 70.00 ms | 90.00 ms | 1.14x | 1.78x |",
+    ]
+    assert "The largest speedup has the part forward: 4.00x (weak scaling, 4 ranks" in text
+    assert "The smallest speedup has the part backward: 1.50x (weak scaling, 2 ranks" in text
