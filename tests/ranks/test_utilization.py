@@ -55,7 +55,8 @@ def samplers() -> list[str]:
 
 
 def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
-    usage = usage_of(recorded, RUN)
+    run, epoch = (dataclasses.replace(spec, delay_seconds=0.05) for spec in (RUN, EPOCH))  # 0.8 s and 0.4 s
+    usage = usage_of(recorded, run)
     assert usage is not None
     assert len(usage.seconds) >= 2
     assert usage.seconds[0] >= 0.1
@@ -66,7 +67,7 @@ def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
         "host_memory_bytes": 1,
     }
     assert 0 < usage.sampler_cpu_fraction < 2 * MOST_CPU
-    of_epoch = usage_of(recorded, EPOCH)
+    of_epoch = usage_of(recorded, epoch)
     assert of_epoch is not None
     assert len(of_epoch.series["rank_cpus"]) == 1  # the second rank waits
     for spec in (STEP, AllReduceSpec(world_size=2, nbytes=1024)):
