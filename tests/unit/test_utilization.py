@@ -39,6 +39,12 @@ def samplers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "ddpperf-sampler"]
 
 
+def wait_for_sample(sampler: Sampler) -> None:
+    end = time.monotonic() + 20  # on a busy machine
+    while not sampler.samples and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 # --- GPUs
 
 
@@ -203,7 +209,7 @@ def test_counter_that_may_overflow_is_read_with_samples() -> None:
     counters = EnergyCounters(read=read, update_seconds=1e-3, source=EnergySource.PACKAGES)
     sampler = Sampler([], cpu(), counters)
     with sampler.sampling():
-        time.sleep(0.25)
+        wait_for_sample(sampler)
     assert len(reads) == len(sampler.samples) > 0
 
 
@@ -311,8 +317,9 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     devices = Devices([fakes[place].gpu for place in (2, 1, 0)], 3)  # the order of CUDA
     fields: dict[str, Any] = {"per_rank_batch_size": 2, "epoch_images": 8}
     recorder = devices.recorder(EpochSpec(world_size=2, strategy="ddp", **fields), [], True)
+    assert recorder._sampler is not None
     with recorder.round(1):
-        time.sleep(0.15)
+        wait_for_sample(recorder._sampler)
     usage = recorder.usage()
     assert usage is not None
     assert usage.mean["gpu_utilization"] == (0.2, 0.1)
