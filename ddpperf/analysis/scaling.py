@@ -4,17 +4,22 @@ t(N) is the slowest rank's seconds of a step on N devices. Rearranged, both laws
 serial fraction s, so that a fit is a regression through the origin. Its interval is Student's t,
 over the world sizes of one process set or over the fractions of several process sets. The speedups
 of one process set share one t(1) and are not independent. A negative fraction means that the
-speedup exceeds N.
+speedup exceeds N, and a fraction above 1 that N devices are slower than one. Both laws are about
+fractions from 0 to 1, so nothing is predicted from other fractions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, isfinite
 from statistics import mean
 
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
 from ddpperf.analysis.statistics import mean_interval
+
+Law = Callable[[float, int], float]  # from the serial fraction and N to the speedup
+PREDICTED_DEVICES = (2, 4, 8, 16, 32)
+ROUNDING = 1e-9  # by which a fitted fraction may lie outside of 0 to 1
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
@@ -75,6 +80,39 @@ def over_sets(fractions: Sequence[float]) -> Estimate:
     """Return the mean serial fraction of two or more process sets, which are independent."""
     low, high = mean_interval(fractions, CONFIDENCE)
     return Estimate(value=mean(fractions), low=low, high=high)
+
+
+def predicted_speedup(law: Law, fraction: Estimate, N: int) -> Estimate:
+    """Return the speedup that a law predicts for N devices, with its 95% interval.
+
+    The bounds are the law's speedups at the bounds of the serial fraction's interval, which is cut
+    to fractions from 0 to 1. The bounds are infinite if those of the fraction are. The interval says
+    how well the fraction is known, not whether the law holds. Raises ValueError for a fraction that
+    is not from 0 to 1.
+    """
+    if reason := not_predictable(fraction.value):
+        raise ValueError(f"{reason}, so nothing is predicted; measure other sizes")
+    low, value, high = (
+        law(min(max(bound, 0.0), 1.0), N) for bound in (fraction.high, fraction.value, fraction.low)
+    )
+    if not isfinite(fraction.low) or not isfinite(fraction.high):
+        return Estimate(value=value, low=-inf, high=inf)
+    return Estimate(value=value, low=low, high=high)
+
+
+def not_predictable(fraction: float) -> str:
+    """Return why the laws predict nothing from a serial fraction, or an empty string if they do."""
+    if fraction < -ROUNDING:
+        return (
+            f"a serial fraction of {fraction:.1%} means that the speedups exceed the number of devices: "
+            "t(1) was slowed down, the times vary, or smaller parts of the work fit into faster memory"
+        )
+    if fraction > 1 + ROUNDING:
+        return (
+            f"a serial fraction of {fraction:.1%} means that several devices are slower than one: "
+            "communication costs more than the division of the work saves"
+        )
+    return ""
 
 
 def _fit(
