@@ -17,7 +17,7 @@ from statistics import mean
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
 from ddpperf.analysis.statistics import mean_interval
 
-Law = Callable[[float, int], float]  # from the serial fraction and N to the speedup
+Law = Callable[[float, float], float]  # from the serial fraction and N to the speedup
 PREDICTED_DEVICES = (2, 4, 8, 16, 32)
 ROUNDING = 1e-9  # by which a fitted fraction may lie outside of 0 to 1
 
@@ -43,7 +43,7 @@ def efficiency(speedup: float, N: int) -> float:
     return speedup / N
 
 
-def amdahl_speedup(serial_fraction: float, N: int) -> float:
+def amdahl_speedup(serial_fraction: float, N: float) -> float:
     """Return the speedup on N devices by Amdahl's law (1967), 1 / (s + (1 - s) / N).
 
     s is the fraction of t(1) that N devices do not divide.
@@ -51,7 +51,7 @@ def amdahl_speedup(serial_fraction: float, N: int) -> float:
     return 1 / (serial_fraction + (1 - serial_fraction) / N)
 
 
-def gustafson_speedup(serial_fraction: float, N: int) -> float:
+def gustafson_speedup(serial_fraction: float, N: float) -> float:
     """Return the speedup on N devices by Gustafson's law (1988), N - s (N - 1).
 
     s is the fraction of t(N) in which N devices do the work of one.
@@ -82,7 +82,7 @@ def over_sets(fractions: Sequence[float]) -> Estimate:
     return Estimate(value=mean(fractions), low=low, high=high)
 
 
-def predicted_speedup(law: Law, fraction: Estimate, N: int) -> Estimate:
+def predicted_speedup(law: Law, fraction: Estimate, N: float) -> Estimate:
     """Return the speedup that a law predicts for N devices, with its 95% interval.
 
     The bounds are the law's speedups at the bounds of the serial fraction's interval, which is cut

@@ -32,6 +32,11 @@ def bandwidth(value: float) -> str:
     return f"{nbytes(value)}/s"
 
 
+def money(value: float) -> str:
+    """Format an amount of money without its currency: 1,234.50, 0.00731."""
+    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
 percent = "{:.1%}".format  # 95.0%
 change = "{:+.1%}".format  # +1.2%
 factor = "{:.2f}x".format  # 1.95x

@@ -20,7 +20,7 @@ from ddpperf.analysis.scaling import (
     over_sets,
     predicted_speedup,
 )
-from ddpperf.machine.hardware import Machine
+from ddpperf.machine.hardware import Machine, core_count
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import Spec, TrainingSpec
 from perf import test_scaling
@@ -99,6 +99,48 @@ def test_laws_are_fitted_to_the_measured_speedups(canned_suite: CannedSuite) -> 
     sizes = ("--world-sizes", "1,2,4", "--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
     run = canned_suite.run("perf/test_scaling.py", *sizes, "-k", "gustafson or amdahl")
     assert_laws(canned_suite, run)
+
+
+LAW_CASES = {"test_gustafson[4rank-b8]": 8, "test_amdahl[4rank-b4]": 4}
+DEFAULT_SIZES = ("--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
+
+
+@pytest.fixture
+def default_suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
+    """This repository's experiments, run without --world-sizes."""
+    options = ["-p", "no:cacheprovider", "-p", "no:randomly", "--device", "cpu"]
+    monkeypatch.setattr(canned_suite, "options", lambda: options)
+    with_experiments(canned_suite)
+    return canned_suite
+
+
+def test_full_suite_of_a_cpu_fits_three_sizes(default_suite: CannedSuite) -> None:
+    """The laws are measured on process sets of four ranks, all other tests on sets of two."""
+    chosen = ("-k", "gustafson or amdahl or strong_scaling", *DEFAULT_SIZES)
+    run = default_suite.run("perf", "--full", *chosen)
+    run.assert_one_sentence(0, "PASS: 4 tests measured")
+    stored = default_suite.measured()
+    assert LAW_CASES.keys() < stored.keys()
+    for test, found in stored.items():
+        process_set, devices = ("A2", 4) if test in LAW_CASES else ("A1", 2)
+        measured = [found, *found["references"].values()]
+        assert {sample["set"] for each in measured for sample in each["samples"]} == {process_set}
+        if "one_device" in found["references"]:
+            assert len(found["references"]["one_device"]["samples"][0]["seconds"][0]) == devices
+    for test, batch_size in LAW_CASES.items():
+        found = stored[test]
+        assert (found["spec"]["world_size"], found["spec"]["per_rank_batch_size"]) == (4, batch_size)
+        assert list(found["references"]) == ["world_size=2", "one_device"]
+        texts = [note["text"] for note in found["notes"]]
+        shared = f"4 ranks share {core_count()} cores, so the law describes these cores"
+        assert any(text.startswith(shared) for text in texts) == (core_count() < 4)
+
+
+def test_core_suite_of_a_cpu_leaves_laws_out(default_suite: CannedSuite) -> None:
+    run = default_suite.run("perf", "-k", "gustafson or amdahl or strong_scaling", *DEFAULT_SIZES)
+    run.assert_one_sentence(0, "PASS: 2 tests measured")
+    assert not LAW_CASES.keys() & default_suite.measured().keys()
+    run.assert_one_sentence(0, "of the full suite", "test_scaling", "--full runs them")
 
 
 @pytest.mark.slow
