@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 import pytest
@@ -15,14 +15,15 @@ import pytest
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
+    Fit,
     Law,
     amdahl_speedup,
     efficiency,
     fit_amdahl,
     fit_gustafson,
+    fit_sets,
     gustafson_speedup,
     not_predictable,
-    over_sets,
     predicted_speedup,
     strong_speedup,
     weak_speedup,
@@ -237,7 +238,7 @@ def law_metrics(
     cases: Mapping[int, TrainingSpec],
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
-    fit: Callable[[Sequence[int], Sequence[float]], Estimate],
+    fit: Fit,
     law: Law,
 ) -> None:
     """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
@@ -255,7 +256,7 @@ def law_metrics(
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     fractions = {name: fit(sizes, speedups[name]).value for name in sets}
     measure.metric("serial_fraction", fractions)
-    together = over_sets(list(fractions.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
+    together = fit_sets(fit, sizes, list(speedups.values()))
     if math.isfinite(together.high):
         measure.metric("serial_fraction_low", dict.fromkeys(sets, together.low))
         measure.metric("serial_fraction_high", dict.fromkeys(sets, together.high))

@@ -2,7 +2,7 @@
 
 t(N) is the slowest rank's seconds of a step on N devices. Rearranged, both laws are linear in the
 serial fraction s, so that a fit is a regression through the origin. Its interval is Student's t,
-over the world sizes of one process set or over the fractions of several process sets. The speedups
+over the world sizes, and over the fractions of several process sets. The wider interval counts. The speedups
 of one process set share one t(1) and are not independent. A negative fraction means that the
 speedup exceeds N, and a fraction above 1 that N devices are slower than one. Both laws are about
 fractions from 0 to 1, so nothing is predicted from other fractions.
@@ -18,6 +18,7 @@ from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
 from ddpperf.analysis.statistics import mean_interval
 
 Law = Callable[[float, float], float]  # from the serial fraction and N to the speedup
+Fit = Callable[[Sequence[int], Sequence[float]], Estimate]
 PREDICTED_DEVICES = (2, 4, 8, 16, 32)
 ROUNDING = 1e-9  # by which a fitted fraction may lie outside of 0 to 1
 
@@ -82,6 +83,21 @@ def over_sets(fractions: Sequence[float]) -> Estimate:
     return Estimate(value=mean(fractions), low=low, high=high)
 
 
+def fit_sets(fit: Fit, world_sizes: Sequence[int], speedups: Sequence[Sequence[float]]) -> Estimate:
+    """Return the serial fraction of one or more process sets, as fitted to speedups[set][world size].
+
+    The interval of several process sets is the wider one of two: that of the fractions' mean, and
+    that of the residuals of the mean speedups. The first alone would be too narrow where the law
+    does not hold exactly: from the fractions of five runs on 2 GPUs, it missed the speedup on 4.
+    """
+    residual = fit(world_sizes, [mean(of_size) for of_size in zip(*speedups, strict=True)])
+    if len(speedups) == 1:
+        return residual
+    found = over_sets([fit(world_sizes, of_set).value for of_set in speedups])
+    low, high = min(found.low, residual.low), max(found.high, residual.high)
+    return found if len(world_sizes) == 1 else Estimate(value=found.value, low=low, high=high)
+
+
 def predicted_speedup(law: Law, fraction: Estimate, N: float) -> Estimate:
     """Return the speedup that a law predicts for N devices, with its 95% interval.
 
@@ -104,7 +120,7 @@ def not_predictable(fraction: float) -> str:
     """Return why the laws predict nothing from a serial fraction, or an empty string if they do."""
     if fraction < -ROUNDING:
         return (
-            f"a serial fraction of {fraction:.1%} means that the speedups exceed the number of devices: "
+            f"a serial fraction of {fraction:.1%} means that speedups exceed the number of devices: "
             "t(1) was slowed down, the times vary, or smaller parts of the work fit into faster memory"
         )
     if fraction > 1 + ROUNDING:

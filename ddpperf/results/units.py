@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from statistics import median
 
@@ -33,8 +34,10 @@ def bandwidth(value: float) -> str:
 
 
 def money(value: float) -> str:
-    """Format an amount of money without its currency: 1,234.50, 0.00731."""
-    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
+    """Format an amount of money without its currency, with three digits or more: 1,234.50, 0.00731."""
+    if abs(value) >= 1 or value == 0:
+        return f"{value:,.2f}"
+    return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
 percent = "{:.1%}".format  # 95.0%

@@ -257,7 +257,7 @@ def with_fraction(value: float, *, interval: bool = True) -> str:
     ("fraction", "meaning"),
     [
         # of which Amdahl's law divides by zero on 16 devices
-        (-1 / 15, "a serial fraction of -6.7% means that the speedups exceed the number of devices: "),
+        (-1 / 15, "a serial fraction of -6.7% means that speedups exceed the number of devices: "),
         (1.2, "a serial fraction of 120.0% means that several devices are slower than one: "),
     ],
 )
@@ -391,8 +391,8 @@ def test_limits_of_efficiency_are_those_of_the_samples() -> None:
             worth = max([1, *(N for N, speedup in speedups.items() if speedup / N >= limit)])
             assert row[f"efficiency of {limit:.0%} up to"] == str(worth)
         fastest = max(speedups, key=speedups.__getitem__)
-        devices, speedup = row["fastest"].strip(")").split(" (")
-        assert (int(devices), close(speedup, speedups[fastest])) == (fastest, True)
+        devices, text = row["fastest"].strip(")").split(" (")
+        assert (int(devices), close(text, speedups[fastest])) == (fastest, True)
         assert (row["least device time on"], row["slower than one device"]) == ("1", "-")
 
 

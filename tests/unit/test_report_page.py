@@ -146,7 +146,10 @@ def test_law_picture_shows_points_and_band(law: str) -> None:
     (picture,) = [picture for picture in pictures_of(document) if picture.name == law]
     (axes,) = picture.figure.axes
     lines = {
-        tuple((round(float(x), 6), round(float(y), 6)) for x, y in zip(*line.get_data(), strict=True))
+        tuple(
+            (round(float(x), 6), round(float(y), 6))
+            for x, y in np.transpose([line.get_xdata(), line.get_ydata()])
+        )
         for line in axes.get_lines()
     }
     ideal = ((1.0, 1.0), (32.0, 32.0))
