@@ -10,7 +10,6 @@ import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.breakdown import (
-    epoch_cost,
     least_waiting_rank,
     mfu,
     part_speedups,
@@ -32,7 +31,7 @@ from ddpperf.specs import (
     measured_as,
 )
 from perf.common import core
-from perf.common.training_metrics import training_metrics
+from perf.common.training_metrics import cost_metrics, training_metrics
 from perf.common.trainings import measured_also_as, training
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
@@ -65,12 +64,11 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
         flops = parts.counter("flops")
         measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
-    if spec.world_size > 1:
-        if spec.strategy == "ddp":
-            alone = measure.reference("no_sync", spec.no_sync())
-            ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
-            measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
-        costs(measure, step)
+    if spec.world_size > 1 and spec.strategy == "ddp":
+        alone = measure.reference("no_sync", spec.no_sync())
+        ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
+        measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
+    costs(measure, step)
     training_metrics(measure, step)
 
 
@@ -267,15 +265,16 @@ def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
 def costs(measure: Measure, step: Measured) -> None:
     """Store the device-seconds of an epoch on N devices, compared with an epoch on one device.
 
-    The metrics are the device-seconds, the time saved, and the extra device-seconds.
+    The metrics are the device-seconds and, on several devices, the time saved and the extra
+    device-seconds.
     """
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
-    t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
+    t1 = tN = step.median_step_seconds()
+    if spec.world_size > 1:
+        one_device = measure.reference("one_device", spec.one_device())
+        t1 = one_device.slowest_device_seconds(spec.world_size)
     steps = spec.images_per_epoch / spec.per_rank_batch_size  # on one device
-    found = {
-        name: epoch_cost(steps * t1[name], spec.steps_per_epoch * tN, spec.world_size)
-        for name, tN in step.median_step_seconds().items()
-    }
-    for field in ("device_seconds", "saved_seconds", "extra_device_seconds"):
-        measure.metric(f"{field}_per_epoch", {name: cost[field] for name, cost in found.items()})
+    T1 = {name: steps * seconds for name, seconds in t1.items()}
+    TN = {name: spec.steps_per_epoch * seconds for name, seconds in tN.items()}
+    cost_metrics(measure, T1, TN, spec.world_size)

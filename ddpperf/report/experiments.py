@@ -32,7 +32,10 @@ class Experiment:
 
 SCALING = ("speedup", "efficiency", "images_per_second", "ddp_over_data_parallel", "epoch_seconds")
 CALLS = ("algbw_bytes_per_second", "busbw_bytes_per_second", "link_utilization", "framework_seconds")
-LAW = ("serial_fraction", "speedup_of_*", "predicted_speedup_of_*")
+LAW = (
+    *("serial_fraction", "speedup_of_*", "predicted_speedup_of_32", "predicted_speedup_of_*"),
+    "predicted_efficiency_of_32",
+)
 TRAINING = (
     "test_accuracy",
     "train_accuracy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.scaling import over_sets
+from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
 from ddpperf.report.cases import SEED, Case, ab_of, cases_of, of_functions
 from ddpperf.report.facets import facets, in_words, usual_properties
+from ddpperf.report.questions import measured_speedups, predicted_by
 from ddpperf.report.text import short
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.results.samples import Measured
@@ -220,6 +222,40 @@ def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
+def _law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    """Draw measured speedups, and the fitted law with its 95% interval up to 32 devices."""
+    drawn = [case for case in cases if measured_speedups(case)]
+    if not drawn:
+        return None
+    figure, axes = _figure(lines=2 * len(drawn))
+    most = max([PREDICTED_DEVICES[-1], *(max(measured_speedups(case)) for case in drawn)])
+    axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
+    curve = [most ** (step / 50) for step in range(51)]
+    for number, case in enumerate(drawn):
+        look, name = _look(number), label(case, header, without=("GPUs", "ranks"))
+        points = measured_speedups(case)
+        axes.plot(points.keys(), points.values(), **look | {"linestyle": ""}, label=f"{name}, measured")
+        predicted = [predicted_by(case, N) for N in curve]
+        values = [found.value for found in predicted if found is not None]
+        if not values:
+            continue
+        axes.plot(curve, values, color=look["color"], linestyle=look["linestyle"], label=f"{name}, fitted")
+        low, high = zip(*((found.low, found.high) for found in predicted if found is not None), strict=True)
+        if all(map(math.isfinite, (*low, *high))):
+            axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
+    ticks = [1, *PREDICTED_DEVICES]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_yticks(ticks, map(str, ticks))
+    least = min(min(measured_speedups(case).values()) for case in drawn)
+    axes.set(
+        xlabel="devices (band: 95% interval)", ylabel="speedup", ylim=(min(0.8, least / 1.2), 1.2 * most)
+    )
+    _legend(figure, axes)
+    return figure
+
+
 def _half_width(case: Case, metric: str) -> float:
     """Return half of the 95% interval over process sets; 0 if there is a single process set."""
     values = list(case.metrics[metric]["by_set"].values())
@@ -372,6 +408,13 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         "Speedup of weak and strong scaling by number of devices",
     ),
     ("epoch_scaling", ("test_epoch_scaling",), _scaling, "Speedup of an epoch by number of devices"),
+    ("amdahl", ("test_amdahl",), _law, "Speedups by Amdahl's law up to 32 devices, and measured ones"),
+    (
+        "gustafson",
+        ("test_gustafson",),
+        _law,
+        "Speedups by Gustafson's law up to 32 devices, and measured ones",
+    ),
     ("batch_size", ("test_batch_size",), _batch, "Epoch time and images per second by batch size"),
     (
         "communication",

@@ -199,7 +199,8 @@ _ALL = (
     _ratio("efficiency", "efficiency", units.percent, better=_HIGHER, threshold=True),
     *_interval(_ratio("serial_fraction", "serial fraction", units.percent)),
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
-    _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
+    *_interval(_ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices")),
+    *_interval(_ratio("predicted_efficiency_of_{N}", "predicted efficiency on {N} devices", units.percent)),
     # Parts of a step
     _seconds("loading_seconds", "exposed loading"),
     _seconds("loading_wait_seconds", "loader wait of the CPU"),
@@ -217,6 +218,9 @@ _ALL = (
     _seconds("device_seconds_per_epoch", "device time per epoch"),
     _seconds("saved_seconds_per_epoch", "saved per epoch"),
     _seconds("extra_device_seconds_per_epoch", "extra device time per epoch"),
+    _seconds("device_seconds_of_training", "device time of the training"),
+    _seconds("saved_seconds_of_training", "saved in the training"),
+    _seconds("extra_device_seconds_of_training", "extra device time of the training"),
     # Computation and communication
     _seconds("exposed_comm_seconds", "exposed (difference)", better=_LOWER),
     _seconds("traced_exposed_comm_seconds", "exposed (trace)"),

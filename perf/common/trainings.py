@@ -43,14 +43,25 @@ def measured_also_as(
     return if_measured_as(kind, if_valid(identity, step, options, world_size, batch_size, execution))
 
 
-def too_few_world_sizes(options: Options) -> str:
+def law_world_sizes(options: Options) -> tuple[int, ...]:
+    """Return the world sizes to which Amdahl's and Gustafson's laws are fitted.
+
+    On a CPU these are 1, 2 and 4 without --world-sizes, because a fit needs three sizes. The default
+    world sizes of a CPU are 1 and 2, so the laws are not in the core suite there.
+    """
+    if options.device == "cpu" and "--world-sizes" not in options.given:
+        return (*options.world_sizes, 2 * max(options.world_sizes))
+    return options.world_sizes
+
+
+def too_few_world_sizes(options: Options, world_sizes: tuple[int, ...]) -> str:
     """Return why a law of scaling cannot be fitted, or an empty string if it can.
 
     Amdahl's law, Gustafson's law and a projection need measurements on two world sizes above 1.
     """
-    if sum(world_size > 1 for world_size in options.world_sizes) > 1:
+    if sum(world_size > 1 for world_size in world_sizes) > 1:
         return ""
-    found = ", ".join(map(str, options.world_sizes))
+    found = ", ".join(map(str, world_sizes))
     devices = ", which needs 4 GPUs" if options.device == "cuda" else ""
     return f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4{devices}"
 

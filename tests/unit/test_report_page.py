@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 GPU = ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json"
 GATE = ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
+LAWS = ROOT / "docs" / "own_ddp" / "h200x4.json"
 RUNS = (CPU, GPU, GATE)
 
 
@@ -149,6 +150,43 @@ def test_scaling_picture_shows_the_stored_speedups() -> None:
         if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:
             speedup = round(found["metrics"]["speedup"]["value"], 9)
             assert (float(found["spec"]["world_size"]), speedup) in drawn
+
+
+@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
+def test_law_picture_shows_points_and_band(law: str) -> None:
+    document = stored(LAWS)
+    (picture,) = [picture for picture in pictures_of(document) if picture.name == law]
+    (axes,) = picture.figure.axes
+    lines = {
+        tuple(
+            (round(float(x), 6), round(float(y), 6))
+            for x, y in np.transpose([line.get_xdata(), line.get_ydata()])
+        )
+        for line in axes.get_lines()
+    }
+    ideal = ((1.0, 1.0), (32.0, 32.0))
+    assert ideal in lines
+    ends = {points[-1] for points in lines - {ideal}}
+    bands = [tuple(map(float, band.get_datalim(axes.transData).max)) for band in axes.collections]
+    tests = [test for test in document["benchmarks"] if test["name"].startswith(f"test_{law}")]
+    assert len(bands) == len(tests) == (len(lines) - 1) / 2
+    for test in tests:
+        found = test["extra_info"]["ddpperf"]["metrics"]
+        value = {name: metric["value"] for name, metric in found.items()}
+        points = tuple((float(N), round(value[f"speedup_of_{N}"], 6)) for N in (2, 4))
+        assert points in lines
+        predicted = [
+            law_of(max(0.0, value[f"serial_fraction{end}"]), 32)
+            if law == "gustafson"
+            else 1 / (value[f"serial_fraction{end}"] * 31 / 32 + 1 / 32)
+            for end in ("", "_low")
+        ]
+        assert (32.0, round(predicted[0], 6)) in ends
+        assert any(band == pytest.approx((32.0, predicted[1])) for band in bands)
+
+
+def law_of(s: float, N: int) -> float:
+    return N - s * (N - 1)
 
 
 def test_history_shows_every_kept_run() -> None:
