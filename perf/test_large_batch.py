@@ -144,6 +144,16 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     assert isinstance(spec, RunSpec)
     seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
     measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
+    mirrored = [run.counter("mirrored_test_accuracy") for run in runs]
+    if known := set.intersection(*map(set, mirrored)):  # ranks of older code do not evaluate mirror images
+        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sets if of_set in known}
+        measure.metric("mirrored_test_accuracy", means)
+    if spec.precision == "fp16":
+        skipped = {
+            of_set: mean(sum(figures(run, run.of_set(of_set), "skipped_steps")) for run in runs)
+            for of_set in sets
+        }
+        measure.metric("skipped_steps", skipped)
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
 
