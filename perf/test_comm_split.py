@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
 
@@ -13,10 +14,10 @@ from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.specs import BucketReplaySpec, Model, TraceSpec, TrainingSpec, measured_as
 from perf.common import core
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as
+from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
@@ -32,6 +33,13 @@ def splits(options: Options) -> Iterator[Case]:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
                 yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
+    yield from resnet50(options, partial(deeper, options), least=2)
+
+
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50 in the first execution mode."""
+    execution = options.executions[0]
+    return measured_also_as(BucketReplaySpec, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=splits, core=core.comm_split)

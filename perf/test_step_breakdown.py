@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -19,10 +20,10 @@ from ddpperf.plugin.cases import Case
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
+from ddpperf.specs import PARTS, Model, PartsSpec, TrainingSpec, measured_as
 from perf.common import core
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as
+from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 
@@ -37,6 +38,13 @@ def steps(options: Options) -> Iterator[Case]:
             too = ("eager",) if batch_size == min(options.batch_sizes) else ()
             for execution in dict.fromkeys((options.executions[0], *too)):
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
+    yield from resnet50(options, partial(deeper, options))
+
+
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50 in the first execution mode."""
+    execution = options.executions[0]
+    return measured_also_as(PartsSpec, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=steps, core=core.step_breakdown)
