@@ -149,13 +149,15 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
         means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sets if of_set in known}
         measure.metric("mirrored_test_accuracy", means)
     if spec.precision == "fp16":
-        skipped = {
-            of_set: mean(sum(figures(run, run.of_set(of_set), "skipped_steps")) for run in runs)
-            for of_set in sets
-        }
+        skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
         measure.metric("skipped_steps", skipped)
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
+
+
+def skipped_steps(sample: Sample) -> float:
+    """Return how many steps of an fp16 training changed no parameter, because gradients overflowed."""
+    return sum(max(ranks) for name, ranks in sample.counters.items() if name.startswith("skipped_steps_"))
 
 
 def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:

@@ -43,7 +43,7 @@ def precisions(options: Options) -> Iterator[Case]:
 def trainings(options: Options) -> Iterator[Case]:
     """Yield whole trainings on one device in each precision, with a small and with a larger batch.
 
-    They follow the first recipe of perf/recipes.toml.
+    They follow the first recipe of perf/recipes.toml, at two batch sizes.
     """
     if is_custom_model(options.model):
         yield skipped("trainings", f"{options.model} makes its own batches and has no test images")
