@@ -15,7 +15,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common import core, gate
-from perf.common.recipes import read_recipes
+from perf.common.recipes import Recipe, read_recipes
 from perf.common.training_metrics import speedup_over, training_metrics
 from perf.test_large_batch import compare, learned, of_seed, slowest
 
@@ -41,19 +41,22 @@ def precisions(options: Options) -> Iterator[Case]:
 
 
 def trainings(options: Options) -> Iterator[Case]:
-    """Yield whole trainings on one device in each precision, with a small and with a larger batch.
-
-    They follow the first recipe of perf/recipes.toml, at two batch sizes.
-    """
+    """Yield whole trainings on one device in each precision, with a small and with a larger batch."""
     if is_custom_model(options.model):
         yield skipped("trainings", f"{options.model} makes its own batches and has no test images")
         return
-    first, *_ = read_recipes(options.device)
+    plain = plain_recipe(options.device)
     for precision in precisions_of(options.device):
-        for batch_size in (first.global_batch_size, LARGER_BATCH[options.device]):
-            recipe = dataclasses.replace(first, devices=1, global_batch_size=batch_size)
+        for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
+            recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
             case = if_valid(f"b{batch_size}-{precision}", recipe.spec, options, precision=precision)
             yield unless_emulated(options, case) if isinstance(case, TrainingSpec) else case
+
+
+def plain_recipe(device: str) -> Recipe:
+    """Return the first recipe of perf/recipes.toml, which trains a small batch on one device."""
+    first, *_ = read_recipes(device)
+    return first
 
 
 def unless_emulated(options: Options, spec: TrainingSpec) -> Case:

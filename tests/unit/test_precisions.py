@@ -10,7 +10,6 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
-from perf.common.recipes import read_recipes
 
 pytest_plugins = ["pytester"]
 
@@ -31,11 +30,11 @@ def test_gpus_train_every_precision_with_two_batches(pytester: pytest.Pytester) 
     assert {spec.world_size for spec in found} == {1}
 
 
-def test_trainings_follow_the_first_recipe(pytester: pytest.Pytester) -> None:
+def test_trainings_follow_the_plain_recipe(pytester: pytest.Pytester) -> None:
     chosen = options(pytester, gpus=1)
-    first, *_ = read_recipes("cuda")
+    plain = test_precision.plain_recipe("cuda")
     bf16 = [spec for spec in trainings(chosen) if spec.precision == "bf16"]
-    assert bf16[0] == first.spec(chosen)
+    assert bf16[0] == plain.spec(chosen)
     assert (bf16[1].rate, bf16[1].epochs) == (bf16[0].rate, bf16[0].epochs)
 
 
