@@ -146,6 +146,13 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     seconds = training_seconds(runs)
     measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
     measure.metric("device_seconds_of_training", {name: spec.world_size * t for name, t in seconds.items()})
+    mirrored = [run.counter("mirrored_test_accuracy") for run in runs]
+    if known := set.intersection(*map(set, mirrored)):  # ranks of older code do not evaluate mirror images
+        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sets if of_set in known}
+        measure.metric("mirrored_test_accuracy", means)
+    if spec.precision == "fp16":
+        skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
+        measure.metric("skipped_steps", skipped)
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
 
@@ -154,6 +161,11 @@ def training_seconds(runs: list[Measured]) -> dict[str, float]:
     """Return the seconds of a training, averaged over its random seeds, for each process set."""
     sets = [sample.set for sample in runs[0].samples]
     return {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
+
+
+def skipped_steps(sample: Sample) -> float:
+    """Return how many steps of an fp16 training changed no parameter, because gradients overflowed."""
+    return sum(max(ranks) for name, ranks in sample.counters.items() if name.startswith("skipped_steps_"))
 
 
 def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:

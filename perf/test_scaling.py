@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -37,7 +38,15 @@ from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import core, gate
 from perf.common.training_metrics import cost_metrics, training_metrics
-from perf.common.trainings import fewer, law_world_sizes, step, too_few_world_sizes, training
+from perf.common.trainings import (
+    RESNET50_BATCH,
+    fewer,
+    law_world_sizes,
+    resnet50,
+    step,
+    too_few_world_sizes,
+    training,
+)
 
 HEAVY = "torchvision:vit_b_16"  # a vision transformer with 86 million parameters
 
@@ -61,6 +70,7 @@ def weak_scaling(options: Options) -> Iterator[Case]:
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
             yield heavy(options, world_size)
+    yield from resnet50(options, partial(deeper, options))
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
@@ -158,6 +168,13 @@ def heavy(options: Options, world_size: int) -> Case:
     if options.data.image_size != (32, 32):
         return skipped(case, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
     return without_torchvision(case, f"model {HEAVY}")
+
+
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50, which computes more per parameter than ResNet-18."""
+    identity = f"{size_id(options.device, world_size)}-{model}"
+    execution = options.executions[0]
+    return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=weak_scaling, gate=gate.scaling, core=core.weak_scaling)

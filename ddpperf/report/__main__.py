@@ -1,7 +1,7 @@
 """Make a page, pictures, tables or exports from a stored run, without measuring anything.
 
     python -m ddpperf.report [RUN.json] [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
-                             [--gpu-hour-price PRICE] [--csv FILE] [--prometheus FILE]
+                             [--gpu-hour-price PRICE] [--csv FILE] [--curves FILE] [--prometheus FILE]
 
 Without RUN.json, the newest run of this project is used. Without another option, the summary of the
 run is printed.
@@ -18,7 +18,14 @@ from typing import Any
 
 from ddpperf.command import Parser, hour_price, print_lines, refused
 from ddpperf.errors import Refused, first_line
-from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, write_csv, write_prometheus
+from ddpperf.report.exports import (
+    CSV_BEGINS,
+    CURVES_BEGINS,
+    PROMETHEUS_BEGINS,
+    write_csv,
+    write_curves,
+    write_prometheus,
+)
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import History, write_plots
 from ddpperf.report.questions import report_tables
@@ -98,6 +105,9 @@ def main() -> int:
     )
     parser.add_argument("--csv", type=Path, metavar="FILE.csv", help="write all metrics to this file as CSV")
     parser.add_argument(
+        "--curves", type=Path, metavar="FILE.csv", help="write losses and accuracies by epoch to this file"
+    )
+    parser.add_argument(
         "--prometheus", type=Path, metavar="FILE.prom", help="write a file for Prometheus' node exporter"
     )
     given = parser.parse_args()
@@ -134,6 +144,7 @@ def _requested(given: argparse.Namespace) -> list[Output]:
     outputs = (
         ("-o", given.output, PAGE_BEGINS, "pages", write_page),
         ("--csv", given.csv, CSV_BEGINS, "exports", lambda path, run, kept: write_csv(path, run)),
+        ("--curves", given.curves, CURVES_BEGINS, "exports", lambda path, run, kept: write_curves(path, run)),
         (
             "--prometheus",
             given.prometheus,

@@ -39,6 +39,7 @@ LAW = (
 TRAINING = (
     "test_accuracy",
     "train_accuracy",
+    "mirrored_test_accuracy",
     "accuracy_over_*",
     "accuracy_without_set_epoch",
     "accuracy_unscaled_rate",
@@ -173,7 +174,27 @@ EXPERIMENTS = {
         ),
     ),
     "test_precision": Experiment(
-        title="precision", metrics=("images_per_second", "loss_after_5_steps", "peak_memory_bytes")
+        title="precision",
+        metrics=(
+            "speedup_over_fp32",
+            "speedup_over_tf32",
+            "images_per_second",
+            "loss_after_5_steps",
+            "peak_memory_bytes",
+        ),
+    ),
+    "test_precision_accuracy": Experiment(
+        title="precision of whole trainings",
+        metrics=(
+            "speedup_over_fp32",
+            "speedup_over_tf32",
+            "test_accuracy",
+            "train_accuracy",
+            "accuracy_over_fp32",
+            "images_per_second",
+            "skipped_steps",
+        ),
+        time_last=True,
     ),
     "test_batch_size": Experiment(
         title="batch size",

@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
-from ddpperf.report.cases import SEED, Case, ab_of, cases_of, of_functions
+from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
+from ddpperf.report.curves import curve_points
 from ddpperf.report.facets import facets, in_words, usual_properties
 from ddpperf.report.questions import measured_speedups, predicted_by
 from ddpperf.report.text import short
 from ddpperf.results.metrics import MESSAGE_KINDS
-from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import write_atomically
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
 
@@ -32,6 +33,7 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 MOST_ROWS = 40  # of a picture with a bar for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
@@ -350,34 +352,87 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
     return figure
 
 
-def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    runs = [case for case in cases if isinstance(case.measured.spec, RunSpec)]
+def _loss_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import LogLocator
+
+    def scale(axes: Axes) -> None:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+
+    return _curves(cases, header, "loss", scale)
+
+
+def _accuracy_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import PercentFormatter
+
+    def scale(axes: Axes) -> None:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+    return _curves(cases, header, "accuracy", scale)
+
+
+def _curves(
+    cases: Sequence[Case], header: Mapping[str, Any], figure_name: str, scale: Callable[[Axes], None]
+) -> Figure | None:
+    """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
+
+    A panel has lines for the training images and for the test images: the mean over seeds, with a band
+    from the least to the largest value. Gray lines are the test images of the other trainings with the
+    same batch size and number of epochs. scale: sets the vertical axis of a panel.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
+    runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
     if not runs:
         return None
-    figure, (left, right) = _figure(columns=2, lines=len(runs))
-    for number, case in enumerate(runs):
-        spec = case.measured.spec
-        assert isinstance(spec, RunSpec)
-        seeds = [case.measured, *(run for name, run in case.references.items() if name.startswith(SEED))]
-        for axes, name in ((left, "train_loss"), (right, "test_accuracy")):
-            points = [
-                (epoch, mean(values))
-                for epoch in range(1, spec.epochs + 1)
-                if (values := _counted(seeds, f"{name}_{epoch}"))
-            ]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    **_look(number),
-                    label=label(case, header, without=("model", "input")),
-                )
-            axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
-    _legend(figure, left, right)
+    columns = min(len(runs), PANELS_IN_A_ROW)
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(WIDTH, 1.0 + CURVES_HEIGHT * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
+    gray: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}
+    for axes, (spec, case) in zip(panels, runs, strict=False):
+        for other_spec, other in runs:
+            alike = (other_spec.global_batch_size, other_spec.epochs) == (spec.global_batch_size, spec.epochs)
+            if alike and other is not case:
+                _curve(axes, other, f"test_{figure_name}", **gray)
+        for number, (images, line) in enumerate((("train", "--"), ("test", "-"))):
+            look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
+            _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
+        name = label(case, header, without=("model", "input", "batch"))
+        title = ", ".join(filter(None, (f"batch {spec.global_batch_size:,}", name)))
+        axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
+        scale(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.tick_params(labelsize=6)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("epoch", fontsize=8)
+    figure.supylabel(figure_name, fontsize=8)
+    lines = panels[0].plot([], [], color=COLOURS[0], linestyle="--")
+    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **gray)
+    names = ["training images", "test images (band: range over seeds)", "test images, other trainings"]
+    names[-1] += " with this batch size"
+    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=3)
     return figure
 
 
-def _counted(runs: Sequence[Measured], name: str) -> list[float]:
-    return [run.samples[0].counters[name][0] for run in runs if name in run.samples[0].counters]
+def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
+    """Draw a figure of a training by epoch: the mean over seeds, and a band if it is no gray line."""
+    by_epoch: dict[int, list[float]] = {}
+    for point in curve_points(case):
+        if math.isfinite(value := point.figures.get(name, math.nan)):
+            by_epoch.setdefault(point.epoch, []).append(value)
+    epochs = sorted(by_epoch)
+    axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], **look)
+    if look["color"] != "lightgray":
+        low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
+        axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
@@ -399,6 +454,7 @@ def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None
 
 Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
 TRAININGS = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
+CURVES = (*TRAININGS, "test_precision_accuracy")
 # The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     (
@@ -433,7 +489,18 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
     ),
     ("messages", ("test_messages",), _messages, "Bytes that a rank sends in a step, by kind"),
-    ("curves", TRAININGS, _curves, "Loss and accuracy by epoch, means over seeds"),
+    (
+        "loss_by_epoch",
+        CURVES,
+        _loss_curves,
+        "Loss on the training and the test images by epoch, a panel for each training",
+    ),
+    (
+        "accuracy_by_epoch",
+        CURVES,
+        _accuracy_curves,
+        "Accuracy on the training and the test images by epoch, a panel for each training",
+    ),
     ("accuracy", TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
 )
 

@@ -8,7 +8,7 @@ the batch size, and what else distinguishes the rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -31,7 +31,9 @@ from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS, AllReduceSpec, SamplerSpec, TrainingSpec
+from ddpperf.verdict.judged_work import LAUNCH_BOUND
 
+CLAIMED = (2.0, 3.0)  # how much faster than FP32 many texts say that FP16 is
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
 EFFICIENCY_LIMITS = (0.8, 0.5)
 MOST_NAMED = 3  # trainings in a sentence
@@ -40,6 +42,11 @@ ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer")
 NOTHING = "-"
 Cells = Mapping[str, str]
 Form = Callable[[float], str]
+OVER: dict[str, tuple[str, Form]] = {
+    "images/s": ("images_per_second", units.whole),
+    "over fp32": ("speedup_over_fp32", units.factor),
+    "over tf32": ("speedup_over_tf32", units.factor),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +330,7 @@ def _accuracies(case: Case) -> Cells:
     )
     if ends := case.interval("test_accuracy"):
         cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
+    cells |= _cells(case, {"mirrored test accuracy": ("mirrored_test_accuracy", units.percent)})
     return cells | _cells(case, {"points over the small batch": ("accuracy_over_baseline", _points)})
 
 
@@ -354,6 +362,118 @@ def _about_accuracy(cases: Sequence[Case]) -> str:
         f"({small.described()}), and the best large batch has {after:.1%} ({best.described()}): "
         f"{_points(after - before)} points."
     )
+
+
+# --- mixed precision
+
+
+def _precision(case: Case) -> Cells:
+    return {"step": units.seconds(case.seconds)} | _cells(
+        case, OVER | {"loss after 5 steps": ("loss_after_5_steps", units.decimal)}
+    )
+
+
+def _about_precision(cases: Sequence[Case]) -> str:
+    """Answer whether 16 bits are 2 to 3 times as fast, with the reasons that the figures show."""
+    steps: dict[str, dict[int, Case]] = {}
+    others = [{**case.properties, "batch": "", "precision": ""} for case in cases]
+    for case, properties in zip(cases, others, strict=True):
+        if properties == others[0]:
+            steps.setdefault(case.properties["precision"], {})[_training(case).global_batch_size] = case
+    name = next((name for name in ("fp16", "bf16") if name in steps), "")
+    if not name or "fp32" not in steps:
+        return "A 16-bit format and fp32 were not both measured, so nothing is compared."
+    sentences = [] if name == "fp16" else ["fp16 was not measured."]
+    for base in ("fp32", "tf32"):
+        both = [batch for batch in steps[name] if batch in steps.get(base, ())]
+        if base == "tf32" and both:
+            sentences.append(
+                "torch computes convolutions in tf32 by default, so a report's fp32 may be tf32."
+            )
+        if both:
+            ratios = {batch: _ratio(steps[base][batch], steps[name][batch]) for batch in both}
+            sentences.append(f"Is {name} 2 to 3 times as fast as {base}? {claim(ratios)}")
+    return " ".join([*sentences, *_reasons(steps, name)])
+
+
+def _ratio(slower: Case, faster: Case) -> float:
+    return slower.seconds / faster.seconds
+
+
+def claim(ratios: Mapping[int, float]) -> str:
+    """Say at which batch sizes a ratio is between 2 and 3, as it is often said of fp16."""
+    found = _listed([f"{ratio:.2f}x at batch {batch:,}" for batch, ratio in ratios.items()])
+    least, most = CLAIMED
+    ranges = {
+        "in this range": [batch for batch, ratio in ratios.items() if least <= ratio <= most],
+        "less": [batch for batch, ratio in ratios.items() if ratio < least],
+        "more": [batch for batch, ratio in ratios.items() if ratio > most],
+    }
+    answers = [
+        f"{what} at batch {_listed(f'{batch:,}' for batch in at)}" for what, at in ranges.items() if at
+    ]
+    if len(answers) == 1:
+        answers = [f"always {answers[0].split(' at ')[0]}"]
+    return f"It is {found}: {', '.join(answers)}."
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _reasons(steps: Mapping[str, Mapping[int, Case]], name: str) -> list[str]:
+    """Return the reasons for the speedups of a 16-bit format that the measured times show."""
+    found = []
+    batches = sorted(steps[name].keys() & steps["fp32"].keys())
+    if bound := [
+        batch for batch in batches if (steps[name][batch].value("launch_bound") or 0) > LAUNCH_BOUND
+    ]:
+        found.append(
+            f"At batch {_listed(map(str, bound))} the {name} step waits for kernel launches on the CPU, "
+            "which no number format makes faster."
+        )
+    least, most = batches[0], batches[-1]
+    grown = {of: _ratio(steps[of][most], steps[of][least]) for of in (name, "fp32")}
+    if grown[name] < grown["fp32"] < most / least:
+        found.append(
+            f"A small batch gains less, because it does not fill the device: {most / least:g} times as many "
+            f"images take {grown[name]:.1f} times as long in {name}, {grown['fp32']:.1f} times in fp32."
+        )
+    if most in (tf32 := steps.get("tf32", {})):
+        by_tf32 = _ratio(steps["fp32"][most], tf32[most])
+        by_16_bits = _ratio(tf32[most], steps[name][most])
+        larger = "larger" if by_tf32 > by_16_bits else "smaller"
+        found.append(
+            f"At batch {most:,}, tf32 is {by_tf32:.2f}x as fast as fp32 by tensor cores alone, which is the "
+            f"{larger} part of {name}'s gain; 16 bits instead of 32 add {by_16_bits:.2f}x."
+        )
+    return found
+
+
+def _trained(case: Case) -> Cells:
+    cells = {"training": units.seconds(case.seconds)} | _cells(case, OVER)
+    cells |= _accuracies(case)
+    cells |= _cells(case, {"points over fp32": ("accuracy_over_fp32", _points)})
+    return cells | _cells(case, {"skipped steps": ("skipped_steps", units.whole)})
+
+
+def _about_trained_precision(cases: Sequence[Case]) -> str:
+    compared = [case for case in cases if "accuracy_over_fp32" in case.metrics]
+    if not compared:
+        return "Only fp32 was trained, so nothing is compared."
+    apart, case = max(
+        ((case.value("accuracy_over_fp32") or 0.0, case) for case in compared), key=lambda pair: abs(pair[0])
+    )
+    which = f"{case.properties['precision']}, batch {case.properties['batch']}"
+    sentence = (
+        f"After {case.properties['epochs']} epochs, the test accuracy differs most from fp32's "
+        f"by {_points(apart)} points ({which})"
+    )
+    if ends := case.interval("accuracy_over_fp32"):
+        within = "contains" if ends[0] <= 0 <= ends[1] else "does not contain"
+        return f"{sentence}, and the 95% interval of this difference {within} 0."
+    return f"{sentence}. One seed was trained, and trainings with other seeds differ, too."
 
 
 def _sampled(case: Case) -> Cells:
@@ -785,6 +905,22 @@ QUESTIONS = (
         needs="train_accuracy",
         row=_accuracies,
         sentence=_about_accuracy,
+    ),
+    Question(
+        title="Mixed precision: time of a step",
+        tests=("test_precision",),
+        file="test_precision.py",
+        needs="images_per_second",
+        row=_precision,
+        sentence=_about_precision,
+    ),
+    Question(
+        title="Mixed precision: accuracy",
+        tests=("test_precision_accuracy",),
+        file="test_precision.py",
+        needs="train_accuracy",
+        row=_trained,
+        sentence=_about_trained_precision,
     ),
     Question(
         title="Q5: with and without set_epoch",

@@ -20,6 +20,7 @@ from ddpperf.specs import (
 from perf.common import gate
 from perf.common.calls import largest_of_all
 from perf.common.recipes import read_recipes
+from perf.common.trainings import RESNET50
 
 SELDOM_CHANGED = ("fp16", "powersgd")  # DDP's hooks that few trainings use
 
@@ -104,6 +105,7 @@ def step_breakdown(options: Options, spec: TrainingSpec) -> bool:
         return True
     return (
         spec.world_size in (1, max(options.world_sizes))
+        and spec.model == options.model
         and spec.execution == options.executions[0]
         and spec.per_rank_batch_size in (min(options.batch_sizes), max(options.batch_sizes))
     )
@@ -124,7 +126,7 @@ def weak_scaling(options: Options, spec: TrainingSpec) -> bool:
     most, largest = max(options.world_sizes), spec.per_rank_batch_size == max(options.batch_sizes)
     ends = spec.world_size in (1, most)
     if spec.model != options.model:
-        return ends
+        return ends and spec.model not in RESNET50
     first = spec.execution == options.executions[0]
     if spec.strategy in {"own_ddp"} - {options.spec_fields.get("strategy")}:
         return spec.world_size == most and largest and first
@@ -186,6 +188,7 @@ def comm_split(options: Options, spec: TrainingSpec) -> bool:
     """
     return (
         spec.world_size == max(options.world_sizes)
+        and spec.model == options.model
         and spec.execution == options.executions[0]
         and spec.per_rank_batch_size == max(options.batch_sizes)
     )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddpperf.report.__main__ import main as report
-from ddpperf.report.questions import QUESTIONS, report_tables
+from ddpperf.report.questions import QUESTIONS, claim, report_tables
 
 ROOT = Path(__file__).parents[2] / "perf" / "baselines"
 CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
@@ -238,6 +238,69 @@ def test_accuracies_are_those_of_the_last_epoch() -> None:
         values = [seed["samples"][0]["counters"][f"{name}_accuracy_{last}"][0] for seed in seeds]
         heading = "training accuracy" if name == "train" else "test accuracy"
         assert close(row[heading], sum(values) / len(values))
+
+
+def about(document: Json, title: str) -> str:
+    """The part of the tables that answers a question."""
+    return report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def precision_steps() -> dict[tuple[str, int], float]:
+    """The seconds of a step by precision and batch size."""
+    tests = list(stored_of(GPU, "test_precision"))
+    return {(at["spec"]["precision"], at["spec"]["per_rank_batch_size"]): step(at) for at in tests}
+
+
+def test_fp16_is_compared_with_fp32_and_tf32() -> None:
+    steps = precision_steps()
+    text = about(run(GPU), "Mixed precision: time of a step")
+    for base, answer in (("fp32", "always more"), ("tf32", "always less")):
+        first, second, third = (
+            f"{steps[base, batch] / steps['fp16', batch]:.2f}x at batch {batch}" for batch in (32, 128, 512)
+        )
+        assert (
+            f"Is fp16 2 to 3 times as fast as {base}? It is {first}, {second} and {third}: {answer}." in text
+        )
+
+
+def test_reasons_for_a_speedup_are_computed() -> None:
+    steps = precision_steps()
+    text = about(run(GPU), "Mixed precision: time of a step")
+    grown = {of: steps[of, 512] / steps[of, 32] for of in ("fp16", "fp32")}
+    of_images = "16 times as many images take"
+    assert f"{of_images} {grown['fp16']:.1f} times as long in fp16, {grown['fp32']:.1f} times in fp32" in text
+    by_tf32 = steps["fp32", 512] / steps["tf32", 512]
+    assert f"tf32 is {by_tf32:.2f}x as fast as fp32 by tensor cores alone, which is the larger part" in text
+    assert "waits for kernel launches" not in text
+
+
+def test_waiting_for_launches_is_a_reason() -> None:
+    document = copy.deepcopy(run(GPU))
+    for test in document["benchmarks"]:
+        if test["name"] == "test_precision[1gpu-b32-fp16-fixed]":
+            value = {"value": 1.3, "unit": "1", "by_set": {"A1": 1.3}}
+            test["extra_info"]["ddpperf"]["metrics"]["launch_bound"] = value
+    text = about(document, "Mixed precision: time of a step")
+    assert "At batch 32 the fp16 step waits for kernel launches on the CPU" in text
+
+
+def test_cpus_compare_bf16_with_fp32() -> None:
+    text = about(run(CPU), "Mixed precision: time of a step")
+    assert "fp16 was not measured. Is bf16 2 to 3 times as fast as fp32? It is" in text
+    assert "tf32" not in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "answer"),
+    [
+        ({32: 2.0, 64: 3.0}, "always in this range"),
+        ({32: 1.9, 64: 2.5}, "in this range at batch 64, less at batch 32"),
+        ({32: 3.1, 64: 3.2}, "always more"),
+        ({32: 1.0, 64: 2.0, 2048: 3.1}, "in this range at batch 64, less at batch 32, more at batch 2,048"),
+    ],
+)
+def test_claim_names_the_batches_where_it_holds(ratios: dict[int, float], answer: str) -> None:
+    assert claim(ratios).endswith(f": {answer}.")
 
 
 @of(CPU, MESSAGES)
