@@ -1,6 +1,6 @@
 """Times a plain training loop in the ways that reports time it, right and wrong.
 
-    PYTHONPATH=. python tools/plain_timing.py > docs/reports/HARDWARE.json
+    PYTHONPATH=. python tools/plain_timing.py > docs/reports/plain_timing/HARDWARE.json
 
 The loop does not use the measurements of ddpperf: it is the loop of a tutorial, on one device. First
 it times whole epochs with a DataLoader in a fresh process, then the steps on one batch.

@@ -15,6 +15,7 @@ from ddpperf.specs import Spec, format_bytes
 
 ROOT = Path(__file__).parents[1]
 TIME = "time"  # the time of a test itself, which every stored test has
+RECIPE = "recipe"  # the name of a training recipe, by which a row may be selected
 # What the columns of reports call the attributes of a spec
 WORDS = {
     "world_size": "GPUs",
@@ -55,6 +56,8 @@ class Figure:
         varying = {name: values for name, values in self.rows.items() if len(values) > 1}
         count = sum(1 for _ in self.row_values())
         parts = [f"{WORDS.get(name, name)} {listed(name, values)}" for name, values in varying.items()]
+        if RECIPE in varying:  # names of recipes contain commas
+            parts = ["; ".join(varying[RECIPE])]
         return f"{count}: {'; '.join(parts)}" if parts else str(count)
 
 
@@ -66,9 +69,15 @@ def listed(name: str, values: Sequence[Any]) -> str:
     )
 
 
-def is_row(spec: Spec, row: Mapping[str, Any]) -> bool:
-    """Return whether a spec has all attributes of a row."""
-    return all(getattr(spec, name, None) == value for name, value in row.items())
+def is_row(spec: Spec, row: Mapping[str, Any], recipe: str = "") -> bool:
+    """Return whether a spec has all attributes of a row.
+
+    recipe: the name of the training recipe, which a row may name besides attributes of the spec.
+    """
+    attributes = {name: value for name, value in row.items() if name != RECIPE}
+    return row.get(RECIPE, recipe) == recipe and all(
+        getattr(spec, name, None) == value for name, value in attributes.items()
+    )
 
 
 def read_figures(path: str = "perf/reports.toml") -> list[Figure]:

@@ -15,7 +15,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
 from tests.project import REPOSITORY
 from tools.default_suite import experiments, options_on
-from tools.report_figures import TIME, Figure, is_row, read_figures
+from tools.report_figures import RECIPE, TIME, Figure, is_row, read_figures
 
 # The figures without a stored run, which all need several GPUs. This list may only become shorter:
 # a figure that is stored must be removed from it.
@@ -34,33 +34,49 @@ WITH_IMAGES = "--data imagefolder:DIR"
 over_figures = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.figure)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """A collected or stored test: its spec, its recipe, its metrics, and why it was skipped."""
+
+    spec: Spec | None
+    recipe: str
+    metrics: frozenset[str] = frozenset()
+    skipped: str = ""
+
+    def answers(self, row: dict[str, Any]) -> bool:
+        return self.spec is not None and not self.skipped and is_row(self.spec, row, self.recipe)
+
+
 @functools.cache
-def collected(test: str, options: str, gpus: int) -> list[tuple[Spec | None, str]]:
-    """Return the spec and the reason to skip of each case that a command collects for a test."""
-    arguments = options.replace(WITH_IMAGES, "").split()
-    read = options_on(gpus, arguments)
+def collected(test: str, options: str, gpus: int) -> list[Found]:
+    """Return the cases that a command collects for a test."""
+    read = options_on(gpus, options.replace(WITH_IMAGES, "").split())
     if WITH_IMAGES in options:
-        read = dataclasses.replace(
-            read, images=dataclasses.replace(read.data, name="imagefolder", digest="0123456789ab")
-        )
-    marks = {name: mark for _, name, mark in experiments()}
+        images = dataclasses.replace(read.data, name="imagefolder", digest="0123456789ab")
+        read = dataclasses.replace(read, images=images)
+    markers = {name: marker for _, name, marker in experiments()}
     found = []
-    for case in parameters(test, marks[test], read, Machine(device=read.device)):
+    for case in parameters(test, markers[test], read, Machine(device=read.device)):
         (spec,) = case.values
         assert spec is None or isinstance(spec, Spec)
-        reasons = [mark.kwargs["reason"] for mark in case.marks if mark.name == "skip"]
-        found.append((spec, reasons[0] if reasons else ""))
+        marks = {mark.name: mark for mark in case.marks}
+        recipe = str(marks[RECIPE].args[0]) if RECIPE in marks else ""
+        reason = marks["skip"].kwargs["reason"] if "skip" in marks else ""
+        found.append(Found(spec=spec, recipe=recipe, skipped=reason))
     return found
 
 
 @functools.cache
-def stored(run: str) -> list[tuple[str, Spec, dict[str, Any]]]:
-    """Return the test function, the spec and the metrics of each test of a stored run."""
+def stored(run: str, test: str) -> list[Found]:
+    """Return the cases of a test that a stored run has."""
+    document = json.loads((REPOSITORY / run).read_text())
     found = []
-    for benchmark in json.loads((REPOSITORY / run).read_text())["benchmarks"]:
-        fields = benchmark["extra_info"]["ddpperf"]
-        test = benchmark["name"].partition("[")[0]
-        found.append((test, Measured.from_json(fields).spec, fields["metrics"]))
+    for benchmark in document["benchmarks"]:
+        if benchmark["name"].partition("[")[0] == test:
+            fields = benchmark["extra_info"]["ddpperf"]
+            recipe = document["ddpperf"].get("recipes", {}).get(benchmark["fullname"], "")
+            spec = Measured.from_json(fields).spec
+            found.append(Found(spec=spec, recipe=recipe, metrics=frozenset(fields["metrics"])))
     return found
 
 
@@ -73,17 +89,17 @@ def test_command_names_a_test_of_its_file(figure: Figure) -> None:
 
 @over_figures
 def test_four_gpus_collect_every_row(figure: Figure) -> None:
-    specs = [spec for spec, skipped in collected(figure.test, figure.options, 4) if spec and not skipped]
+    cases = collected(figure.test, figure.options, 4)
     rows = list(figure.row_values())
     assert rows
-    assert [row for row in rows if not any(is_row(spec, row) for spec in specs)] == []
+    assert [row for row in rows if not any(case.answers(row) for case in cases)] == []
 
 
 @over_figures
 def test_two_cores_measure_or_skip_with_reason(figure: Figure) -> None:
     cases = collected(figure.test, figure.options, 0)
     assert cases
-    assert all(spec is not None or skipped for spec, skipped in cases)
+    assert all(case.spec is not None or case.skipped for case in cases)
 
 
 @over_figures
@@ -93,14 +109,8 @@ def test_every_row_is_stored_with_its_metrics(figure: Figure) -> None:
         return
     assert not figure.not_stored
     needed = set(figure.terms.values()) - {TIME}
-    cases = [
-        (spec, metrics)
-        for run in figure.runs
-        for test, spec, metrics in stored(run)
-        if test == figure.test and needed <= metrics.keys()
-    ]
-    rows = list(figure.row_values())
-    assert [row for row in rows if not any(is_row(spec, row) for spec, _ in cases)] == []
+    cases = [case for run in figure.runs for case in stored(run, figure.test) if needed <= case.metrics]
+    assert [row for row in figure.row_values() if not any(case.answers(row) for case in cases)] == []
 
 
 def test_figures_without_stored_run_become_fewer() -> None:
