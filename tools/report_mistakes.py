@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
+from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
@@ -133,6 +134,49 @@ def epoch_ends_table(run: str) -> str:
     rows.sort(key=lambda row: (int(row[0]), int(row[1])))
     headings = ("GPUs", "batch per GPU", "steps", "images trained", "images left out")
     return markdown((*headings, "images trained on 1 GPU", "error of T(1) / T(N)"), rows)
+
+
+def laws_table(run: str) -> str:
+    """Return a Markdown table of the speedup on 32 devices that laws predict from the same stored run.
+
+    Amdahl's law is fitted to the speedups of strong scaling, which it describes, and to those of
+    weak scaling, which it does not describe.
+    """
+    found = cases(run)
+    most = max(world_sizes(found, "test_amdahl"))
+    strong = one(found, "test_amdahl", world_size=most, global_batch_size=BATCH)
+    weak = one(found, "test_gustafson", world_size=most, per_rank_batch_size=BATCH)
+    fits = (
+        ("Amdahl's law", strong, f"{BATCH} images of all GPUs", fit_amdahl, amdahl_speedup),
+        ("Gustafson's law", weak, f"{BATCH} images per GPU", fit_gustafson, gustafson_speedup),
+        ("Amdahl's law, wrong here", weak, f"{BATCH} images per GPU", fit_amdahl, amdahl_speedup),
+    )
+    rows = []
+    for name, case, constant, fit, law in fits:
+        speedups = {N: case.value(f"speedup_of_{N}") for N in range(2, most + 1)}
+        known = {N: speedup for N, speedup in speedups.items() if speedup is not None}
+        fraction = fit(list(known), list(known.values())).value
+        measured = ", ".join(f"{units.factor(speedup)} on {N}" for N, speedup in known.items())
+        rows.append((name, constant, measured, units.percent(fraction), units.factor(law(fraction, 32))))
+    headings = ("law", "constant", "measured speedups", "serial fraction", "predicted speedup on 32 GPUs")
+    return markdown(headings, rows)
+
+
+# --- the use of a GPU
+
+
+def busy_table(run: str) -> str:
+    """Return a Markdown table of how busy a GPU is in a step, and of its model FLOPs utilization."""
+    rows = [
+        (
+            str(training(case).world_size),
+            *step_of(case),
+            units.percent(value(case, "gpu_busy_fraction")),
+            units.percent(value(case, "mfu")),
+        )
+        for case in of_functions(cases(run), "test_step_breakdown")
+    ]
+    return markdown(("GPUs", "execution", "batch per GPU", "GPU busy", "MFU"), rows)
 
 
 # --- communication and bandwidth

@@ -22,6 +22,7 @@ from tools.report_figures import figures_table, terms_table
 from tools.report_mistakes import (
     accuracies_table,
     bandwidths_table,
+    busy_table,
     clocks_table,
     communications_table,
     data_parallel_table,
@@ -29,6 +30,7 @@ from tools.report_mistakes import (
     epoch_ends_table,
     first_epochs_table,
     formulas_table,
+    laws_table,
     mistakes_table,
     shards_table,
     speedups_table,
@@ -75,6 +77,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the speedups in ": speedups_table,
     "the efficiencies in ": efficiencies_table,  # the files of a pattern
     "the ends of epochs in ": epoch_ends_table,
+    "the laws in ": laws_table,
+    "the busy GPUs in ": busy_table,
     "the communication in ": communications_table,
     "the bandwidths in ": bandwidths_table,
     "the formulas in ": formulas_table,

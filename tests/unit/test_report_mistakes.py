@@ -79,6 +79,21 @@ def test_epochs_leave_out_the_incomplete_batches() -> None:
         assert error == pytest.approx(100 * (on_one / trained - 1), abs=0.006)
 
 
+def test_amdahl_predicts_too_little_from_weak_scaling() -> None:
+    strong, weak, wrong = rows(report_mistakes.laws_table(CALLS))
+    for row, name, weight in (
+        (strong, "test_amdahl[4gpu-b32]", lambda S, N: S * (1 - 1 / N)),
+        (weak, "test_gustafson[4gpu-b128]", lambda S, N: 1 - 1 / N),
+        (wrong, "test_gustafson[4gpu-b128]", lambda S, N: S * (1 - 1 / N)),
+    ):
+        metrics = stored(CALLS, name)["metrics"]
+        speedups = {N: metrics[f"speedup_of_{N}"]["value"] for N in (2, 4)}
+        x = {N: weight(S, N) for N, S in speedups.items()}
+        fraction = sum(x[N] * (1 - speedups[N] / N) for N in x) / sum(value**2 for value in x.values())
+        assert next(numbers([row[3]])) == pytest.approx(100 * fraction, abs=0.06)
+    assert next(numbers([wrong[4]])) < next(numbers([weak[4]])) / 2
+
+
 def test_bandwidths_divide_the_same_bytes() -> None:
     for row, name in zip(
         rows(report_mistakes.bandwidths_table(TWO)),
