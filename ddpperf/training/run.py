@@ -68,7 +68,8 @@ class StepRecord:
     def of_epoch(self, epoch: int) -> Epoch:
         """Return the mean loss and the accuracy on the training images in one epoch.
 
-        Raises FloatingPointError on every rank if a step's loss is NaN or infinite on any rank.
+        If a step's loss is NaN or infinite on any rank, there is no loss. Then every rank raises
+        FloatingPointError, unless the spec says that the training may diverge.
         """
         spec = self.spec
         first, steps = sum(spec.epoch_steps[:epoch]), spec.epoch_steps[epoch]
@@ -77,12 +78,14 @@ class StepRecord:
             dist.all_reduce(sums)
         *losses, right = (sums / spec.processes).tolist()
         for number, loss in enumerate(losses):
-            if not math.isfinite(loss):
+            if not math.isfinite(loss) and not spec.may_diverge:
                 where = f"in epoch {epoch + 1}, step {number + 1} of {steps}"
                 advice = "use a smaller learning rate, or a warm-up"
                 raise FloatingPointError(f"the loss is {loss} {where}; {advice}")
-        accuracy = right / (steps * spec.batch_sizes[epoch])
-        return {"train_loss": math.fsum(losses) / steps, "train_accuracy": accuracy}
+        found = {"train_accuracy": right / (steps * spec.batch_sizes[epoch])}
+        if all(map(math.isfinite, losses)):
+            found["train_loss"] = math.fsum(losses) / steps
+        return found
 
 
 class TrainingRun(Measurement):
@@ -201,11 +204,13 @@ class TrainingRun(Measurement):
         if spec.grouped:
             average_buffers(module, spec.world_size)
         test_loss, test_accuracy = self.evaluation(module, autocast)
-        if not math.isfinite(test_loss):
+        tested = {"test_accuracy": test_accuracy, "train_seconds": seconds}
+        if math.isfinite(test_loss):
+            tested["test_loss"] = test_loss
+        elif not spec.may_diverge:
             what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
             raise FloatingPointError(f"{what}; use a smaller learning rate")
         self.report(self._done(epoch + 1))
-        tested = {"test_loss": test_loss, "test_accuracy": test_accuracy, "train_seconds": seconds}
         return {**trained, **tested, "epoch_seconds": time.perf_counter() - began}
 
     def _done(self, epochs: float) -> float:
