@@ -13,6 +13,7 @@ from ddpperf.analysis.statistics import mean_interval, welch_interval
 from ddpperf.plugin.cases import Case, if_valid, named, of_recipe, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
+from ddpperf.report.facets import facets
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
@@ -130,7 +131,7 @@ def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> Non
     """Which loss and accuracy do the trainings of the reports reach here?"""
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
-    note_epochs(measure, runs)
+    note_epochs(measure, recipe, runs)
     compare_with_reports(measure, recipe, runs)
 
 
@@ -140,19 +141,19 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
     runs = by_seed(measure, spec, recipe.seeds)
     if recipe == baseline:
         learned(measure, runs)
-        note_epochs(measure, runs)
+        note_epochs(measure, recipe, runs)
         compare_with_reports(measure, recipe, runs)
         return runs
     small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
     learned(measure, runs)
     compare(measure, "accuracy_over_baseline", runs, small_runs)
-    note_epochs(measure, runs)
+    note_epochs(measure, recipe, runs)
     compare_with_reports(measure, recipe, runs)
     for name, report, theirs in recipe.reported_losses(baseline):
         if spec.data != "synthetic":
             of_set = runs[0].samples[0].set
             ours = mean(last(small_runs, of_set, name)) - mean(last(runs, of_set, name))
-            what = f"{name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
+            what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
             measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
     return runs
 
@@ -167,13 +168,14 @@ def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured])
     return [measure.reference(f"{name}, seed={run.spec.seed}", of_seed(spec, run)) for run in runs]
 
 
-def note_epochs(measure: Measure, runs: list[Measured]) -> None:
-    """Note the losses and accuracies after each epoch, averaged over seeds."""
+def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
+    """Note a recipe's settings, and the losses and accuracies after each epoch, averaged over seeds."""
     listed = []
     for name in FIGURES:
         epochs = zip(*(figures(run, run.samples[0], name) for run in runs), strict=True)
         listed.append(f"{name.replace('_', ' ')} {', '.join(f'{mean(seeds):.4g}' for seeds in epochs)}")
-    measure.note(f"by epoch: {'; '.join(listed)}")
+    settings = facets(runs[0].spec, device=measure.machine.device)["recipe"]
+    measure.note(f"{recipe.name} ({settings}) by epoch: {'; '.join(listed)}")
 
 
 def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
@@ -190,7 +192,8 @@ def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured])
         for report, accuracy in by_report.items():
             measure.metric(f"reported_{name}_{report}", {sample.set: accuracy for sample in runs[0].samples})
         theirs = " and ".join(f"{accuracy:.2%} in report {report}" for report, accuracy in by_report.items())
-        measure.note(f"{name.replace('_', ' ')} after {spec.epochs} epochs: {ours:.2%} here, {theirs}")
+        what = f"{recipe.name}: {name.replace('_', ' ')} after {spec.epochs} epochs"
+        measure.note(f"{what}: {ours:.2%} here, {theirs}")
 
 
 def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
