@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from statistics import mean, stdev
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
 from ddpperf.plugin.cases import Case, if_valid, named, of_recipe, size_id, skipped
@@ -46,7 +47,7 @@ def of_kind(options: Options, kind: str) -> Iterator[tuple[Recipe, Case]]:
                 seen[case] = recipe.name
 
 
-def recipes(options: Options) -> Iterator[Case]:
+def recipes(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for each recipe with several remedies."""
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
@@ -55,14 +56,14 @@ def recipes(options: Options) -> Iterator[Case]:
         yield of_recipe(recipe.name, case)
 
 
-def remedies(options: Options) -> Iterator[Case]:
+def remedies(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for the reports' plain loop, and for each remedy alone."""
     if not is_custom_model(options.model):
         for recipe, case in of_kind(options, "remedy"):
             yield of_recipe(recipe.name, named(recipe.name, case))
 
 
-def reports(options: Options) -> Iterator[Case]:
+def reports(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for each training that a report describes, on GPUs."""
     if options.device == "cpu":
         for recipe in read_recipes("cuda", "report"):

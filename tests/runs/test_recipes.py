@@ -17,11 +17,12 @@ from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.run import TrainingRun
 from perf.common import recipes
 from perf.common.recipes import KINDS, find_recipe, read_recipes, require_outputs, tuning_seeds
-from perf.test_large_batch import largest_tuned, remedies, reports
+from perf.test_large_batch import compare_with_reports, largest_tuned, remedies, reports
 from perf.test_large_batch import recipes as together
 from perf.tuning import FIRST_SEED, grid
 from tests.canned import CannedSuite
@@ -88,7 +89,7 @@ def test_each_remedy_changes_one_thing(device: str, small: int, large: int) -> N
 
 def test_reports_are_trained_on_gpus_only(options: Any) -> None:
     skipped = list(reports(options()))
-    reasons = {case.marks[0].kwargs["reason"] for case in skipped}
+    reasons = {mark.kwargs["reason"] for case in skipped for mark in case.marks if mark.name == "skip"}
     assert reasons == {"whole trainings of ResNets take hours on a CPU; run them on GPUs"}
     specs = specs_of(reports, options(gpus=4))
     batches = {spec.global_batch_size for spec in specs if spec.epochs == 5}
@@ -460,3 +461,71 @@ def assert_remedy(name: str, stored: dict[str, Any], accuracies: Callable[[dict[
         assert spec["world_size"] * spec["per_rank_batch_size"] == batch
         plain = (spec["nesterov"], spec["decay_vectors"], spec["schedule"], spec["accumulation_steps"])
         assert plain == (False, True, "constant", 1)
+
+
+class Notes:
+    """A `measure` fixture that keeps metrics and notes."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.notes: list[str] = []
+
+    def metric(self, name: str, by_set: dict[str, float]) -> None:
+        self.metrics[name] = by_set
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics", "note"),
+    [
+        (
+            "128, as it is",
+            {"reported_train_accuracy_A": 0.849, "reported_train_accuracy_B": 0.8222},
+            "train accuracy after 5 epochs: 80.00% here, 84.90% in report A and 82.22% in report B",
+        ),
+        (
+            "8192, as it is",
+            {"reported_train_accuracy_A": 0.739},
+            "train accuracy after 5 epochs: 80.00% here, 73.90% in report A",
+        ),
+        (
+            "ResNet-18, 50 epochs",
+            {"reported_test_accuracy_C": 0.8755},
+            "test accuracy after 50 epochs: 60.00% here, 87.55% in report C",
+        ),
+    ],
+)
+def test_reports_are_compared_by_the_same_accuracy(
+    options: Any, name: str, metrics: dict[str, float], note: str
+) -> None:
+    recipe, measure = find_recipe("cuda", name), Notes()
+    spec = recipe.spec(options(gpus=1))
+    accuracies = {"train_accuracy": 0.8, "test_accuracy": 0.6}
+    counters: dict[str, tuple[float, ...]] = {
+        f"{figure}_{epoch}": (value,) for figure, value in accuracies.items() for epoch in range(1, 51)
+    }
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=((1.0,),), counters=counters)
+    compare_with_reports(
+        measure,  # type: ignore[arg-type]
+        recipe,
+        [Measured(spec=spec, iterations=1, samples=(sample,))],
+    )
+    assert measure.metrics == {}, "synthetic images are not those of the reports"
+    real = dataclasses.replace(spec, data="imagefolder", digest="0" * 12)
+    compare_with_reports(
+        measure,  # type: ignore[arg-type]
+        recipe,
+        [Measured(spec=real, iterations=1, samples=(sample,))],
+    )
+    assert measure.metrics == {metric: {"A1": value} for metric, value in metrics.items()}
+    assert measure.notes == [f"{name}: {note}"]
+
+
+def test_losses_of_reports_are_those_of_both_batches() -> None:
+    small = find_recipe("cuda", "128, as it is")
+    for name, report, lost in (("8192, as it is", "A", 0.11), ("2048, as it is", "B", 0.1885)):
+        ((metric, of_report, value),) = find_recipe("cuda", name).reported_losses(small)
+        assert (metric, of_report, round(value, 6)) == ("train_accuracy", report, lost)
+    assert find_recipe("cuda", "ResNet-18, 50 epochs").reported_losses(small) == []

@@ -20,7 +20,8 @@ from tests.generated import BOUNDED
 STEPS = 5
 
 TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
-FALL = [1 + math.cos(math.pi * step / 7) for step in range(7)]  # from step 2 to step 9 of 10
+# From 2 in step 2 of 10 to 8e-6 in step 9, along half a cosine
+FALL = [8e-6 + (1 - 4e-6) * (1 + math.cos(math.pi * step / 7)) for step in range(7)]
 
 
 @pytest.mark.parametrize(
