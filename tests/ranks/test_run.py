@@ -428,7 +428,12 @@ def test_fields_of_the_plain_loop_change_it(fields: dict[str, Any]) -> None:
 
 def test_diverging_training_ends_with_chance() -> None:
     run = run_of(epochs=2, may_diverge=True)
-    run.after_step = lambda: next(run.training.task.module.parameters()).data.fill_(math.nan)
+    weight = next(run.training.task.module.parameters())
+
+    def spoil() -> None:
+        weight.data.fill_(math.nan)
+
+    run.after_step = spoil
     run.step()
     counters = run.finish()
     assert counters["test_accuracy_2"] < 0.3
