@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
@@ -24,6 +25,7 @@ from perf.common.calls import (
     execution,
     largest_of_all,
     link_metric,
+    link_utilization,
     own,
     own_sizes,
     the_fastest,
@@ -160,8 +162,7 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
     busbw = {name: busbw_of(t) for name, t in seconds.items()}
     measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
     measure.metric("busbw_bytes_per_second", busbw)
-    if link := measure.machine.link_bytes_per_second:
-        measure.metric("link_utilization", {name: value / link for name, value in busbw.items()})
+    link_utilization(measure, busbw, call.spec.world_size)
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }
@@ -218,6 +219,9 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
     busbw = {name: fit.byte_seconds.inverse(of_a_byte) for name, fit in chosen.items()}
     estimate_metric(measure, "asymptotic_busbw_bytes_per_second", busbw)
+    if all(math.isfinite(estimate.value) for estimate in busbw.values()):
+        fitted = {name: estimate.value for name, estimate in busbw.items()}
+        link_utilization(measure, fitted, spec.world_size)
     measure.metric("protocols", {name: len(fit.envelope.lines) for name, fit in chosen.items()})
     measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
 
@@ -259,10 +263,11 @@ def model_metrics(
     }
     if len(adding) == len(fitted):  # the model separates addition from sending in every process set
         estimate_metric(measure, "reduce_byte_seconds", adding)
-    link = measure.machine.link_bytes_per_second
-    used = dict.fromkeys(links, link) if link else {}
+    link = measure.machine.link(spec.world_size)
+    used = dict.fromkeys(links, link.bytes_per_second) if link is not None else {}
     if bounded:
         used = {name: estimate.value for name, estimate in links.items()}
+        link_utilization(measure, used, spec.world_size)
     for report in REPORT_FORMULAS if used else ():
         written = {
             name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]

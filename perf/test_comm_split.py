@@ -1,4 +1,4 @@
-"""Communication: how much longer is a DDP step because the ranks exchange gradients?"""
+"""Communication: how much longer is a step of DDP or DataParallel because the devices communicate?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.comm_split import Difference, Traced, difference, disagreement, last_rank, traced
-from ddpperf.plugin.cases import Case, size_id, skipped
+from ddpperf.analysis.comm_split import (
+    Difference,
+    Traced,
+    difference,
+    disagreement,
+    explained_disagreement,
+    last_rank,
+    traced,
+)
+from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.common import core
+from perf.common.calls import link_utilization
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as
+from perf.common.trainings import measured_also_as, training
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
@@ -140,7 +149,104 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
         if seconds and all(seconds.values()):
             busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
             measure.metric(f"gradient_busbw_{what}bytes_per_second", busbw)
-            if link := measure.machine.link_bytes_per_second:
-                measure.metric(
-                    f"{what}link_utilization", {name: value / link for name, value in busbw.items()}
-                )
+            link_utilization(measure, busbw, N, f"{what}link_utilization")
+
+
+# --- DataParallel
+
+
+def data_parallel_splits(options: Options) -> Iterator[Case]:
+    """Yield DataParallel training specs for each number of GPUs and batch size per GPU."""
+    most = max(options.world_sizes)
+    if options.device == "cpu":
+        reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
+        yield skipped(size_id(options.device, most), reason)
+    elif most == 1:
+        reason = "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"
+        yield skipped(size_id(options.device, most), reason)
+    for world_size in options.world_sizes if options.device == "cuda" else ():
+        for batch_size in options.batch_sizes if world_size > 1 else ():
+            identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
+            fields = training(options, world_size, batch_size, "eager") | {"strategy": "data_parallel"}
+            yield if_valid(identity, options.step, **fields)
+
+
+@pytest.mark.specs(cases=data_parallel_splits, core=core.never)
+def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
+    """How long does a step of torch's DataParallel communicate, in which parts, and beside DDP?
+
+    Two methods measure the communication: a step with kept replicas, which sends nothing, and a
+    profiler trace, in which each kernel and copy belongs to the part that launched it.
+    """
+    step = measure(spec)
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    undelayed = measure.reference("data_parallel", spec)
+    exposed = exposed_by_difference(undelayed, measure.reference("no_sync", spec.no_sync()))
+    trace = measure.reference("trace", measured_as(TraceSpec, spec))
+    t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
+    ddp = spec.ddp()
+    ddp_exposed = exposed_by_difference(
+        measure.reference("ddp", ddp), measure.reference("ddp_no_sync", ddp.no_sync())
+    )
+    ddp_trace = measure.reference("ddp_trace", measured_as(TraceSpec, ddp))
+
+    tN = undelayed.median_step_seconds()
+    measure.metric("exposed_comm_seconds", exposed)
+    measure.metric("ddp_exposed_comm_seconds", ddp_exposed)
+    measure.metric("step_minus_one_device_seconds", {name: tN[name] - t1[name] for name in tN})
+    if traces := traced_by_set(trace):
+        data_parallel_trace(measure, trace, traces, exposed, tN)
+    else:
+        measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
+    if ddp_traces := traced_by_set(ddp_trace):
+        measure.metric(
+            "ddp_traced_exposed_comm_seconds", {name: split.exposed for name, split in ddp_traces.items()}
+        )
+        measure.metric("ddp_traced_comm_seconds", {name: split.total for name, split in ddp_traces.items()})
+        if traces:
+            over = {name: split.total / ddp_traces[name].total for name, split in traces.items()}
+            measure.metric("comm_over_ddp", over)
+    training_metrics(measure, step)
+
+
+def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]:
+    """Return by how many seconds communication makes the step longer, on the rank that waits most."""
+    together, alone = by_rank(step), by_rank(no_sync)
+    return {
+        name: max(seconds - without for seconds, without in zip(ranks, alone[name], strict=True))
+        for name, ranks in together.items()
+    }
+
+
+def data_parallel_trace(
+    measure: Measure,
+    trace: Measured,
+    traces: Mapping[str, Traced],
+    exposed: Mapping[str, float],
+    tN: Mapping[str, float],
+) -> None:
+    """Store what a trace shows of DataParallel's parts, and how far it agrees with the difference.
+
+    exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
+    """
+    measure.metric("traced_comm_seconds", {name: split.total for name, split in traces.items()})
+    measure.metric("traced_exposed_comm_seconds", {name: split.exposed for name, split in traces.items()})
+    measure.metric("overlap_fraction", {name: split.overlap_fraction for name, split in traces.items()})
+    parts = [f"{part}_seconds" for part in DATA_PARALLEL_PARTS]
+    for counter in (*parts, "idle_in_comm_seconds", *TRACED):
+        measure.metric(counter, trace.counter(counter))
+    idle, profiled = trace.counter("idle_in_comm_seconds"), trace.counter("traced_step_seconds")
+    cause = "GPUs that wait for the CPU in these parts"
+    apart = {
+        name: explained_disagreement(
+            exposed[name] - split.exposed, idle[name], cause, tN[name], profiled[name]
+        )
+        for name, split in traces.items()
+    }
+    measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
+    for _, reason in apart.values():
+        if reason:
+            measure.warn(reason)
+    if unassigned := max(trace.counter("unassigned_operations").values()):
+        what = f"{unassigned:g} kernels and copies per step"
+        measure.warn(f"{what} have no launch in the trace, so they count as computation")

@@ -38,6 +38,9 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: known.get(uuid) or _refuse())
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: gpus[index])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda fake: fake.gpu.uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda fake: fake.gpu.name)
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 13000)
 
 

@@ -160,6 +160,10 @@ def work(spec: RunSpec) -> str:
     words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
     words += [f"cutout of {spec.cutout} pixels"] * bool(spec.cutout)
+    words += [f"CutMix in {spec.cutmix:.0%} of the images"] * bool(spec.cutmix)
+    words += [f"crops of {spec.crop_padding} pixels"] * (spec.crop_padding != RunSpec.crop_padding)
+    words += [f"the last {spec.uncropped_epochs} epochs uncropped"] * bool(spec.uncropped_epochs)
+    words += ["averaged weights"] * spec.average_weights
     return ", ".join(words)
 
 

@@ -95,14 +95,28 @@ def disagreement(
     The last two arguments are the seconds of a step without and with the profiler. Returns the
     result by difference minus that by trace, over the step, and the reason if it is large.
     """
-    fraction = (a.exposed - b.exposed) / step_seconds
+    return explained_disagreement(
+        a.exposed - b.exposed, a.bucket_copies, "bucket copies", step_seconds, traced_step_seconds
+    )
+
+
+def explained_disagreement(
+    apart: float, known: float, cause: str, step_seconds: float, traced_step_seconds: float
+) -> tuple[float, str]:
+    """Return the difference of the two methods over the step, and a sentence if it is large.
+
+    apart: the seconds by difference minus those by trace. known: the seconds that the difference
+    contains and the trace does not. cause: what these seconds are.
+    """
+    fraction = apart / step_seconds
     if abs(fraction) <= AGREEMENT:
         return fraction, ""
-    copies = a.bucket_copies / step_seconds
+    known_fraction = known / step_seconds
     longer = traced_step_seconds / step_seconds - 1
     reason = (
-        f"exposed by difference minus by trace is {fraction:+.1%} of the step ({copies:+.1%} is bucket "
-        f"copies, {fraction - copies:+.1%} not explained); the profiler makes the step {longer:+.1%} longer"
+        f"exposed by difference minus by trace is {fraction:+.1%} of the step ({known_fraction:+.1%} is "
+        f"{cause}, {fraction - known_fraction:+.1%} not explained); the profiler makes the step "
+        f"{longer:+.1%} longer"
     )
     if abs(longer) > MOST_PROFILING:
         reason += ", too much"

@@ -67,55 +67,100 @@ class FixedInput(Input):
 class DeviceImages:
     """A data set stored as uint8 on the device, where batches are cropped, flipped and normalized.
 
+    padding: the pixels of zeros around each image before the random crop. uncropped_from: the first
+    epoch without random crops; None for random crops in all epochs.
     cutout: the side of a square that is hidden in each image (DeVries & Taylor 2017, "Improved
     Regularization of CNNs with Cutout"). Its middle is any pixel, so that the square may lie partly
     outside. Hidden pixels have the data set's mean.
+    cutmix: the fraction of the images in which a rectangle shows the image before in the batch (Yun
+    et al. 2019, "CutMix"). The rectangle's area is a uniformly random fraction of the image, less
+    what lies outside.
     """
 
     def __init__(
-        self, images: Images, device: torch.device, memory_format: torch.memory_format, *, cutout: int = 0
+        self,
+        images: Images,
+        device: torch.device,
+        memory_format: torch.memory_format,
+        *,
+        padding: int = PADDING,
+        uncropped_from: int | None = None,
+        cutout: int = 0,
+        cutmix: float = 0.0,
     ) -> None:
-        padded = F.pad(images.pixels.to(device), (PADDING,) * 4)
-        self.padded = padded.permute(0, 2, 3, 1).contiguous()  # [N, H+8, W+8, 3]
+        padded = F.pad(images.pixels.to(device), (padding,) * 4)
+        self.padded = padded.permute(0, 2, 3, 1).contiguous()  # [N, H + 2 padding, W + 2 padding, 3]
         self.labels = images.labels.to(device)
-        self.device, self.memory_format, self.cutout = device, memory_format, cutout
+        self.classes = int(images.labels.max()) + 1
+        self.device, self.memory_format = device, memory_format
+        self.padding, self.uncropped_from, self.cutout, self.cutmix = padding, uncropped_from, cutout, cutmix
         self.mean = torch.tensor(MEAN, device=device) * 255
         self.inverse_std = 1 / (torch.tensor(STD, device=device) * 255)
         height, width = images.pixels.shape[2:]
         self.rows, self.columns = torch.arange(height, device=device), torch.arange(width, device=device)
         self.mirrored = self.columns.flip(0)
 
-    def plan(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the random crop, flip and cutout of each image of an epoch.
+    def plan(self, order: Tensor, generator: torch.Generator, epoch: int = 0) -> Tensor:
+        """Draw the random crop, flip, cutout and CutMix of each image of an epoch.
 
         Returns int64 [4, images] in the CPU's memory, with the rows index, top offset, left offset
-        and flip. With cutout it is [6, images]. The last two rows are the first row and column of
-        the square.
+        and flip. With cutout, two rows follow: the first row and column of the square. With CutMix,
+        four rows follow: the first row and column of the rectangle, and its height and width.
         """
-        offsets = torch.randint(2 * PADDING + 1, (2, len(order)), generator=generator)
-        flips = torch.randint(2, (1, len(order)), generator=generator)
+        count, sizes = len(order), (len(self.rows), len(self.columns))
+        offsets = torch.randint(2 * self.padding + 1, (2, count), generator=generator)
+        if self.uncropped_from is not None and epoch >= self.uncropped_from:
+            offsets.fill_(self.padding)
+        flips = torch.randint(2, (1, count), generator=generator)
         parts = [order[None], offsets, flips]
         if self.cutout:
-            sizes = len(self.rows), len(self.columns)
-            middles = [torch.randint(size, (1, len(order)), generator=generator) for size in sizes]
+            middles = [torch.randint(size, (1, count), generator=generator) for size in sizes]
             parts += [middle - self.cutout // 2 for middle in middles]
+        if self.cutmix:
+            area, chance, *middles = torch.rand(4, count, generator=generator)
+            side = area.sqrt() * (chance < self.cutmix)
+            lengths = [(size * side).round() for size in sizes]
+            firsts = [
+                (size * middle - length / 2).round()
+                for size, middle, length in zip(sizes, middles, lengths, strict=True)
+            ]
+            parts.append(torch.stack([*firsts, *lengths]).long())
         plan = torch.cat(parts)
         return plan.pin_memory() if self.device.type == "cuda" else plan
 
     def batch(self, plan: Tensor) -> Batch:
-        """Return the images and labels of a batch, cropped and flipped as an epoch's plan says."""
-        index, top, left, flipped, *corner = plan
+        """Return the images and labels of a batch, cropped and flipped as an epoch's plan says.
+
+        With CutMix, the labels are probabilities of shape [batch, classes].
+        """
+        index, top, left, flipped, *squares = plan
         rows = top[:, None] + self.rows
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.columns)
         pixels = self.padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # [batch, H, W, 3]
         images = pixels.sub(self.mean).mul_(self.inverse_std)
         if self.cutout:
-            first_row, first_column = (first[:, None] for first in corner)
-            in_rows = (first_row <= self.rows) & (self.rows < first_row + self.cutout)
-            in_columns = (first_column <= self.columns) & (self.columns < first_column + self.cutout)
-            images.masked_fill_((in_rows[:, :, None] & in_columns[:, None, :])[..., None], 0.0)
+            row, column, *squares = squares
+            images.masked_fill_(self._inside(row, column, self.cutout, self.cutout)[..., None], 0.0)
+        labels = self.labels[index]
+        if self.cutmix:
+            row, column, height, width = squares
+            mixed = self._inside(row, column, height[:, None], width[:, None])
+            images = torch.where(mixed[..., None], images.roll(1, 0), images)
+            fraction = mixed.float().mean((1, 2))[:, None]
+            own = F.one_hot(labels, self.classes).float()
+            labels = own + fraction * (own.roll(1, 0) - own)
         images = images.permute(0, 3, 1, 2)
-        return images.contiguous(memory_format=self.memory_format), self.labels[index]
+        return images.contiguous(memory_format=self.memory_format), labels
+
+    def _inside(self, row: Tensor, column: Tensor, height: int | Tensor, width: int | Tensor) -> Tensor:
+        """Return which pixels lie in each image's rectangle, as bool [batch, H, W].
+
+        row, column: the first row and column of each rectangle, int64 [batch].
+        """
+        first_row, first_column = row[:, None], column[:, None]
+        in_rows = (first_row <= self.rows) & (self.rows < first_row + height)
+        in_columns = (first_column <= self.columns) & (self.columns < first_column + width)
+        return in_rows[:, :, None] & in_columns[:, None, :]
 
 
 class DeviceInput(Input):
@@ -140,7 +185,7 @@ class DeviceInput(Input):
         order = torch.tensor([index for batch in self.batches for index in batch])
         sampler = self.batches.sampler
         seed = Random(f"{sampler.seed} {sampler.rank} {number}").getrandbits(32)  # torch reads no more bits
-        self.prepared = number, self.images.plan(order, torch.Generator().manual_seed(seed))
+        self.prepared = number, self.images.plan(order, torch.Generator().manual_seed(seed), number)
 
     def begin(self, number: int) -> None:
         if self.prepared[0] != number:

@@ -14,14 +14,9 @@ from typing import Any
 from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
 from ddpperf.machine.gpu_watch import SM_CLOCK, read_state
 from ddpperf.machine.hardware import Gpu, first_unmapped, load_nvml, query_nvml
+from ddpperf.machine.links import pcie_rate
 from ddpperf.results import units
 
-# Bytes/s of one NVLink in one direction, by a part of the GPU's name, where the driver reports no
-# rate. Source: NVIDIA's data sheets, which give the sum of all links in both directions:
-# V100 300 GB/s of 6 links, A100 600 of 12, H100 and H200 900 of 18, B200 and B300 1,800 of 18.
-NVLINK_RATES = {"V100": 25e9, "A100": 25e9, "H100": 25e9, "H200": 25e9, "B200": 50e9, "B300": 50e9}
-# Bytes/s of one PCIe lane in one direction, by generation, after line coding
-PCIE_LANE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 MOST_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 BUSY_PERCENT = 5  # an idle GPU reports 0
 LOW_CLOCK = 0.95  # of the GPU's highest clock; clocks under a light load reach it
@@ -181,8 +176,7 @@ def _link_states(handle: Any) -> list[bool]:
 def _nvlink_text(gpu: Gpu, handle: Any) -> str:
     if not gpu.nvlinks:
         return "none active" if _link_states(handle) else "none"
-    each = next((rate for part, rate in NVLINK_RATES.items() if part in gpu.name), None)
-    rate = gpu.nvlink_bytes_per_second or (gpu.nvlinks * each if each else None)
+    rate = gpu.nvlink_bytes_per_second
     nominal = f"{units.bandwidth(rate)} in one direction" if rate else "at a rate that is not known"
     return f"{units.counted(gpu.nvlinks, 'link')}, {nominal}"
 
@@ -204,8 +198,8 @@ def _pcie_text(handle: Any) -> str:
     now, _ = _pcie(handle, "Curr")
     if not generation or not width:
         return "not known"
-    rate = PCIE_LANE_RATES.get(generation)
-    nominal = f", {width * rate / 1e9:.0f} GB/s in one direction" if rate else ""
+    rate = pcie_rate(generation, width)
+    nominal = f", {rate / 1e9:.0f} GB/s in one direction" if rate else ""
     saving = f" (now {now}.0, to save power)" if now and now < generation else ""
     return f"{generation}.0 x{width}{nominal}{saving}"
 

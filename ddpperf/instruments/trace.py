@@ -52,21 +52,26 @@ class TracedSteps(TrainingMeasurement):
 
     max_iterations = 1
     training_steps = TRACED_STEPS
+    operators = False  # whether a GPU's trace also has torch's operators on the CPU
 
     def __init__(self, training: MeasuredStep, rank: int) -> None:
         super().__init__(training)
         self.device = training.training.device
         self.path = trace_path(self.spec.id, rank)
-        self.splits: list[Split] = []
+        self.traced: list[dict[str, float]] = []  # the seconds of each trace by name
 
     def step(self) -> None:
         from torch import distributed as dist
 
         meet = dist.barrier if self.spec.grouped else None
-        events = trace_of(self._train, self.device, meet=meet, path=self.path)
+        events = trace_of(self._train, self.device, meet=meet, path=self.path, operators=self.operators)
+        if found := self.seconds_of(events):
+            self.traced.append(found)
+
+    def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:
+        """Return the seconds that a trace shows, by counter; nothing for a trace without work."""
         found = split_of(events, met=self.spec.grouped and self.device.type == "cuda")
-        if found is not None:
-            self.splits.append(found)
+        return counters_of(found) if found is not None else {}
 
     def _train(self) -> None:
         for _ in range(TRACED_STEPS):
@@ -78,10 +83,13 @@ class TracedSteps(TrainingMeasurement):
         Each value is the median over all rounds. No values are returned if no profile can be made.
         exposed_comm_seconds: communication during which nothing is computed.
         """
-        if not self.splits:
-            return {}
-        seconds = {name: [getattr(found, part) for found in self.splits] for name, part in COUNTERS.items()}
-        return {name: median(values) / TRACED_STEPS for name, values in seconds.items()}
+        names = self.traced[0] if self.traced else ()
+        return {name: median(found[name] for found in self.traced) / TRACED_STEPS for name in names}
+
+
+def counters_of(found: Split) -> dict[str, float]:
+    """Return the durations of a trace's split by the names of their counters."""
+    return {name: getattr(found, part) for name, part in COUNTERS.items()}
 
 
 def trace_path(name: str, rank: int) -> Path | None:
@@ -98,7 +106,12 @@ def trace_path(name: str, rank: int) -> Path | None:
 
 
 def trace_of(
-    work: Call, device: torch.device, *, meet: Call | None = None, path: Path | None = None
+    work: Call,
+    device: torch.device,
+    *,
+    meet: Call | None = None,
+    path: Path | None = None,
+    operators: bool = False,
 ) -> list[Event]:
     """Run `work` under torch's profiler, and return the events of the profiler's trace.
 
@@ -107,13 +120,15 @@ def trace_of(
     prints why.
     meet: a barrier of the ranks before `work`, so that a CPU's trace times `work` alone.
     path: the file that keeps the trace. Raises CannotTrain if this file cannot be written.
+    operators: whether a GPU's trace has torch's operators on the CPU, too, which cost time.
     """
     # Imported here: the controller imports this module and does not need torch.
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from ddpperf.instruments.timing import synchronize
 
-    activities = [ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] * is_gpu + [ProfilerActivity.CPU] * (operators or not is_gpu)
     synchronize(device)
     profiler: profile | None = None
     failures: list[Exception] = []
@@ -175,42 +190,42 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
     On a CPU it is the marked range, and torch's operators count as computation.
     met: whether the first communication on the GPU is a barrier, which is left out.
     """
-    meetings = map(_interval, _communication_kernels(events)) if met else ()
+    meetings = map(interval, _communication_kernels(events)) if met else ()
     began = min(meetings, default=(0.0, 0.0))[1]
-    kernels = [event for event in _of(events, "kernel") if _interval(event)[0] >= began]
-    copies = [copy for copy in map(_interval, _of(events, *COPIES)) if copy[0] >= began]
+    kernels = [event for event in of_categories(events, "kernel") if interval(event)[0] >= began]
+    copies = [copy for copy in map(interval, of_categories(events, *COPIES)) if copy[0] >= began]
     if kernels:
         ran = [event for event in kernels if SPIN not in event["name"]]
         talks = _communication_kernels(ran)
         works = [event for event in ran if not COMMUNICATION.search(event["name"])]
-        begins, ends = zip(*map(_interval, kernels), *copies, strict=True)
+        begins, ends = zip(*map(interval, kernels), *copies, strict=True)
         whole = min(begins), max(ends)
     else:
-        notes = _of(events, "user_annotation")
-        marks = [_interval(event) for event in notes if event["name"] == MARK]
+        notes = of_categories(events, "user_annotation")
+        marks = [interval(event) for event in notes if event["name"] == MARK]
         if not marks:
             return None
         whole = marks[0]
         talks = [event for event in notes if COMMUNICATION.match(event["name"]) and event["name"] != BARRIER]
-        works = [event for event in _of(events, "cpu_op") if event["name"].startswith("aten::")]
+        works = [event for event in of_categories(events, "cpu_op") if event["name"].startswith("aten::")]
     sums = [event for event in talks if ALL_REDUCE.search(event["name"])]
-    return split(whole, map(_interval, talks), map(_interval, works), copies, map(_interval, sums))
+    return split(whole, map(interval, talks), map(interval, works), copies, map(interval, sums))
 
 
 def communication_seconds(events: Sequence[Event]) -> list[float]:
     """Return the duration in seconds of each communication kernel in a GPU's trace."""
-    return [end - begin for begin, end in map(_interval, _communication_kernels(events))]
+    return [end - begin for begin, end in map(interval, _communication_kernels(events))]
 
 
 def _communication_kernels(events: Sequence[Event]) -> list[Event]:
-    return [event for event in _of(events, "kernel") if COMMUNICATION.search(event["name"])]
+    return [event for event in of_categories(events, "kernel") if COMMUNICATION.search(event["name"])]
 
 
-def _of(events: Sequence[Event], *categories: str) -> list[Event]:
+def of_categories(events: Sequence[Event], *categories: str) -> list[Event]:
     return [event for event in events if event.get("cat") in categories]
 
 
-def _interval(event: Event) -> Interval:
+def interval(event: Event) -> Interval:
     """Return the begin and end of a trace event in seconds, converted from microseconds."""
     begin, lasted = float(event["ts"]), float(event["dur"])
     return begin / 1e6, (begin + lasted) / 1e6

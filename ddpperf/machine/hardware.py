@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
+from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, nvlink
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the import takes numpy, and the doctor runs where numpy cannot be imported
@@ -41,16 +42,27 @@ P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as its driver describes it. Values that the driver does not report are None."""
+    """One GPU as its driver describes it. Values that the driver does not report are None.
+
+    nvlink_bytes_per_second: of all active NVLinks together, in one direction. If the driver reports
+    no rate, it is the nominal rate of the GPU. nvlink_ends: the number of active NVLinks by what is
+    at their other end: a GPU's PCI address, "switch", "cpu" or "unknown". pcie_generation and
+    pcie_width: the highest that this GPU reaches in this machine, since an idle link is slower.
+    """
 
     name: str
     uuid: str
     memory_bytes: int | None
     power_limit_watts: float | None
     nvlinks: int | None
-    nvlink_bytes_per_second: float | None  # of all NVLinks together, in one direction
+    nvlink_bytes_per_second: float | None
     driver: str | None
     numa_node: int | None
+    nvlink_generation: int | None = None
+    nvlink_ends: Mapping[str, int] = field(default_factory=dict, hash=False)
+    pci_address: str | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
 
 
 def load_nvml() -> Any | None:
@@ -111,34 +123,60 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
 
 
 def _describe(nvml: Any, handle: Any) -> Gpu:
+    name = nvml.nvmlDeviceGetName(handle)
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links]
     is_known = any(state is not None for state in states)
-    nvlinks = sum(state == nvml.NVML_FEATURE_ENABLED for state in states) if is_known else None
-    fields = [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]
-    values = query_nvml("nvmlDeviceGetFieldValues", handle, fields) or ()
-    rates = [value.value.uiVal for value in values if value.nvmlReturn == nvml.NVML_SUCCESS]
-    rate = next((data_rate(rate) for rate in rates if rate), None)
+    active = [link for link in links if states[link] == nvml.NVML_FEATURE_ENABLED]
+    first = active[0] if active else None
+    version = None if first is None else query_nvml("nvmlDeviceGetNvLinkVersion", handle, first)
+    generation, nominal = nvlink(name, version)
+    rate = _reported_nvlink_rate(nvml, handle, first) or nominal
+    ends = Counter(_nvlink_end(nvml, handle, link) for link in active)
     memory, pci = query_nvml("nvmlDeviceGetMemoryInfo", handle), query_nvml("nvmlDeviceGetPciInfo", handle)
     milliwatts = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
-        name=nvml.nvmlDeviceGetName(handle),
+        name=name,
         uuid=nvml.nvmlDeviceGetUUID(handle),
         memory_bytes=None if memory is None else int(memory.total),
         power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
-        nvlinks=nvlinks,
-        nvlink_bytes_per_second=nvlinks * rate if nvlinks and rate else None,
+        nvlinks=len(active) if is_known else None,
+        nvlink_bytes_per_second=len(active) * rate if active and rate else None,
         driver=query_nvml("nvmlSystemGetDriverVersion"),
         numa_node=None if pci is None else _numa_node(str(pci.busId)),
+        nvlink_generation=generation if active else None,
+        nvlink_ends=dict(ends),
+        pci_address=None if pci is None else str(pci.busId).lower(),
+        pcie_generation=query_nvml("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=query_nvml("nvmlDeviceGetMaxPcieLinkWidth", handle),
     )
 
 
-def data_rate(megabytes_per_second: int) -> float:
-    """Convert an NVLink's line rate in MB/s to its data rate in bytes/s, both for one direction.
+def _reported_nvlink_rate(nvml: Any, handle: Any, link: int | None) -> float | None:
+    """Return the data rate of one NVLink as the driver reports it, by any of three fields.
 
-    For NVLink 2, 4 and 5 the line rate includes coding and error correction.
+    link: the number of an active link. New drivers report the rate of a link by its number only.
     """
-    return {25781: 25e9, 26562: 25e9, 53125: 50e9}.get(megabytes_per_second, megabytes_per_second * 1e6)
+    if link is None:
+        return None
+    fields = [
+        nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
+        nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
+        (nvml.NVML_FI_DEV_NVLINK_GET_SPEED, link),
+    ]
+    values = query_nvml("nvmlDeviceGetFieldValues", handle, fields) or ()
+    rates = [value.value.uiVal for value in values if value.nvmlReturn == nvml.NVML_SUCCESS]
+    return next((data_rate(rate) for rate in rates if rate), None)
+
+
+def _nvlink_end(nvml: Any, handle: Any, link: int) -> str:
+    """Return what is at the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
+    kind = query_nvml("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+    if kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+        pci = query_nvml("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        return UNKNOWN if pci is None else str(pci.busId).lower()
+    kinds = {nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH, nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: CPU}
+    return kinds.get(kind, UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,17 +201,21 @@ class Machine:
     """The device type, the GPU model and the links of the machine, on which experiments depend.
 
     Values that are not known are None. gpu: the name of the GPUs if all have the same name.
-    link_bytes_per_second: between one GPU and all others, in one direction. links: the links as the
-    user describes them. world_sizes: the numbers of devices that the test run uses. unmapped: the
-    indices of the first two GPUs that cannot read each other's memory.
+    links: the links as the user describes them. world_sizes: the numbers of devices that the test run
+    uses. unmapped: the indices of the first two GPUs that cannot read each other's memory.
+    link_rates: the rates of the links by the number of devices.
     """
 
     device: str = "cpu"
     gpu: str | None = None
-    link_bytes_per_second: float | None = None
     links: Links = field(default_factory=Links)
     world_sizes: tuple[int, ...] = ()
     unmapped: tuple[int, int] | None = None
+    link_rates: LinkRates | None = field(default=None, compare=False)
+
+    def link(self, world_size: int) -> LinkRate | None:
+        """Return the rate at which one of so many devices can send to the others, or None."""
+        return self.link_rates.of(world_size) if self.link_rates is not None else None
 
     def mapping_reason(self, spec: Spec) -> str:
         """Return why the GPUs cannot map memory as a spec requires, or an empty string."""
@@ -186,18 +228,16 @@ class Machine:
 def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
     """Return a description of the machine's device type, GPU model and links.
 
-    A link's speed from the user overrides the speed that the driver reports.
+    A link's rate from the user overrides nominal and measured rates.
     """
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
-    rates = {gpu.nvlink_bytes_per_second for gpu in gpus} if alike else {None}
-    reported = rates.pop() if len(rates) == 1 else None
     return Machine(
         device=device,
         gpu=gpus[0].name if alike else None,
-        link_bytes_per_second=links.bytes_per_second or reported,
         links=links,
         world_sizes=world_sizes,
         unmapped=first_unmapped(gpus) if device == "cuda" else None,
+        link_rates=LinkRates(gpus if device == "cuda" else None, links.bytes_per_second),
     )
 
 
@@ -313,7 +353,7 @@ def _customized() -> dict[str, str]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between the environments of two stored runs, except for the commit."""
     found = []
-    for name in sorted(then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname"}):
+    for name in sorted(then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname", "links"}):
         if isinstance(then[name], dict) and isinstance(now[name], dict):
             keys = sorted(then[name].keys() | now[name].keys())
             pairs = [(key, then[name].get(key, "not set"), now[name].get(key, "not set")) for key in keys]

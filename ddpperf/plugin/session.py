@@ -261,10 +261,17 @@ class Session:
                 outcomes[test] = replace(outcome, kind=kind)
         return outcomes
 
+    def _link_rates(self) -> dict[str, Any]:
+        """Return the link rates that utilizations of this run refer to, as stored in the JSON file."""
+        rates = self.machine.link_rates
+        found = rates.to_json() if rates is not None else []
+        return {"links": found} if found else {}
+
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host)
         for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
                 environment |= ranks | self._devices.pinning.environment()
+            environment |= self._link_rates()
         return environment

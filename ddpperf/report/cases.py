@@ -74,6 +74,12 @@ class Case:
         """The explanations of the test's results."""
         return [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
 
+    @property
+    def link_bytes_per_second(self) -> float | None:
+        """The rate of the link that a collective's link_utilization refers to, or None."""
+        used, busbw = self.value("link_utilization"), self.value("busbw_bytes_per_second")
+        return busbw / used if used and busbw else None
+
     def value(self, metric: str) -> float | None:
         """Return the value of a metric, or None if the test has no such metric."""
         found: float | None = self.metrics[metric]["value"] if metric in self.metrics else None

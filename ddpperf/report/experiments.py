@@ -79,6 +79,21 @@ EXPERIMENTS = {
             "link_utilization",
         ),
     ),
+    "test_data_parallel_split": Experiment(
+        title="communication of DataParallel",
+        metrics=(
+            "exposed_comm_seconds",
+            "traced_exposed_comm_seconds",
+            "traced_comm_seconds",
+            "replicate_seconds",
+            "scatter_seconds",
+            "gather_seconds",
+            "reduce_seconds",
+            "comm_over_ddp",
+            "idle_in_comm_seconds",
+            "overlap_fraction",
+        ),
+    ),
     "test_strategies": Experiment(
         title="strategies",
         metrics=(
@@ -107,11 +122,22 @@ EXPERIMENTS = {
     ),
     "test_backend_model": Experiment(
         title="all_reduce model",
-        metrics=("latency_seconds", "asymptotic_busbw_bytes_per_second", "held_out_error"),
+        metrics=(
+            "latency_seconds",
+            "asymptotic_busbw_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+        ),
     ),
     "test_cost_model": Experiment(
         title="all_reduce cost model",
-        metrics=("latency_seconds", "link_bytes_per_second", "held_out_error", "reduce_byte_seconds"),
+        metrics=(
+            "latency_seconds",
+            "link_bytes_per_second",
+            "link_utilization",
+            "held_out_error",
+            "reduce_byte_seconds",
+        ),
     ),
     "test_execution": Experiment(
         title="execution modes",

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpperf.report.cases import Case, cases_of, rows_of
 from ddpperf.report.plots import History, Picture, pictures_of
+from ddpperf.report.questions import FORMULAS, answering, table_rows
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
 from ddpperf.report.text import format_metric, short
@@ -33,6 +34,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
     """
     header = document["ddpperf"]
     pictures = pictures_of(document, history)
+    answers = answering(cases_of(document), FORMULAS)
     sections = [
         {
             "table": table,
@@ -48,6 +50,8 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         important=_important(rows_of(document)),
         sentences=worth_knowing(document),
         sections=sections,
+        formulas=table_rows(answers, FORMULAS) if answers else [],
+        about_formulas=FORMULAS.sentence(answers) if answers else "",
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
         metrics=[(short(case.test), _metrics(case)) for case in cases_of(document)],

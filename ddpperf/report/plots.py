@@ -305,16 +305,12 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
             scale = all_reduce_busbw(1, 1, N)
             modelled = [size * scale / (latency + size * scale / best) / 1e9 for size in sizes]
             axes.plot(sizes, modelled, color="gray", linestyle=":", label=f"model, {N} ranks")
-    for link in {link for case in cases if (link := _link(case))}:
+    links = {round(link, -6) for case in cases if (link := case.link_bytes_per_second)}
+    for link in links:
         axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
     axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
     _legend(figure, axes)
     return figure
-
-
-def _link(case: Case) -> float | None:
-    used, busbw = case.value("link_utilization"), case.value("busbw_bytes_per_second")
-    return round(busbw / used, -6) if used and busbw else None
 
 
 def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
@@ -379,7 +375,12 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ),
     ("epoch_scaling", ("test_epoch_scaling",), _scaling, "Speedup of an epoch by number of devices"),
     ("batch_size", ("test_batch_size",), _batch, "Epoch time and images per second by batch size"),
-    ("communication", ("test_comm_split",), _comm, "Compute, overlapped and exposed communication"),
+    (
+        "communication",
+        ("test_comm_split", "test_data_parallel_split"),
+        _comm,
+        "Compute, overlapped and exposed communication",
+    ),
     ("bandwidth", ("test_comm_split",), _bandwidth, "Bus bandwidth of gradients while training"),
     ("step_parts", ("test_step_breakdown",), _parts, "Time of the parts of a training step"),
     ("cost", ("test_step_breakdown",), _cost, "Device time of an epoch on all devices together"),

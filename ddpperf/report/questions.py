@@ -18,10 +18,11 @@ from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
-from ddpperf.specs import PARTS, SamplerSpec, TrainingSpec
+from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS, AllReduceSpec, SamplerSpec, TrainingSpec
 
 PREDICTED = (2, 4, 8, 16)  # devices for which a law of scaling predicts the speedup
-ALWAYS = ("GPUs", "ranks", "batch", "global batch")  # properties with a column even if they do not vary
+# properties with a column even if they do not vary
+ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer")
 NOTHING = "-"
 Cells = Mapping[str, str]
 Form = Callable[[float], str]
@@ -33,15 +34,16 @@ class Question:
 
     tests: the test functions that answer it. needs: the metric without which a test, such as one that
     failed early, answers nothing. file: the file of the tests, with the options that they need. row:
-    returns the figures of a case by heading, or an empty mapping if it has none. sentence: returns a
-    sentence on the cases that have figures.
+    returns the figures of a case by heading, or an empty mapping if it has none; for a case with
+    several rows, it returns a list of them. sentence: returns a sentence on the cases that have
+    figures.
     """
 
     title: str
     tests: tuple[str, ...]
     needs: str
     file: str
-    row: Callable[[Case], Cells]
+    row: Callable[[Case], Cells | Sequence[Cells]]
     sentence: Callable[[Sequence[Case]], str]
 
 
@@ -50,30 +52,45 @@ def report_tables(document: Mapping[str, Any]) -> str:
     cases = cases_of(document)
     parts = []
     for question in QUESTIONS:
-        answering = of_functions(cases, *question.tests)
-        found = [case for case in answering if question.needs in case.metrics and question.row(case)]
         parts += [f"## {question.title}", ""]
-        if found:
+        if found := answering(cases, question):
             parts += [*_table(found, question), "", question.sentence(found), ""]
         else:
             parts += [f"Not measured in this run: `python -m pytest perf/{question.file}`.", ""]
     return "\n".join(parts)
 
 
-def _table(cases: Sequence[Case], question: Question) -> list[str]:
-    """Return the lines of a question's table."""
-    figures = [question.row(case) for case in cases]
-    headings = list(dict.fromkeys(heading for row in figures for heading in row))
+def answering(cases: Sequence[Case], question: Question) -> list[Case]:
+    """Return the cases that have figures for a question."""
+    found = of_functions(cases, *question.tests)
+    return [case for case in found if question.needs in case.metrics and question.row(case)]
+
+
+def table_rows(cases: Sequence[Case], question: Question) -> list[list[str]]:
+    """Return the rows of a question's table; the first row has the headings."""
+    figures = [(place, row) for place, case in enumerate(cases) for row in _figures(question, case)]
+    headings = list(dict.fromkeys(heading for _, row in figures for heading in row))
     _, varying = distinguished(cases)
     names = [name for name in ALWAYS if any(case.properties.get(name) for case in cases)]
     columns = {name: [case.properties.get(name) or NOTHING for case in cases] for name in names}
     columns |= {column.heading or "kind": list(column.cells) for column in varying}
     rows = [
         [*(cells[place] for cells in columns.values()), *(row.get(heading, NOTHING) for heading in headings)]
-        for place, row in enumerate(figures)
+        for place, row in figures
     ]
-    head, *body = [f"| {' | '.join(line)} |" for line in ([*columns, *headings], *rows)]
-    return [head, "|" + "---|" * (len(columns) + len(headings)), *body]
+    return [[*columns, *headings], *rows]
+
+
+def _figures(question: Question, case: Case) -> Sequence[Cells]:
+    found = question.row(case)
+    return [found] if isinstance(found, Mapping) else found
+
+
+def _table(cases: Sequence[Case], question: Question) -> list[str]:
+    """Return the lines of a question's table."""
+    rows = table_rows(cases, question)
+    head, *body = [f"| {' | '.join(line)} |" for line in rows]
+    return [head, "|" + "---|" * len(rows[0]), *body]
 
 
 def _cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1.0) -> dict[str, str]:
@@ -176,6 +193,32 @@ def _about_communication(cases: Sequence[Case]) -> str:
     )
 
 
+def _by_part(case: Case) -> Cells:
+    parts = {part: (f"{part}_seconds", units.seconds) for part in DATA_PARALLEL_PARTS}
+    seconds = {
+        "communication": ("traced_comm_seconds", units.seconds),
+        "exposed": ("traced_exposed_comm_seconds", units.seconds),
+        "GPUs idle in these parts": ("idle_in_comm_seconds", units.seconds),
+        "DDP's communication": ("ddp_traced_comm_seconds", units.seconds),
+        "DDP's exposed": ("ddp_traced_exposed_comm_seconds", units.seconds),
+    }
+    return _cells(case, parts | seconds, _training(case).steps_per_epoch)
+
+
+def _about_data_parallel(cases: Sequence[Case]) -> str:
+    totals = {
+        part: sum(case.value(f"{part}_seconds") or 0.0 for case in cases) for part in DATA_PARALLEL_PARTS
+    }
+    longest = max(totals, key=totals.__getitem__)
+    sentence = f"By trace, {longest} takes the longest of the four parts."
+    if any("comm_over_ddp" in case.metrics for case in cases):
+        ratio, case = _extreme(cases, "comm_over_ddp", most=True)
+        sentence += (
+            f" DataParallel communicates up to {units.factor(ratio)} as long as DDP ({case.described()})."
+        )
+    return sentence
+
+
 def _sent_at(case: Case) -> Cells:
     spec = _training(case)
     busbw, gradients = (
@@ -196,6 +239,45 @@ def _sent_at(case: Case) -> Cells:
 def _about_bandwidth(cases: Sequence[Case]) -> str:
     said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
     return f"The last columns divide formulas of reports by the measured communication time. {said}."
+
+
+def _formulas(case: Case) -> list[Cells]:
+    """Return a row for each formula, for an all_reduce of the library."""
+    spec, link = case.measured.spec, case.link_bytes_per_second
+    assert isinstance(spec, AllReduceSpec)
+    if spec.algorithm != "backend" or not spec.in_place or link is None:
+        return []
+    predicted = {formula: formula.seconds(spec.world_size, spec.nbytes, link) for formula in REPORT_FORMULAS}
+    return [
+        {
+            "formula": formula.formula,
+            "what it counts": formula.counts,
+            "predicted": units.seconds(seconds),
+            "measured": units.seconds(case.seconds),
+            "predicted over measured": f"{seconds / case.seconds:.3g}",
+        }
+        for formula, seconds in predicted.items()
+    ]
+
+
+def _about_formulas(cases: Sequence[Case]) -> str:
+    """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
+    case = max(cases, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
+    N = case.measured.spec.world_size
+    ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
+    return (
+        f"Bytes are divided by the rate of the link, {units.bandwidth(case.link_bytes_per_second or 0.0)}. "
+        "For 2 (N-1) S / N, predicted over measured is the link utilization: "
+        f"{units.percent(case.value('link_utilization') or 0.0)} with {case.described()} and "
+        f"{case.properties['buffer']}. There, (S / B) log2 N is {doubling / ring:.2f} times as long, and "
+        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it counts links that work at the "
+        "same time one after the other. No formula has a latency, so all are too short for small buffers."
+    )
+
+
+def _nbytes(case: Case) -> int:
+    assert isinstance(case.measured.spec, AllReduceSpec)
+    return case.measured.spec.nbytes
 
 
 # --- Q4 and Q5: accuracy
@@ -380,6 +462,14 @@ LARGE_BATCH = (
     "test_same_result_on_more_devices",
 )
 SHARDS = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
+FORMULAS = Question(
+    title="Q3: formulas of reports beside the measured all_reduce",
+    tests=("test_all_reduce",),
+    file="test_all_reduce.py",
+    needs="link_utilization",
+    row=_formulas,
+    sentence=_about_formulas,
+)
 QUESTIONS = (
     Question(
         title="Q1: time per epoch by batch size",
@@ -399,11 +489,19 @@ QUESTIONS = (
     ),
     Question(
         title="Q3: computation and communication in an epoch",
-        tests=("test_comm_split",),
+        tests=("test_comm_split", "test_data_parallel_split"),
         file="test_comm_split.py",
         needs="exposed_comm_seconds",
         row=_communicated,
         sentence=_about_communication,
+    ),
+    Question(
+        title="Q3: communication of DataParallel beside DDP's, in an epoch",
+        tests=("test_data_parallel_split",),
+        file="test_comm_split.py",
+        needs="replicate_seconds",
+        row=_by_part,
+        sentence=_about_data_parallel,
     ),
     Question(
         title="Q3: bandwidth while training",
@@ -413,6 +511,7 @@ QUESTIONS = (
         row=_sent_at,
         sentence=_about_bandwidth,
     ),
+    FORMULAS,
     Question(
         title="Q4: accuracy with a large batch",
         tests=LARGE_BATCH,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from ddpperf.machine.links import rates_in_words
 from ddpperf.report.cases import ab_of, comparison_of
 from ddpperf.report.facets import usual_properties
 from ddpperf.report.layout import table_lines, wrapped
@@ -117,6 +118,7 @@ def title(document: Mapping[str, Any]) -> str:
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
+        rates_in_words(environment.get("links", [])),
         f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
         *(usual[name] for name in ("model", "precision", "execution") if name in usual.keys() & named),
         f"{data['name']} images" if data["name"] != "synthetic" else "",

@@ -27,6 +27,7 @@ from ddpperf.specs.collective import (
 )
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec, is_function
 from ddpperf.specs.instruments import (
+    DATA_PARALLEL_PARTS,
     PARTS,
     TRACES_VARIABLE,
     BucketReplaySpec,

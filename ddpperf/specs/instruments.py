@@ -11,6 +11,7 @@ from ddpperf.specs.training import TrainingSpec
 
 TRACES_VARIABLE = "DDPPERF_TRACES"  # environment variable of the ranks: the folder that keeps traces
 PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # the parts of a step
+DATA_PARALLEL_PARTS = ("replicate", "scatter", "gather", "reduce")  # of DataParallel's communication
 
 
 @dataclass(frozen=True, kw_only=True)

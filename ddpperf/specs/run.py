@@ -19,14 +19,19 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
     "grow_from": "grow={}",
     "label_smoothing": "smooth={:g}",
     "cutout": "cutout={}",
+    "cutmix": "cutmix={:g}",
+    "crop_padding": "padding={}",
+    "uncropped_epochs": "uncropped={}",
     "momentum": "momentum={:g}",
     "weight_decay": "decay={:g}",
     "clip_norm": "clip={:g}",
     "nesterov": "no_nesterov",
     "decay_vectors": "decay_all",
     "recompute_statistics": "statistics",
+    "average_weights": "averaged",
     "set_epoch": "no_set_epoch",
 }
+MOST_CROP_PADDING = 64  # pixels
 CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: the checkpoints' folder
 
 
@@ -43,12 +48,16 @@ class RunSpec(TrainingSpec):
     warmup_epochs: the number of first epochs in which the learning rate rises linearly.
     label_smoothing: the fraction of a target that is spread over all classes.
     cutout: the edge length in pixels of a square hidden in each training image, or 0 for no square.
+    cutmix: the fraction of the training images in which a rectangle shows another image.
+    crop_padding: the pixels of padding around a training image before its random crop.
+    uncropped_epochs: the number of last epochs without random crops.
     clip_norm: the largest norm of all gradients together, or 0 for no limit.
     grow_from: the per-rank batch size of the first epoch, or 0 for a constant batch size. The batch
     size doubles each epoch up to `per_rank_batch_size`.
     recompute_statistics: whether BatchNorm's statistics are recomputed before each evaluation.
     may_diverge: whether a loss that is NaN or infinite is a result instead of an error. The epochs
     with such a loss have no loss in the report.
+    average_weights: whether the evaluated weights are an average over the last steps.
     set_epoch: whether the images are shuffled differently in each epoch.
     seed: the random seed of the parameters, the order of the images, the crops and the hidden
     squares.
@@ -68,12 +77,16 @@ class RunSpec(TrainingSpec):
     warmup_epochs: int = 0
     label_smoothing: Fraction = 0.0
     cutout: int = 0
+    cutmix: Fraction = 0.0
+    crop_padding: int = 4
+    uncropped_epochs: int = 0
     clip_norm: Annotated[float, 1e6] = 0.0
     grow_from: int = 0
     recompute_statistics: bool = False
     nesterov: bool = True
     decay_vectors: bool = False
     may_diverge: bool = False
+    average_weights: bool = False
     set_epoch: bool = True  # type: ignore[misc]
     seed: int = 0  # type: ignore[misc]
 
@@ -87,6 +100,10 @@ class RunSpec(TrainingSpec):
             yield f"a run takes its images from the device, got input {self.input}; use input device"
         if (first := self.warmup_epochs) > self.epochs:
             yield f"a warm-up of {first} epochs is longer than the run of {self.epochs}; shorten it"
+        if (last := self.uncropped_epochs) > self.epochs:
+            yield f"uncropped_epochs={last} is more than the {self.epochs} epochs of the run; use less"
+        if self.crop_padding > MOST_CROP_PADDING:
+            yield f"crop_padding goes up to {MOST_CROP_PADDING}, got {self.crop_padding}"
         if grow_from > batch:
             yield f"grow_from={grow_from} is more than a batch of {batch}; use less"
         if batch > images:

@@ -65,7 +65,8 @@ class StrategyFields(Work):
     accumulation_steps: the number of parts of a batch. The gradients of the parts are added up
     before the ranks synchronize gradients.
     communication: "on" sends gradients. "local" fills DDP's buckets without sending the buckets.
-    "no_sync" does neither.
+    "no_sync" does neither. With strategy data_parallel, "no_sync" trains kept replicas on batches
+    that are already on their GPUs.
     comm_delay_seconds: by how much `comm_delay_rank` delays the last bucket of each step.
     """
 
@@ -95,7 +96,8 @@ class StrategyFields(Work):
         if not re.fullmatch(INDUCTOR_OPTIONS, self.inductor):
             yield f"inductor must be names of torch's inductor options joined by +, got {self.inductor!r}"
         for name, default in APART.items():
-            if (value := getattr(self, name)) != default and strategy != "ddp":
+            value = getattr(self, name)
+            if value != default and strategy != "ddp" and (strategy, value) != ("data_parallel", "no_sync"):
                 yield f"{name}={value} takes DDP's communication apart, got strategy {strategy}; use ddp"
         if (rank := self.comm_delay_rank) >= self.world_size:
             yield f"comm_delay_rank={rank} must be less than world_size={self.world_size}"

@@ -159,8 +159,9 @@ class TrainingSpec(StrategyFields):
         return dataclasses.replace(self, **PLAIN_DDP | alone)
 
     def no_sync(self) -> Self:
-        """Return a spec for the same training step without any communication between the ranks."""
-        return dataclasses.replace(self, communication="no_sync", buffer_sync=False)
+        """Return a spec for the same training step without any communication between the devices."""
+        buffers: dict[str, Any] = {} if self.strategy == "data_parallel" else {"buffer_sync": False}
+        return dataclasses.replace(self, communication="no_sync", **buffers)
 
     def local(self) -> Self:
         """Return a spec for the same training step where DDP fills buckets but sends nothing."""

@@ -22,6 +22,7 @@ from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.timing import synchronize
 from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
 from ddpperf.training import checkpoint
+from ddpperf.training.averaging import AveragedWeights
 from ddpperf.training.epoch import reported
 from ddpperf.training.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
@@ -48,7 +49,11 @@ class StepRecord:
         self.number = torch.tensor([0], device=device)  # the number of the step
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.right.add_((outputs.detach().argmax(1) == targets).sum())
+        if targets.ndim == 2:  # CutMix's probabilities of the classes; a model may have more outputs
+            self.right.add_((outputs.detach().argmax(1) == targets.argmax(1)).sum())
+            targets = F.pad(targets, (0, outputs.shape[1] - targets.shape[1]))
+        else:
+            self.right.add_((outputs.detach().argmax(1) == targets).sum())
         loss = F.cross_entropy(outputs, targets, label_smoothing=self.spec.label_smoothing)
         if self.spec.label_smoothing:
             self.plain_loss.add_(F.cross_entropy(outputs.detach(), targets))
@@ -114,6 +119,7 @@ class TrainingRun(Measurement):
         self.evaluation = Evaluation(images, spec, rank, device)
         self.start = {name: value.clone() for name, value in self.training.task.module.state_dict().items()}
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
+        self.averaged = AveragedWeights(self.training.task.module) if spec.average_weights else None
         self.history: list[Epoch] = []
         self.resumed_epochs = 0
         self.rounds = 0
@@ -148,6 +154,8 @@ class TrainingRun(Measurement):
         state = checkpoint.load(path, spec, training.device) if path and not self.rounds else None
         if path is not None and state is not None:
             checkpoint.restore(path, state, module, training.optimizer)
+            if self.averaged is not None:
+                self.averaged.module.load_state_dict(state["averaged"])
             self.history = list(state["history"])
             self.resumed_epochs = len(self.history)
             self._go_to(self.resumed_epochs)
@@ -158,6 +166,8 @@ class TrainingRun(Measurement):
             if path is not None and self.rank == 0:
                 state = {"model": module.state_dict(), "history": self.history}
                 state["optimizer"] = training.optimizer.state_dict()["state"]
+                if self.averaged is not None:
+                    state["averaged"] = self.averaged.module.state_dict()
                 checkpoint.save(path, spec, state)
 
     def _restart(self) -> None:
@@ -180,6 +190,8 @@ class TrainingRun(Measurement):
         steps = sum(self.spec.epoch_steps[:epoch])
         self.training.schedule.begin(steps)
         self.record.number.fill_(steps)
+        if self.averaged is not None:
+            self.averaged.steps = steps
 
     def _train_epoch(self, epoch: int) -> Epoch:
         spec, device = self.spec, self.training.device
@@ -192,6 +204,8 @@ class TrainingRun(Measurement):
         step.training.task.input.begin(epoch)
         for _ in reported(spec.epoch_steps[epoch], lambda done: self.report(self._done(epoch + done))):
             step.train_batch()
+            if self.averaged is not None:
+                self.averaged.update()
             self.after_step()
         if epoch + 1 < spec.epochs:
             self.steps[spec.batch_sizes[epoch + 1]].training.task.input.prepare(epoch + 1)
@@ -199,9 +213,13 @@ class TrainingRun(Measurement):
         synchronize(device)
         seconds = time.perf_counter() - began
         module, autocast = self.training.task.module, self.training.autocast
+        if spec.grouped:
+            average_buffers(module, spec.world_size)
+        if self.averaged is not None:
+            module = self.averaged.module
         if spec.recompute_statistics:
             recompute_statistics(module, self._next_batches(epoch), autocast)
-        if spec.grouped:
+        if spec.grouped and (spec.recompute_statistics or self.averaged is not None):
             average_buffers(module, spec.world_size)
         test_loss, test_accuracy = self.evaluation(module, autocast)
         tested = {"test_accuracy": test_accuracy, "train_seconds": seconds}

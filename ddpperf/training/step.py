@@ -17,10 +17,8 @@ from ddpperf.specs import TrainingSpec, gpu_reason
 from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
-from ddpperf.training.strategies import gradient_bytes, parallelize, synchronization
+from ddpperf.training.strategies import AUTOCAST_DTYPES, gradient_bytes, parallelize, synchronization
 from ddpperf.training.task import make_task
-
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingStep:

@@ -20,6 +20,7 @@ from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
 from ddpperf.training.task import make_task
 
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEARNING_STEPS = 3  # DDP arranges its buckets again after the first step
 # DDP's option was renamed in torch 2.13.
 _IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -53,8 +54,30 @@ def parallelize(
     if spec.strategy == "fsdp":
         return _fsdp(model, spec, device)
     if spec.strategy == "data_parallel":
-        return DataParallel(model, device_ids=list(range(spec.world_size)))
+        dtype = AUTOCAST_DTYPES.get(spec.precision)
+        inner = model if dtype is None else _Autocast(model, device.type, dtype)
+        return DataParallel(inner, device_ids=driven_gpus(spec))
     return model
+
+
+def driven_gpus(spec: TrainingSpec) -> list[int]:
+    """Return the GPUs that DataParallel drives, the one that holds the model first."""
+    return list(range(spec.world_size))
+
+
+class _Autocast(nn.Module):
+    """Wrapper of a module that runs it under autocast in whatever thread.
+
+    DataParallel's threads switch autocast on, but with the data type of new threads, which is fp16.
+    """
+
+    def __init__(self, module: nn.Module, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.device, self.dtype = module, device, dtype
+
+    def forward(self, inputs: Any) -> Any:
+        with torch.autocast(self.device, self.dtype):
+            return self.module(inputs)
 
 
 class _Whole(nn.Module):

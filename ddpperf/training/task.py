@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,17 +52,27 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
     if spec.input == "dataloader":
         source = LoaderInput(load, batches, spec.loader_workers, device, memory_format)
     elif spec.input == "device":
-        cutout = spec.cutout if isinstance(spec, RunSpec) else 0
-        height, width = images.pixels.shape[2:]
-        if cutout >= 2 * max(height, width):
-            what = f"all of images of {height} x {width} pixels"
-            raise CannotTrain(f"cutout={cutout} hides {what}, wherever it is; use less")
-        source = DeviceInput(DeviceImages(images, device, memory_format, cutout=cutout), batches)
+        augmentation = augmentation_of(spec, images) if isinstance(spec, RunSpec) else {}
+        source = DeviceInput(DeviceImages(images, device, memory_format, **augmentation), batches)
     else:
         indices = next(iter(batches))
         pixels = normalized(images.pixels[indices].to(device), memory_format)
         source = FixedInput((pixels, images.labels[indices].to(device)))
     return Task(module=model, input=source, loss=F.cross_entropy)
+
+
+def augmentation_of(spec: RunSpec, images: Images) -> dict[str, Any]:
+    """Return how a training recipe changes its training images, as arguments of DeviceImages.
+
+    Raises CannotTrain if the recipe's cutout hides whole images.
+    """
+    height, width = images.pixels.shape[2:]
+    if spec.cutout >= 2 * max(height, width):
+        what = f"all of images of {height} x {width} pixels"
+        raise CannotTrain(f"cutout={spec.cutout} hides {what}, wherever it is; use less")
+    uncropped_from = spec.epochs - spec.uncropped_epochs if spec.uncropped_epochs else None
+    crop = {"padding": spec.crop_padding, "uncropped_from": uncropped_from}
+    return {**crop, "cutout": spec.cutout, "cutmix": spec.cutmix}
 
 
 def data_path(spec: TrainingSpec) -> str | None:

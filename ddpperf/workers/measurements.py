@@ -11,6 +11,7 @@ from ddpperf import specs
 from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
 from ddpperf.data.sampling import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
+from ddpperf.instruments.data_parallel_trace import TracedDataParallel
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.instruments.message_ledger import CountedSteps, Ledger
@@ -19,6 +20,7 @@ from ddpperf.instruments.timing import delayed
 from ddpperf.instruments.trace import TracedSteps
 from ddpperf.specs import Spec
 from ddpperf.training.custom_step import CustomStep
+from ddpperf.training.data_parallel import training_step
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.run import TrainingRun
@@ -88,8 +90,11 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
         training = MeasuredStep(step)
         sizes = {"parameter_bytes": float(gradient_bytes(step.task.module)), **sent_bytes(step)}
         return CountedSteps(training, ledger, sizes), training
-    training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
-    return (TracedSteps(training, rank) if isinstance(spec, specs.TraceSpec) else training), training
+    training = MeasuredStep(training_step(spec, rank=rank, device=device))
+    if not isinstance(spec, specs.TraceSpec):
+        return training, training
+    traced = TracedDataParallel if spec.strategy == "data_parallel" else TracedSteps
+    return traced(training, rank), training
 
 
 def _open_long(
@@ -100,6 +105,6 @@ def _open_long(
     if isinstance(spec, specs.RunSpec):
         run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
         return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
-    training = MeasuredStep(TrainingStep(spec, rank=rank, device=device))
+    training = MeasuredStep(training_step(spec, rank=rank, device=device))
     epoch = TrainingEpoch(training, after_step=delay, report=report)
     return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)

@@ -12,7 +12,9 @@ from ddpperf.analysis.cost_models import Undetermined
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.machine.hardware import Links
+from ddpperf.machine.links import RateKind
 from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from ddpperf.specs import (
     CAPTURED_ALGORITHMS,
@@ -27,6 +29,13 @@ SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # only the ring algorithm is measured on buffers of this size or more
+WHY_ABOVE = {  # why a bandwidth can exceed the rate of a link, by the kind of the rate
+    **dict.fromkeys(
+        (RateKind.GIVEN, RateKind.NOMINAL),
+        "the switch adds up the data (NVLS), the rate of the link is too low, or the time is too short",
+    ),
+    RateKind.MEASURED: "several sockets, or smaller buffers, copy faster than the one socket of the rate",
+}
 
 
 def backend_sizes(device: str, links: Links) -> Sequence[int]:
@@ -120,6 +129,24 @@ def link_metric(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
     bounded = all(math.isfinite(link.high) for link in by_set.values())
     estimate_metric(measure, "link_bytes_per_second", by_set, ("", "_low", "_high") if bounded else ("_low",))
     return bounded
+
+
+def link_utilization(
+    measure: Measure, bandwidths: Mapping[str, float], world_size: int, name: str = "link_utilization"
+) -> None:
+    """Store which fraction of the link's rate a bandwidth is, if the link of so many devices is known.
+
+    bandwidths: bytes per second in one direction, by process set. A fraction above 1 is a warning,
+    except for a bandwidth over the exposed time alone.
+    """
+    if (link := measure.machine.link(world_size)) is None:
+        return
+    used = {set_name: value / link.bytes_per_second for set_name, value in bandwidths.items()}
+    measure.metric(name, used)
+    if name == "link_utilization" and measure.metrics[name]["value"] > 1:
+        measure.warn(
+            f"bandwidth above the link's {units.bandwidth(link.bytes_per_second)}: {WHY_ABOVE[link.kind]}"
+        )
 
 
 def estimate_metric(

@@ -15,6 +15,7 @@ from ddpperf.specs import Execution, Input, Precision, TrainingSpec, to_json
 from ddpperf.training import task
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
+from ddpperf.training.models import Stem
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank import Rank
 from tests.unit.test_execution import small_model
@@ -154,3 +155,15 @@ def test_data_dependent_control_flow_is_refused(
     generator.graphsafe_set_state(
         generator.clone_state()
     )  # torch leaves it in the capture; a rank ends after a refusal
+
+
+def test_compiled_stem_is_the_convolution() -> None:
+    torch.manual_seed(0)
+    stem: nn.Module = Stem(64).to(GPU).to(memory_format=torch.channels_last)
+    images = torch.randn(64, 3, 32, 32, device=GPU).to(memory_format=torch.channels_last)
+    found = []
+    for forward in (stem, torch.compile(stem, dynamic=False)):
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = forward(images)
+        found.append((outputs, *torch.autograd.grad(outputs.float().square().mean(), [*stem.parameters()])))
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)

@@ -35,6 +35,7 @@ class Stopped(Exception):
         {"optimizer": "lamb"},
         {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1},
         {"grow_from": 4, "cutout": 4},
+        {"average_weights": True, "cutmix": 0.5, "uncropped_epochs": 1},
         DROPS,
     ],
 )

@@ -362,6 +362,8 @@ def test_different_recipes_have_different_ids() -> None:
         {"seed": 9},
     ]
     changed += [{"cutout": 4}, {"cutout": 8}, {"nesterov": False}, {"decay_vectors": True}]
+    changed += [{"cutmix": 0.5}, {"crop_padding": 2}]
+    changed += [{"uncropped_epochs": 1}, {"average_weights": True}]
     assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(
         changed
     )

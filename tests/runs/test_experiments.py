@@ -13,6 +13,7 @@ import pytest
 
 from ddpperf.instruments.trace import TRACED_STEPS, split_of
 from ddpperf.machine.hardware import computes_bf16
+from ddpperf.results.units import bandwidth
 from ddpperf.specs import OWN_ALGORITHMS, PARTS
 from perf.test_precision import SLOW_BF16
 from tests.canned import CannedSuite
@@ -98,6 +99,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
+    data_parallel |= {"test_data_parallel_split[2rank]"}
     bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
@@ -106,7 +108,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     }
     assert skipped == dict.fromkeys(data_parallel, one_process) | bf16 | too_few
     assert [stored["spec"]["execution"] for stored in run.of("test_execution")] == ["eager"]
-    assert f"{one_process}: 2 tests" in run.output
+    assert f"{one_process}: 3 tests" in run.output
 
 
 def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:
@@ -391,6 +393,27 @@ def test_busbw_of_collectives_excludes_local_bytes(run: Run) -> None:
         assert metric(stored, "busbw_bytes_per_second") == pytest.approx(busbw)
 
 
+def loopback(run: Run) -> float:
+    """The rate of the only link of ranks on a CPU, in bytes per second."""
+    (link,) = run.header["environment"]["links"]
+    assert (link["world_sizes"], link["kind"]) == ([2], "measured")
+    return float(link["bytes_per_second"])
+
+
+def test_bandwidths_are_compared_with_the_loopback(run: Run) -> None:
+    rate = loopback(run)
+    assert f"link {bandwidth(rate)} (measured, loopback, 9 copies, IQR" in " ".join(run.output.split())
+    for stored in (*run.of("test_all_reduce"), *run.of("test_collective")):
+        busbw = metric(stored, "busbw_bytes_per_second")
+        assert metric(stored, "link_utilization") == pytest.approx(busbw / rate)
+    for stored in run.of("test_backend_model"):
+        if fitted := stored["metrics"].get("asymptotic_busbw_bytes_per_second"):
+            assert metric(stored, "link_utilization") == pytest.approx(fitted["value"] / rate)
+    for stored in run.of("test_comm_split"):
+        if busbw_metric := stored["metrics"].get("gradient_busbw_bytes_per_second"):
+            assert metric(stored, "link_utilization") == pytest.approx(busbw_metric["value"] / rate)
+
+
 def test_cost_model_predicts_every_call(run: Run) -> None:
     for algorithm in OWN_ALGORITHMS:
         stored = run.one("test_cost_model", algorithm=algorithm)
@@ -402,10 +425,10 @@ def test_cost_model_predicts_every_call(run: Run) -> None:
             <= metric(stored, "latency_seconds_high")
         )
         assert metric(stored, "held_out_error") >= 0
-        if "link_bytes_per_second" not in stored["metrics"]:  # where sending may cost nothing to be seen
-            assert not [name for name in stored["metrics"] if name.endswith("_over_measured")]
-            continue
-        seconds_by_link = stored["spec"]["nbytes"] / metric(stored, "link_bytes_per_second") / seconds(stored)
+        is_fitted = "link_bytes_per_second" in stored["metrics"]  # sending may cost too little to be seen
+        fitted = metric(stored, "link_bytes_per_second") if is_fitted else loopback(run)
+        assert ("link_utilization" in stored["metrics"]) == is_fitted
+        seconds_by_link = stored["spec"]["nbytes"] / fitted / seconds(stored)
         for execution, of_two_ranks in (("ring_bytes", 1), ("doubling_seconds", 1), ("aggregate_bytes", 2)):
             assert metric(stored, f"{execution}_over_measured") == pytest.approx(
                 of_two_ranks * seconds_by_link

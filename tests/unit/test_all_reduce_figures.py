@@ -10,11 +10,12 @@ import pytest
 from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Machine
+from ddpperf.machine.links import LinkRate, LinkRates, RateKind
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.common.calls import as_fast, link_metric, the_fastest, warn_if_undetermined
+from perf.common.calls import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 
@@ -86,13 +87,36 @@ def test_framework_time_excludes_the_kernel() -> None:
 
 def test_link_utilization_needs_a_known_link() -> None:
     known, unknown = (
-        measure_on(Machine(device="cuda", link_bytes_per_second=450e9)),
+        measure_on(Machine(device="cuda", link_rates=LinkRates([], 450e9))),
         measure_on(Machine(device="cuda")),
     )
     for measure in (known, unknown):
         call_metrics(measure, call(10e-6), lambda t: 360e9)
     assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
     assert list(unknown.metrics) == ["algbw_bytes_per_second", "busbw_bytes_per_second"]
+
+
+@pytest.mark.parametrize("kind", [RateKind.GIVEN, RateKind.NOMINAL, RateKind.MEASURED])
+@pytest.mark.parametrize(
+    ("name", "busbw", "warns"),
+    [
+        ("link_utilization", 11e9, True),
+        ("link_utilization", 10e9, False),
+        ("exposed_link_utilization", 11e9, False),
+    ],
+)
+def test_bandwidth_above_the_link_is_a_warning(name: str, busbw: float, warns: bool, kind: RateKind) -> None:
+    class Rates(LinkRates):
+        def of(self, world_size: int) -> LinkRate | None:
+            return LinkRate(bytes_per_second=10e9, source="a link", kind=kind)
+
+    measure = measure_on(Machine(link_rates=Rates([])))
+    link_utilization(measure, {"A1": busbw}, 2, name)
+    assert measure.metrics[name]["value"] == pytest.approx(busbw / 10e9)
+    assert [note.text.startswith("bandwidth above the link's 10 GB/s: ") for note in measure.notes] == [
+        True
+    ] * warns
+    assert all(("copy" in note.text) == (kind is RateKind.MEASURED) for note in measure.notes)
 
 
 def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
@@ -125,7 +149,7 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
     model = LinkModel(
         latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None
     )
-    measure = measure_on(Machine(device="cuda", link_bytes_per_second=link))
+    measure = measure_on(Machine(device="cuda", link_rates=LinkRates([], link)))
     spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
     model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": (model, 0.1)})
     executions = {

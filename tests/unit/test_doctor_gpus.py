@@ -16,6 +16,7 @@ from ddpperf.doctor import gpus, software
 from ddpperf.doctor.checks import run_findings
 from ddpperf.doctor.child import Report
 from ddpperf.doctor.findings import Finding, Level, Subject
+from ddpperf.machine.links import nvlink
 from tests.fake_nvml import FakeGpu, healthy, install
 
 
@@ -128,8 +129,11 @@ def test_nominal_rate_follows_the_model(
     monkeypatch: pytest.MonkeyPatch, name: str, links: int, rate: str
 ) -> None:
     """The driver of these GPUs reports the number of links only."""
+    _, each = nvlink(name, None)
     fake = healthy(0)
-    fake.gpu = replace(fake.gpu, name=name, nvlinks=links, nvlink_bytes_per_second=None)
+    fake.gpu = replace(
+        fake.gpu, name=name, nvlinks=links, nvlink_bytes_per_second=links * each if each else None
+    )
     assert rate in found(monkeypatch, fake)[Subject.NVLINK].text
 
 

@@ -24,7 +24,6 @@ from ddpperf.machine.hardware import (
     computes_bf16,
     core_count,
     cpu_model,
-    data_rate,
     first_unmapped,
     hardware_key,
     machine,
@@ -243,17 +242,18 @@ H200S = [replace(gpu(uuid), nvlinks=18, nvlink_bytes_per_second=450e9) for uuid 
 
 
 def test_users_link_takes_precedence_over_the_drivers() -> None:
-    assert machine("cuda", H200S, Links()) == Machine(
-        device="cuda", gpu="NVIDIA H200", link_bytes_per_second=450e9
-    )
-    assert machine("cuda", H200S, Links(bytes_per_second=400e9)).link_bytes_per_second == 400e9
-    assert machine("cpu", [], Links(bytes_per_second=10e9)).link_bytes_per_second == 10e9
+    found = machine("cuda", H200S, Links())
+    assert found == Machine(device="cuda", gpu="NVIDIA H200")
+    assert str(found.link(2)) == "450 GB/s (nominal, NVLink, 18 x 25 GB/s)"
+    given = Links(bytes_per_second=400e9)
+    for described in (machine("cuda", H200S, given), machine("cpu", [], given)):
+        assert str(described.link(2)) == "400 GB/s (given, --link-bandwidth)"
+        assert described.link(1) is None, "one device sends to no other"
 
 
 def test_values_that_gpus_do_not_share_are_missing() -> None:
-    assert machine("cuda", [H200S[0], gpu("GPU-2")], Links()) == Machine(
-        device="cuda", gpu="NVIDIA H200", link_bytes_per_second=None
-    )
+    lacking = machine("cuda", [H200S[0], gpu("GPU-2")], Links())
+    assert (lacking.gpu, lacking.link(2)) == ("NVIDIA H200", None)
     assert machine("cuda", [H200S[0], gpu("GPU-2", "NVIDIA H100 PCIe")], Links()) == Machine(device="cuda")
     assert machine("cpu", H200S, Links()) == Machine(), "the GPUs are not used"
 
@@ -309,11 +309,6 @@ def test_silent_driver_counts_as_mapped(monkeypatch: pytest.MonkeyPatch) -> None
     assert first_unmapped(GPUS) is None
 
 
-def test_nvlink_rates_are_without_coding() -> None:
-    assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
-    assert data_rate(14062) == 14.062e9, "as the driver says"
-
-
 # --- two environments
 
 
@@ -340,3 +335,5 @@ def test_differences_leave_out_what_changes_no_time() -> None:
         "OMP_C was not set, is 3",
     ]
     assert hardware.differences(then, then) == []
+    links = [{"links": [{"bytes_per_second": rate, "kind": "measured"}]} for rate in (2e9, 3e9)]
+    assert hardware.differences(*links) == [], "the loopback of no two runs is equally fast"

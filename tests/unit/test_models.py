@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddpperf.specs import Model
-from ddpperf.training.models import MODELS, build
+from ddpperf.training.models import MODELS, Stem, build
 
 PUBLISHED = [name for name in MODELS if name != "resnet10_cifar"]  # a small one of our own
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -99,6 +99,16 @@ def test_the_cifar_stem_keeps_the_resolution() -> None:
     stem = model.maxpool(model.conv1(IMAGES))
     assert stem.shape == (2, 64, 32, 32)
     assert model(IMAGES).shape == (2, 10)
+
+
+def test_stem_by_matrix_product_is_the_convolution() -> None:
+    stem, images = Stem(16).double(), torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    product, convolved = stem.by_matrix_product(images), stem(images)
+    assert product.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(product, convolved)
+    weights = torch.randn_like(convolved)
+    gradients = [torch.autograd.grad((out * weights).sum(), stem.weight) for out in (product, convolved)]
+    torch.testing.assert_close(*gradients)
 
 
 # --- torchvision's own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -48,7 +48,11 @@ def stored_of(path: Path, *names: str) -> Iterator[Json]:
 
 def rows(path: Path, title: str) -> list[dict[str, str]]:
     """The rows of a question's table by heading."""
-    section = report_tables(run(path)).split(f"## {title}\n")[1].split("\n## ")[0]
+    return rows_in(run(path), title)
+
+
+def rows_in(document: Json, title: str) -> list[dict[str, str]]:
+    section = report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
 
@@ -174,6 +178,54 @@ def test_bandwidth_and_formulas_are_those_of_the_trace() -> None:
     assert close(row["2 (N-1) S / N"], 2 * (N - 1) * S / N / sending)
     assert close(row["(S / B) log2 N"], S * math.log2(N) / sending)
     assert close(row["2 (N-1) S"], 2 * (N - 1) * S / sending)
+
+
+def linked(link: float) -> Json:
+    """The run on four GPUs, as if it had stored the utilization of a link with this rate."""
+    document = copy.deepcopy(run(GPU))
+    for test in document["benchmarks"]:
+        metrics = test["extra_info"]["ddpperf"]["metrics"]
+        if busbw := metrics.get("busbw_bytes_per_second"):
+            metrics["link_utilization"] = busbw | {"unit": "1", "value": busbw["value"] / link}
+    return document
+
+
+FORMULAS: dict[str, Callable[[int, int], float]] = {
+    "2 (N-1) S / N": lambda N, S: 2 * (N - 1) * S / N,
+    "(S / B) log2 N": lambda N, S: S * math.log2(N),
+    "2 (N-1) S": lambda N, S: 2 * (N - 1) * S,
+}
+
+
+def test_formulas_are_beside_each_all_reduce() -> None:
+    found = rows_in(linked(450e9), "Q3: formulas of reports beside the measured all_reduce")
+    library = [
+        stored
+        for stored in stored_of(GPU, "test_all_reduce")
+        if stored["spec"].get("algorithm", "backend") == "backend" and stored["spec"].get("in_place", True)
+    ]
+    assert len(found) == 3 * len(library) > 30
+    for number_of_row, row in enumerate(found):
+        stored = library[number_of_row // 3]
+        N, S = stored["spec"]["world_size"], stored["spec"]["nbytes"]
+        assert (row["GPUs"], row["formula"]) == (str(N), list(FORMULAS)[number_of_row % 3])
+        predicted = FORMULAS[row["formula"]](N, S) / 450e9
+        assert close(row["predicted"], predicted)
+        assert close(row["measured"], step(stored))
+        assert close(row["predicted over measured"], predicted / step(stored))
+    assert len({row["what it counts"] for row in found}) == 3
+
+
+def test_formulas_sentence_relates_them_to_the_link() -> None:
+    text = report_tables(linked(450e9)).split("## Q3: formulas")[1].split("\n## ")[0]
+    assert "Bytes are divided by the rate of the link, 450 GB/s." in text
+    assert "the link utilization: 78.7% with 4 GPUs" in text
+    assert "(S / B) log2 N is 1.33 times as long, and 2 (N-1) S is 4 times as long" in text
+
+
+def test_unknown_link_compares_no_formula() -> None:
+    text = report_tables(run(GPU)).split("## Q3: formulas")[1].split("\n## ")[0]
+    assert "Not measured in this run: `python -m pytest perf/test_all_reduce.py`." in text
 
 
 def test_accuracies_are_those_of_the_last_epoch() -> None:

@@ -106,6 +106,18 @@ def test_page_has_verdict_tables_and_pictures(path: Path) -> None:
     assert all(image["alt"] for image in images)
 
 
+def test_page_has_the_formulas_of_reports() -> None:
+    document = stored(GPU)
+    assert "Formulas of reports" not in Parsed(page(document)).text, "the rate of its link is not stored"
+    for test in document["benchmarks"]:
+        metrics = test["extra_info"]["ddpperf"]["metrics"]
+        if busbw := metrics.get("busbw_bytes_per_second"):
+            metrics["link_utilization"] = busbw | {"unit": "1", "value": busbw["value"] / 450e9}
+    parsed = Parsed(page(document))
+    (row,) = [row for row in parsed.rows if row[:3] == ["4", "1 GiB", "2 (N-1) S / N"]]
+    assert row[3:] == ["bytes that one rank of a ring sends", "3.579 ms", "4.549 ms", "0.787"]
+
+
 @pytest.mark.parametrize(
     ("path", "names"),
     [

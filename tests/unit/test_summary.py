@@ -503,7 +503,7 @@ def test_sentence_leaves_out_its_last_figures_after_two_lines() -> None:
     (place,) = [number for number, line in enumerate(lines) if line.startswith("COMMUNICATION")]
     assert "(difference) 500.0 ms, exposed (trace) 500.0 ms" in lines[place + 1]
     assert lines[place + 2] == ""
-    assert "link utilization" not in " ".join(lines)
+    assert "link used" not in " ".join(lines)
 
 
 def test_explanations_follow_the_tables_of_few_experiments() -> None:

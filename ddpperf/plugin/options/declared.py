@@ -207,11 +207,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."
         ),
-        Option("--traces", NEW_FOLDER, "Keep test_comm_split's profiler traces in this folder."),
+        Option("--traces", NEW_FOLDER, "Keep the profiler traces of perf/test_comm_split.py in this folder."),
     ),
     "Links and projection": (
         Option(
-            "--link-bandwidth", BANDWIDTH, "Bandwidth from one GPU to all others.", "the GPU driver's value"
+            "--link-bandwidth",
+            BANDWIDTH,
+            "Bandwidth from one device to all others, in one direction.",
+            "nominal on GPUs, measured on a CPU",
         ),
         Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
         Option("--node-size", WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"),

@@ -1,0 +1,121 @@
+"""Split a traced step of torch's DataParallel into its communication, by part, and its computation.
+
+One process launches the work of all GPUs. A kernel or a copy belongs to the part of the step in which
+the CPU launched it, so that a copy of a gradient is told from any other copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ddpperf.analysis.intervals import Interval, length, overlap, split
+from ddpperf.instruments.trace import COPIES, Event, TracedSteps, counters_of, interval, of_categories
+from ddpperf.specs import DATA_PARALLEL_PARTS
+
+if TYPE_CHECKING:
+    from ddpperf.training.measured_step import MeasuredStep
+
+RANGE = "ddpperf:"  # how the ranges of the forward pass begin in a trace
+# Each range of the forward pass and each autograd node of the backward pass, with the part it belongs to.
+RANGES = {f"{RANGE}{name}": name for name in ("replicate", "scatter", "gather")}
+RANGES |= {"GatherBackward": "scatter", "ScatterBackward": "gather", "BroadcastBackward": "reduce"}
+
+
+class TracedDataParallel(TracedSteps):
+    """Measurement of DataParallel's steps under torch's profiler, with the work of all GPUs."""
+
+    operators = True
+
+    def __init__(self, training: MeasuredStep, rank: int) -> None:
+        super().__init__(training, rank)
+        mark_parts(training.training.model)
+
+    def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:
+        return seconds_by_part(events)
+
+
+def mark_parts(model: Any) -> None:
+    """Put the replicate, scatter and gather of a DataParallel model into ranges of the profiler."""
+    for part in ("replicate", "scatter", "gather"):
+        setattr(model, part, _ranged(getattr(model, part), f"{RANGE}{part}"))
+
+
+def _ranged(function: Any, name: str) -> Any:
+    # Imported here: the controller imports this module and does not need torch.
+    from torch.profiler import record_function
+
+    def ranged(*arguments: Any) -> Any:
+        with record_function(name):
+            return function(*arguments)
+
+    return ranged
+
+
+def seconds_by_part(events: Sequence[Event]) -> dict[str, float]:
+    """Return the counters of a DataParallel step's trace, or nothing if no GPU worked.
+
+    The counters are those of a rank's trace, over all GPUs together: exposed_comm_seconds is the time
+    in which some GPU communicates and no GPU computes. replicate_seconds, scatter_seconds,
+    gather_seconds and reduce_seconds are the times in which a GPU does the work of that part.
+    idle_in_comm_seconds: the time in which the CPU launches one of these parts and no GPU does anything.
+    unassigned_operations: kernels and copies without a launch in the trace, which count as computation.
+    """
+    operations = of_categories(events, "kernel", *COPIES)
+    if not operations:
+        return {}
+    intervals: dict[str, list[Interval]] = defaultdict(list)
+    parts = _parts_of(operations, events)
+    for operation, part in zip(operations, parts, strict=True):
+        other = "copies" if operation["cat"] in COPIES else "compute"
+        intervals[part or other].append(interval(operation))
+    communication = list(chain.from_iterable(intervals[part] for part in DATA_PARALLEL_PARTS))
+    busy = [*communication, *intervals["compute"], *intervals["copies"]]
+    begin, end = min(start for start, _ in busy), max(stop for _, stop in busy)
+    counters = counters_of(split((begin, end), communication, intervals["compute"], intervals["copies"]))
+    del counters["all_reduce_seconds"]
+    launching = [(max(start, begin), min(stop, end)) for start, stop in map(interval, _ranges(events))]
+    return {
+        **counters,
+        **{f"{part}_seconds": length(intervals[part]) for part in DATA_PARALLEL_PARTS},
+        "idle_in_comm_seconds": length(launching) - overlap(launching, busy),
+        "unassigned_operations": float(parts.count(None)),
+    }
+
+
+def _parts_of(operations: Sequence[Event], events: Sequence[Event]) -> list[str | None]:
+    """Return the part in which each kernel or copy was launched, "" for none, None if it is unknown.
+
+    The correlation id of a launch is that of its kernel. The trace of a kernel without a launch may
+    still name the operator that ran on the CPU.
+    """
+    launches = _by_id("correlation", of_categories(events, "cuda_runtime", "cuda_driver"))
+    operators = _by_id("External id", of_categories(events, "cpu_op", "user_annotation"))
+    ranges: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for event in _ranges(events):
+        ranges[event["tid"]].append((event["ts"], event["ts"] + event["dur"], RANGES[event["name"]]))
+    for thread in ranges.values():
+        thread.sort()
+    found: list[str | None] = []
+    for operation in operations:
+        ids = operation.get("args", {})
+        launch = launches.get(ids.get("correlation")) or operators.get(ids.get("External id"))
+        found.append(None if launch is None else _part_at(launch["ts"], ranges[launch["tid"]]))
+    return found
+
+
+def _part_at(moment: float, ranges: Sequence[tuple[float, float, str]]) -> str:
+    """Return the part whose range contains a moment, or ""; the ranges of a thread do not overlap."""
+    place = bisect_right(ranges, moment, key=lambda one: one[0]) - 1
+    return ranges[place][2] if place >= 0 and moment <= ranges[place][1] else ""
+
+
+def _ranges(events: Sequence[Event]) -> list[Event]:
+    return [event for event in of_categories(events, "user_annotation", "cpu_op") if event["name"] in RANGES]
+
+
+def _by_id(name: str, events: Sequence[Event]) -> dict[Any, Event]:
+    return {event["args"][name]: event for event in events if name in event.get("args", {})}

@@ -1,0 +1,114 @@
+"""torch's DataParallel on one GPU with two replicas, or on two GPUs: gradients, traces, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpperf.instruments.data_parallel_trace import mark_parts
+from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec, measured_as
+from ddpperf.training.data_parallel import SeparateReplicas, training_step
+from ddpperf.training.step import TrainingStep
+from ddpperf.workers.measurements import open_measurement
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda", 0)
+SPEC = TrainingSpec(
+    world_size=2,
+    per_rank_batch_size=16,
+    model="resnet18_cifar",
+    strategy="data_parallel",
+    epoch_images=32 * 16,
+)
+
+
+@pytest.fixture(params=[(0, 0), (0, 1)], ids=["one_gpu", "two_gpus"])
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The GPUs of the two replicas."""
+    found: tuple[int, int] = request.param
+    if max(found) >= torch.cuda.device_count():
+        pytest.skip("needs two GPUs")
+    for module in ("strategies", "data_parallel"):
+        monkeypatch.setattr(f"ddpperf.training.{module}.driven_gpus", lambda spec: list(found))
+    torch.cuda.set_device(GPU)
+    yield found
+    torch.cuda.empty_cache()
+
+
+def trained(spec: TrainingSpec, *, ranged: bool = False) -> TrainingStep:
+    step = training_step(spec, rank=0, device=GPU)
+    if ranged:
+        mark_parts(step.model)
+    step.task.input.begin(0)
+    step.task.input.load()
+    step.train()
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
+    return step
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [parameter.grad.to(GPU) for parameter in module.parameters() if parameter.grad is not None]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
+    """Compare with the largest gradient of a parameter: kernels add up in any order."""
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3 * other.abs().max().item() + 1e-6)
+
+
+def test_ranges_leave_the_gradients_unchanged(gpus: tuple[int, int]) -> None:
+    plain, ranged = trained(SPEC), trained(SPEC, ranged=True)
+    assert_close(gradients(ranged.task.module), gradients(plain.task.module))
+
+
+def test_separate_replicas_compute_the_reduced_gradients(gpus: tuple[int, int]) -> None:
+    """DataParallel's gradient is the mean of its replicas' gradients, each over its own images."""
+    separate, together = trained(SPEC.no_sync()), trained(SPEC)
+    assert isinstance(separate, SeparateReplicas)
+    assert [next(replica.parameters()).device.index for replica in separate.replicas] == list(gpus)
+    pairs = zip(*map(gradients, separate.replicas), strict=True)
+    assert_close([(one + other) / 2 for one, other in pairs], gradients(together.task.module))
+
+
+def test_trace_assigns_every_kernel_to_a_part(gpus: tuple[int, int]) -> None:
+    """Replicas on one GPU share its memory, so there is no input to scatter."""
+    counters = traced(SPEC)
+    assert counters["unassigned_operations"] == 0
+    parts = {part: counters[f"{part}_seconds"] for part in DATA_PARALLEL_PARTS}
+    silent = {"scatter"} if gpus == (0, 0) else set()
+    assert {part for part, seconds in parts.items() if not seconds} == silent
+    assert max(parts.values()) <= counters["comm_seconds"] <= sum(parts.values()) * (1 + 1e-6)
+    assert 0 < counters["compute_seconds"] < counters["traced_step_seconds"]
+
+
+def test_separate_replicas_communicate_nothing(gpus: tuple[int, int]) -> None:
+    assert traced(SPEC.no_sync())["comm_seconds"] == 0
+
+
+def traced(spec: TrainingSpec) -> dict[str, float]:
+    opened = open_measurement(measured_as(TraceSpec, spec), rank=0, device=GPU, report=lambda fraction: None)
+    opened.measurement.start_round()
+    opened.measurement.warm_up(3)
+    opened.step()
+    counters = opened.measurement.finish()
+    opened.close()
+    return counters
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_replicas_compute_in_the_steps_precision(gpus: tuple[int, int], precision: str) -> None:
+    step = training_step(replace(SPEC, precision=precision), rank=0, device=GPU)  # type: ignore[arg-type]
+    dtypes = []
+    layer = next(module for module in step.task.module.modules() if isinstance(module, nn.Conv2d))
+    layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    step.task.input.begin(0)
+    step.task.input.load()
+    step.train()
+    assert dtypes == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]] * 2

@@ -1,0 +1,111 @@
+"""CutMix, the size of a random crop, and last epochs without random crops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddpperf.data.images import Images
+from ddpperf.data.inputs import DeviceImages, DeviceInput, normalized
+from ddpperf.specs import RunSpec
+from ddpperf.training.task import augmentation_of, epoch_batches, make_task
+from tests.unit.test_cutout import COUNT, CPU, HEIGHT, IMAGES, SPEC, WIDTH
+
+WHOLE = dataclasses.replace(SPEC, crop_padding=0)  # padding would look the same in all images
+TWO_CLASSES = Images(pixels=IMAGES.pixels, labels=IMAGES.labels % 2)
+
+
+def epoch(spec: RunSpec, number: int = 0, images: Images = IMAGES) -> tuple[Tensor, Tensor]:
+    """Return all images and labels of one epoch, in batches of half an epoch."""
+    on_device = DeviceImages(images, CPU, torch.channels_last, **augmentation_of(spec, images))
+    source = DeviceInput(on_device, epoch_batches(spec, 0))
+    source.begin(number)
+    taken = []
+    for _ in range(2):
+        source.load()
+        taken.append(source.take())
+    pixels, labels = map(torch.cat, zip(*taken, strict=True))
+    return pixels, labels
+
+
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
+def test_rectangles_show_the_image_before(fraction: float) -> None:
+    plain, labels = epoch(WHOLE)
+    mixed, _ = epoch(dataclasses.replace(WHOLE, cutmix=fraction))
+    before = torch.cat([half.roll(1, 0) for half in plain.chunk(2)])
+    changed = (mixed != plain).any(1)
+    shown = torch.where(changed[:, None], before, plain)
+    assert torch.equal(mixed, shown), "all channels of the image before"
+    for image in changed[:64]:
+        rows, columns = (image.any(dim).nonzero().flatten().tolist() for dim in (1, 0))
+        assert image.sum() == len(rows) * len(columns), "a whole rectangle"
+    assert abs(changed.any((1, 2)).float().mean().item() - fraction) < 0.08  # some rectangles are empty
+    assert len(labels) == COUNT
+
+
+def test_labels_are_the_visible_fractions() -> None:
+    spec = dataclasses.replace(WHOLE, cutmix=1.0)
+    plain, _ = epoch(WHOLE)
+    _, labels = epoch(WHOLE, images=TWO_CLASSES)
+    mixed, probabilities = epoch(spec, images=TWO_CLASSES)
+    hidden = (mixed != plain).any(1).float().mean((1, 2))
+    before = torch.cat([half.roll(1, 0) for half in labels.chunk(2)])
+    expected = torch.where(before == labels, 1.0, 1 - hidden)
+    assert probabilities.shape == (COUNT, 2)
+    torch.testing.assert_close(probabilities.gather(1, labels[:, None])[:, 0], expected)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(COUNT))
+
+
+def test_mean_rectangle_is_below_half_of_an_image() -> None:
+    plain, _ = epoch(WHOLE)
+    mixed, _ = epoch(dataclasses.replace(WHOLE, cutmix=1.0))
+    hidden = (mixed != plain).any(1).float().mean().item()
+    assert 0.25 < hidden < 0.5  # a uniform fraction is half on average, less what lies outside
+
+
+def test_last_epochs_have_no_random_crops() -> None:
+    spec = dataclasses.replace(SPEC, epochs=3, uncropped_epochs=1)
+    originals = normalized(IMAGES.pixels, torch.channels_last)
+    for number, is_cropped in ((1, True), (2, False)):
+        pixels, labels = epoch(spec, number)
+        original = originals[labels]
+        is_whole = (pixels - original).abs().amax((1, 2, 3)) < 1e-5
+        is_mirrored = (pixels - original.flip(3)).abs().amax((1, 2, 3)) < 1e-5
+        assert bool((is_whole | is_mirrored).all()) is not is_cropped
+
+
+def test_padding_bounds_the_random_crop() -> None:
+    first, _, last = (0, 0), None, (2, 2)
+    spec = dataclasses.replace(SPEC, crop_padding=1)
+    images = DeviceImages(IMAGES, CPU, torch.channels_last, **augmentation_of(spec, IMAGES))
+    plan = images.plan(torch.arange(COUNT), torch.Generator().manual_seed(0))
+    assert (tuple(plan[1:3].amin(1).tolist()), tuple(plan[1:3].amax(1).tolist())) == (first, last)
+    assert images.padded.shape == (COUNT, HEIGHT + 2, WIDTH + 2, 3)
+
+
+def test_run_trains_with_its_augmentation() -> None:
+    spec = dataclasses.replace(SPEC, per_rank_batch_size=64, epoch_images=64, cutmix=1.0, crop_padding=2)
+    source = make_task(spec, 0, CPU).input
+    source.begin(0)
+    source.load()
+    _, labels = source.take()
+    assert labels.shape[0] == 64
+    assert labels.ndim == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"uncropped_epochs": 2}, r"^uncropped_epochs=2 is more than the 1 epochs of the run; use less$"),
+        ({"crop_padding": 65}, r"^crop_padding goes up to 64, got 65$"),
+        ({"crop_padding": -1}, "crop_padding must be a whole number of at least 0, got -1"),
+        ({"cutmix": 1.5}, "cutmix must be"),
+    ],
+)
+def test_wrong_augmentation_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        dataclasses.replace(SPEC, **fields)

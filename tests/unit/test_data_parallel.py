@@ -1,0 +1,152 @@
+"""DataParallel with and without its communication, on the CPU: gradients, ranges, autocast, cases."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpperf.instruments.data_parallel_trace import RANGES, mark_parts
+from ddpperf.instruments.trace import trace_of
+from ddpperf.specs import EpochSpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.training.data_parallel import SeparateReplicas, training_step
+from ddpperf.training.models import MODELS
+from ddpperf.training.step import TrainingStep
+from ddpperf.training.strategies import parallelize
+from ddpperf.workers.measurements import open_measurement
+
+pytest_plugins = ["tests.cpu_data_parallel"]
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tests torch's own DataParallel"),
+    pytest.mark.usefixtures("cpu_data_parallel"),
+]
+CPU = torch.device("cpu")
+SPEC = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="data_parallel", epoch_images=64)
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8), nn.ReLU(), nn.Linear(8, 1000))
+
+    monkeypatch.setitem(MODELS, "resnet18", model)
+
+
+def step_of(spec: TrainingSpec = SPEC) -> TrainingStep:
+    return training_step(spec, rank=0, device=CPU)
+
+
+def trained(step: TrainingStep) -> TrainingStep:
+    step.task.input.begin(0)
+    step.task.input.load()
+    step.train()
+    return step
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+
+
+def gradients_of(step: TrainingStep, part: slice) -> list[Tensor]:
+    """The gradients of the initial model on a part of the batch."""
+    inputs, targets = step.take()
+    fresh = step_of().task.module
+    F.cross_entropy(fresh(inputs[part]), targets[part]).backward()
+    return gradients(fresh)
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- ranges
+
+
+def test_ranges_leave_the_gradients_unchanged() -> None:
+    plain, ranged = step_of(), step_of()
+    mark_parts(ranged.model)
+    found = [gradients(trained(step).task.module) for step in (plain, ranged)]
+    assert all(map(torch.equal, *found))
+    assert_equal(found[1], gradients_of(plain, slice(None)))
+
+
+def test_trace_has_a_range_for_each_part() -> None:
+    """torch's inputs need no gradients, so that a step has no ScatterBackward."""
+    step = step_of()
+    mark_parts(step.model)
+    names = [event.get("name") for event in trace_of(lambda: trained(step), CPU)]
+    assert {name: names.count(name) for name in RANGES} == dict.fromkeys(RANGES, 1) | {"ScatterBackward": 0}
+
+
+def test_only_the_trace_has_ranges() -> None:
+    for spec, ranged in ((SPEC, False), (measured_as(TraceSpec, SPEC), True)):
+        opened = open_measurement(spec, rank=0, device=CPU, report=lambda fraction: None)
+        assert opened.training is not None
+        assert ("replicate" in vars(opened.training.training.model)) == ranged
+
+
+# --- without communication
+
+
+def test_separate_replicas_compute_their_own_gradients() -> None:
+    step = step_of(SPEC.no_sync())
+    assert isinstance(step, SeparateReplicas)
+    before = [parameter.clone() for parameter in step.replicas[1].parameters()]
+    trained(step)
+    for replica, part in zip(step.replicas, (slice(4), slice(4, 8)), strict=True):
+        assert_equal(gradients(replica), gradients_of(step, part))
+    assert_equal(list(step.replicas[1].parameters()), before)
+    first = zip(step.replicas[0].parameters(), before, strict=True)
+    assert not any(torch.equal(updated, initial) for updated, initial in first)
+
+
+def test_gradients_of_separate_replicas_do_not_add_up() -> None:
+    step = step_of(SPEC.no_sync())
+    assert isinstance(step, SeparateReplicas)
+    trained(trained(step))
+    assert_equal(gradients(step.replicas[1]), gradients_of(step, slice(4, 8)))
+
+
+def test_separate_replicas_accumulate_gradients() -> None:
+    """The micro-batches 0 to 3 and 4 to 7 are divided over the devices, so device 1 has 2, 3, 6 and 7."""
+    step = step_of(TrainingSpec(**vars(SPEC) | {"accumulation_steps": 2}).no_sync())
+    assert isinstance(step, SeparateReplicas)
+    trained(step)
+    parts = [gradients_of(step, part) for part in (slice(2, 4), slice(6, 8))]
+    mean = [(one + other) / 2 for one, other in zip(*parts, strict=True)]
+    assert_equal(gradients(step.replicas[1]), mean)
+
+
+@pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
+def test_steps_and_epochs_train_separate_replicas(kind: type[TrainingSpec]) -> None:
+    spec = kind(**vars(SPEC)).no_sync()
+    opened = open_measurement(spec, rank=0, device=CPU, report=lambda fraction: None)
+    assert opened.training is not None
+    assert isinstance(opened.training.training, SeparateReplicas)
+
+
+# --- precision
+
+
+def test_threads_of_data_parallel_run_under_autocast() -> None:
+    """A new thread's own data type of autocast is bf16 on CPUs, and fp16 on GPUs."""
+    dtypes: list[torch.dtype] = []
+
+    class Linear(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            found = super().forward(input)
+            dtypes.append(found.dtype)
+            return found
+
+    spec = TrainingSpec(**vars(SPEC) | {"precision": "fp16"})
+    inner: Any = parallelize(Linear(2, 2), spec, CPU)
+    thread = threading.Thread(target=inner.module, args=(torch.ones(1, 2),))
+    thread.start()
+    thread.join()
+    assert dtypes == [torch.float16]

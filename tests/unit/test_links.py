@@ -1,0 +1,261 @@
+"""The rates of links: what drivers report, which links join the GPUs, and the loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from ddpperf.machine import links
+from ddpperf.machine.hardware import Gpu, visible_gpus
+from ddpperf.machine.links import (
+    LinkRate,
+    LinkRates,
+    RateKind,
+    data_rate,
+    gpu_link,
+    loopback,
+    nvlink,
+    pcie_rate,
+    rates_in_words,
+)
+from tests.fake_nvml import FakeGpu, healthy, install
+
+ADDRESSES = [f"00000000:{number}0:00.0" for number in range(1, 9)]
+
+
+# --- what the driver reports
+
+
+def per_link(answer: Callable[[int], Any], active: int = 18) -> Callable[[int], Any]:
+    """What NVML answers for each link; it refuses numbers of links that the GPU does not have."""
+
+    def answers(link: int) -> Any:
+        if not 0 <= link < active:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return answer(link)
+
+    return answers
+
+
+def fields(reported: Mapping[Any, int]) -> Callable[[list[Any]], list[SimpleNamespace]]:
+    """NVML's answer for a list of fields, which are numbers, or numbers with a link's number."""
+
+    def values(asked: list[Any]) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(
+                nvmlReturn=pynvml.NVML_SUCCESS if field in reported else pynvml.NVML_ERROR_NOT_SUPPORTED,
+                value=SimpleNamespace(uiVal=reported.get(field, 0)),
+            )
+            for field in asked
+        ]
+
+    return values
+
+
+def described(monkeypatch: pytest.MonkeyPatch, *fakes: FakeGpu) -> list[Gpu]:
+    install(monkeypatch, fakes)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return visible_gpus()
+
+
+def driven(name: str, count: int, address: str = ADDRESSES[0], **answers: Any) -> FakeGpu:
+    """A GPU with active NVLinks to a switch."""
+    usual = {
+        "NvLinkState": per_link(lambda link: 1, count),
+        "NvLinkRemoteDeviceType": per_link(lambda link: pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, count),
+        "PciInfo": SimpleNamespace(busId=address),
+    }
+    fake = healthy(0, **usual | answers)
+    fake.gpu = replace(fake.gpu, name=name, uuid=f"GPU-{address}")
+    return fake
+
+
+GET_SPEED = pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
+COMMON = pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "answers", "rate"),
+    [
+        ("NVIDIA H200", 18, {}, 450e9),  # the driver reports the number of links only
+        ("NVIDIA H200", 18, {"FieldValues": fields({(GET_SPEED, 0): 26562})}, 450e9),
+        ("NVIDIA H100 NVL", 12, {}, 300e9),
+        ("NVIDIA A100-SXM4-80GB", 12, {"FieldValues": fields({COMMON: 25000})}, 300e9),
+        ("NVIDIA RTX A6000", 4, {"FieldValues": fields({COMMON: 14062})}, 4 * 14.062e9),
+        ("NVIDIA GB200", 18, {}, 900e9),
+        ("NVIDIA Unheard Of", 18, {}, None),
+        ("NVIDIA Unheard Of", 18, {"NvLinkVersion": per_link(lambda link: 5)}, 450e9),  # that is 3.1
+        ("NVIDIA Unheard Of", 18, {"NvLinkVersion": per_link(lambda link: 7)}, 900e9),
+        ("NVIDIA H100 80GB HBM3", 18, {"NvLinkVersion": per_link(lambda link: 7)}, 450e9),
+        ("NVIDIA L40S", 0, {}, None),
+    ],
+)
+def test_rate_is_reported_or_nominal(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int, answers: dict[str, Any], rate: float | None
+) -> None:
+    (gpu,) = described(monkeypatch, driven(name, count, **answers))
+    assert (gpu.nvlinks, gpu.nvlink_bytes_per_second) == (count or None, rate)
+
+
+def test_rate_is_asked_of_an_active_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = driven(
+        "NVIDIA Unheard Of",
+        6,
+        NvLinkState=per_link(lambda link: int(link >= 2), 6),
+        FieldValues=fields({(GET_SPEED, 2): 20000}),
+    )
+    (gpu,) = described(monkeypatch, fake)
+    assert (gpu.nvlinks, gpu.nvlink_bytes_per_second) == (4, 80e9)
+
+
+def test_generation_is_that_of_the_architecture() -> None:
+    assert nvlink("NVIDIA H100 PCIe", 7) == (4, 25e9), "its driver says 5.0"
+    assert nvlink("NVIDIA A100-SXM4-40GB", 5) == (3, 25e9), "5 stands for 3.1"
+    assert nvlink("Tesla P100-SXM2-16GB", None) == (1, 20e9)
+    assert nvlink("", 8) == nvlink("", None) == (None, None)
+
+
+def test_nvlink_rates_are_without_coding() -> None:
+    assert [data_rate(megabytes) for megabytes in (25781, 26562, 53125)] == [25e9, 25e9, 50e9]
+    assert data_rate(14062) == 14.062e9, "as the driver says"
+
+
+def test_pcie_rates_are_without_coding() -> None:
+    coding = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
+    for generation, transfers in zip(coding, (2.5e9, 5e9, 8e9, 16e9, 32e9, 64e9), strict=True):
+        exact = 16 * transfers / 8 * coding[generation]
+        assert pcie_rate(generation, 16) == pytest.approx(exact, rel=1e-3)
+    assert pcie_rate(None, 16) is pcie_rate(7, 16) is pcie_rate(5, None) is None
+
+
+# --- which links join the GPUs
+
+
+def joined(*ends: Mapping[str, int]) -> list[Gpu]:
+    """GPUs with these other ends of their NVLinks, of 25 GB/s each."""
+    return [
+        replace(
+            healthy(0).gpu,
+            name="NVIDIA A100 80GB PCIe",
+            uuid=address,
+            pci_address=address,
+            nvlinks=sum(others.values()),
+            nvlink_bytes_per_second=sum(others.values()) * 25e9 or None,
+            nvlink_generation=3,
+            nvlink_ends=others,
+            pcie_generation=4,
+            pcie_width=16,
+        )
+        for address, others in zip(ADDRESSES, ends, strict=False)
+    ]
+
+
+PAIRS = [{ADDRESSES[number ^ 1]: 12} for number in range(4)]  # NVLink bridges between 0 and 1, 2 and 3
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        (joined({"switch": 12}, {"switch": 12}), "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"),
+        (joined({"switch": 12}, {"switch": 11}), "275 GB/s (nominal, NVLink 3, 11 x 25 GB/s)"),
+        (joined({"unknown": 12}, {"unknown": 12}), "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"),
+        (joined(*PAIRS[:2]), "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"),
+        (joined(*PAIRS), "31.5 GB/s (nominal, PCIe 4.0 x16)"),
+        (joined({}, {}), "31.5 GB/s (nominal, PCIe 4.0 x16)"),
+        (joined({"cpu": 3}, {"cpu": 3}), "31.5 GB/s (nominal, PCIe 4.0 x16)"),
+        (joined({ADDRESSES[5]: 4}, {ADDRESSES[6]: 4}), "31.5 GB/s (nominal, PCIe 4.0 x16)"),
+        (joined({ADDRESSES[1]: 2, "cpu": 3}, {ADDRESSES[0]: 2, "cpu": 3}),
+         "50 GB/s (nominal, NVLink 3, 2 x 25 GB/s)"),
+        (joined({ADDRESSES[1]: 2}, {ADDRESSES[0]: 2, ADDRESSES[2]: 1}, {ADDRESSES[1]: 1}),
+         "25 GB/s (nominal, NVLink 3, 1 x 25 GB/s)"),
+        (joined({"switch": 12}), "None"),
+        ([], "None"),
+    ],
+)  # fmt: skip
+def test_link_is_what_joins_the_gpus(gpus: list[Gpu], text: str) -> None:
+    assert str(gpu_link(gpus)) == text
+
+
+def test_slowest_pcie_slot_decides() -> None:
+    first, second = joined({}, {})
+    assert str(gpu_link([first, replace(second, pcie_width=8)])) == "15.75 GB/s (nominal, PCIe 4.0 x8)"
+    assert gpu_link([first, replace(second, pcie_width=None)]) is None
+
+
+def test_nvlink_of_unknown_rate_is_not_pcie() -> None:
+    gpus = [replace(gpu, nvlink_bytes_per_second=None) for gpu in joined({"switch": 4}, {"switch": 4})]
+    assert gpu_link(gpus) is None
+
+
+def test_bridged_pairs_have_a_link_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML tells the other end of each link; four GPUs in bridged pairs meet over PCIe."""
+
+    def other_end(number: int) -> Callable[[int], Any]:
+        return per_link(lambda link: SimpleNamespace(busId=ADDRESSES[number ^ 1]), 12)
+
+    fakes = [
+        driven(
+            "NVIDIA A100 80GB PCIe",
+            12,
+            ADDRESSES[number],
+            NvLinkRemoteDeviceType=per_link(lambda link: pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, 12),
+            NvLinkRemotePciInfo=other_end(number),
+            MaxPcieLinkGeneration=4,
+            CurrPcieLinkGeneration=1,
+        )
+        for number in range(4)
+    ]
+    rates = LinkRates(described(monkeypatch, *fakes))
+    assert str(rates.of(2)) == "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"
+    assert str(rates.of(4)) == "31.5 GB/s (nominal, PCIe 4.0 x16)", "which is not slow when it works"
+    assert rates.of(1) is None
+    assert rates_in_words(json.loads(json.dumps(rates.to_json()))) == (
+        "link of 2 devices 300 GB/s (nominal, NVLink 3, 12 x 25 GB/s); "
+        "link of 4 devices 31.5 GB/s (nominal, PCIe 4.0 x16)"
+    )
+
+
+# --- what is stored
+
+
+def test_only_used_rates_are_stored() -> None:
+    rates = LinkRates(joined({"switch": 12}, {"switch": 12}, {"switch": 12}))
+    assert rates.to_json() == []
+    rates.of(3), rates.of(2), rates.of(2), rates.of(1)
+    (stored,) = rates.to_json()
+    assert stored["world_sizes"] == [2, 3]
+    assert rates_in_words([stored]) == "link 300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"
+
+
+def test_loopback_of_this_machine_is_measured_once() -> None:
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    found = loopback(cores)
+    assert found is not None
+    assert found is loopback(cores)
+    assert found.kind is RateKind.MEASURED
+    assert 1e8 < found.bytes_per_second < 1e12
+    assert found.spread is not None
+    assert "loopback, 9 copies, IQR " in str(found)
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(1)", "print('[]')", "print('nothing')"])
+def test_failed_copy_leaves_the_link_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, program: str
+) -> None:
+    (tmp_path / "copy.py").write_text(program)
+    monkeypatch.setattr(links, "LOOPBACK_COPY", tmp_path / "copy.py")
+    assert loopback.__wrapped__((0,)) is None
+
+
+def test_rate_names_its_source() -> None:
+    measured = LinkRate(
+        bytes_per_second=2.9e9, source="loopback, 9 copies", kind=RateKind.MEASURED, spread=0.04
+    )
+    assert str(measured) == "2.9 GB/s (measured, loopback, 9 copies, IQR 4%)"
