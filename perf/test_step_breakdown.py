@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import median
 
 import pytest
 
+from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.breakdown import (
     epoch_cost,
     least_waiting_rank,
     mfu,
+    part_speedups,
     parts_without_waiting,
     peak_flops_per_second,
     straggler_spread,
 )
-from ddpperf.plugin.cases import Case
+from ddpperf.plugin.cases import Case, if_measured_as, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import PARTS, PartsSpec, TrainingSpec, measured_as
+from ddpperf.specs import (
+    PARTS,
+    EpochPartsSpec,
+    EpochSpec,
+    Execution,
+    PartsSpec,
+    TrainingSpec,
+    measured_as,
+)
 from perf.common import core
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as
+from perf.common.trainings import measured_also_as, training
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
+CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images
 
 
 def steps(options: Options) -> Iterator[Case]:
@@ -45,16 +57,9 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
-    seconds, marked = measure.reference("step", spec).median_step_seconds(), parts.median_step_seconds()
-    found = {sample.set: parts_without_waiting(parts_of(sample, spec.world_size)) for sample in parts.samples}
-    for part in PARTS:
-        if by_set := {name: by_part[part] for name, by_part in found.items() if part in by_part}:
-            measure.metric(f"{part}_seconds", by_set)
-    over_step = {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
-    measure.metric("parts_over_step", over_step)
-    measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
-    if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
-        measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
+    seconds = measure.reference("step", spec).median_step_seconds()
+    part_metrics(measure, parts)
+    compared_with_marks(measure, parts, seconds)
     if bound := step.launch_bound():
         measure.metric("gpu_busy_fraction", {name: min(1.0, 1 / ratio) for name, ratio in bound.items()})
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
@@ -69,14 +74,188 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     training_metrics(measure, step)
 
 
+def loader_epochs(options: Options) -> Iterator[Case]:
+    """Yield epochs with a DataLoader, on one device and on all devices.
+
+    The DataLoader has no workers, or several. The steps run in the first execution mode. With
+    several workers they also run in eager mode.
+    """
+    for world_size in dict.fromkeys((1, max(options.world_sizes))):
+        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+        if options.executions[0] != "eager":
+            yield loader_epoch(options, world_size, max(loader_workers(options)), "eager")
+
+
+def loader_epoch(options: Options, world_size: int, workers: int, execution: Execution | None = None) -> Case:
+    """Return an epoch with a DataLoader, or a skipped test if it cannot be measured by parts.
+
+    execution: the first execution mode of --executions by default.
+    """
+    execution = execution or options.executions[0]
+    batch_size = loader_batch_size(options)
+    identity = f"{size_id(options.device, world_size, batch_size)}-{execution}-dataloader{workers}"
+    fields = training(options, world_size, batch_size, execution)
+    fields |= {"input": "dataloader", "loader_workers": workers, "epoch_images": loader_epoch_images(options)}
+    case = if_valid(identity, options.epoch, **fields)
+    if isinstance(case, EpochSpec):
+        case = without_torchvision(case, "input dataloader")
+    return if_measured_as(EpochPartsSpec, case)
+
+
+def loader_workers(options: Options) -> tuple[int, int]:
+    return (0, 8) if options.device == "cuda" else (0, 1)
+
+
+def loader_batch_size(options: Options) -> int:
+    """Return the batch size per rank of the epochs with a DataLoader, small on the slow CPU."""
+    return (max if options.device == "cuda" else min)(options.batch_sizes)
+
+
+def loader_epoch_images(options: Options) -> int:
+    """Return the images of an epoch with a DataLoader: on a CPU, a few steps unless they are given."""
+    if options.device == "cuda" or options.requested_epoch_images is not None:
+        return options.epoch_images
+    few = CPU_EPOCH_STEPS * max(options.world_sizes) * loader_batch_size(options)
+    return min(options.epoch_images, few)
+
+
+@pytest.mark.specs(cases=loader_epochs, core=core.never)
+def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
+    """How long does each step of an epoch wait for the DataLoader, beside the step's other parts?"""
+    epoch = measure(spec)
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))
+    part_metrics(measure, parts)
+    measure.metric("loading_wait_seconds", parts.counter("loading_wait_seconds"))
+    compared_with_marks(measure, parts, measure.reference("epoch", spec).median_step_seconds())
+    found = least_waiting_parts(parts).values()
+    if median(by_part["loading"] / sum(by_part.values()) for by_part in found) >= LEAST_FRACTION:
+        measure.warn("loading limits the epoch")
+    training_metrics(measure, epoch)
+
+
+def weak_parts(options: Options) -> Iterator[Case]:
+    """Yield steps on several devices for each batch size per rank, and epochs with a DataLoader."""
+    several = [N for N in options.world_sizes if N > 1]
+    if not several:
+        yield one_device_only(options)
+    for world_size in several:
+        for batch_size in options.batch_sizes:
+            yield measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+
+
+def strong_parts(options: Options) -> Iterator[Case]:
+    """Yield steps on several devices for each global batch size, and epochs with a DataLoader.
+
+    A global batch size that does not divide over the ranks is skipped.
+    """
+    several = [N for N in options.world_sizes if N > 1]
+    if not several:
+        yield one_device_only(options)
+    for world_size in several:
+        for images in options.global_batch_sizes:
+            if images % world_size == 0:
+                batch_size = images // world_size
+                yield measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+            else:
+                identity = f"{size_id(options.device, world_size)}-global_b{images}"
+                reason = f"a global batch of {images} does not divide over {world_size} ranks"
+                yield skipped(identity, reason)
+        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+
+
+def one_device_only(options: Options) -> Case:
+    """Return a skipped test outside of the core suite."""
+    skip = pytest.mark.skip(reason="a speedup needs several devices; pass --world-sizes 1,2")
+    return pytest.param(None, id=size_id(options.device, 1), marks=(skip, pytest.mark.slow))
+
+
+@pytest.mark.specs(cases=weak_parts, core=core.never)
+def test_weak_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
+    """How much faster is each part of a step on N devices, with a constant batch size per rank?"""
+    store_part_speedups(measure, spec, weak=True)
+
+
+@pytest.mark.specs(cases=strong_parts, core=core.never)
+def test_strong_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
+    """How much faster is each part of a step on N devices, with a constant global batch size?"""
+    store_part_speedups(measure, spec, weak=False)
+
+
+def store_part_speedups(measure: Measure, spec: TrainingSpec, *, weak: bool) -> None:
+    """Store the seconds of each step part on one device and on N devices, and their speedups."""
+    measure(spec)
+    kind = EpochPartsSpec if isinstance(spec, EpochSpec) else PartsSpec
+    batch_size = spec.per_rank_batch_size if weak else spec.global_batch_size
+    alone = dataclasses.replace(spec.one_device(), per_rank_batch_size=batch_size)
+    parts = measure.reference("parts", measured_as(kind, spec))
+    on_one = parts_on_one_device(measure.reference("parts_on_one_device", measured_as(kind, alone)), spec)
+    part_metrics(measure, parts)
+    on_many = least_waiting_parts(parts)
+    speedups = {
+        name: part_speedups(on_one[name], on_many[name], spec.world_size, weak=weak) for name in on_many
+    }
+    for part in PARTS:
+        if by_set := {name: found[part] for name, found in on_one.items() if part in found}:
+            measure.metric(f"{part}_seconds_on_one_device", by_set)
+        if by_set := {name: found[part] for name, found in speedups.items() if part in found}:
+            measure.metric(f"{part}_speedup", by_set)
+
+
+def parts_on_one_device(alone: Measured, spec: TrainingSpec) -> dict[str, dict[str, float]]:
+    """Return the seconds of each step part on the slowest of the devices, for each process set.
+
+    alone: the parts on each of the devices of `spec`, which worked in turn.
+    """
+    found = {}
+    for sample in alone.samples:
+        seconds = alone.rank_step_seconds(sample, spec.world_size)
+        slowest = seconds.index(max(seconds))
+        found[sample.set] = {
+            part: by_rank[slowest] for part, by_rank in parts_of(sample, spec.world_size).items()
+        }
+    return found
+
+
+def least_waiting_parts(parts: Measured) -> dict[str, dict[str, float]]:
+    """Return the seconds of each step part on the rank that waits least, for each process set."""
+    world_size = parts.spec.world_size
+    return {sample.set: parts_without_waiting(parts_of(sample, world_size)) for sample in parts.samples}
+
+
+def part_metrics(measure: Measure, parts: Measured) -> None:
+    """Store the seconds of each part of a training step."""
+    found = least_waiting_parts(parts)
+    for part in PARTS:
+        if by_set := {name: by_part[part] for name, by_part in found.items() if part in by_part}:
+            measure.metric(f"{part}_seconds", by_set)
+
+
+def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str, float]) -> None:
+    """Compare the sum of the parts with their step or epoch, and that with the one without marks.
+
+    seconds: the time of the step or epoch without marks, for each process set.
+    """
+    marked = parts.median_step_seconds()
+    measure.metric(
+        "parts_over_step", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
+    )
+    measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
+    if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
+        measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
+
+
 def parts_over_step(parts: Measured, sample: Sample) -> float:
     """Return the sum of the times of a step's parts, divided by the step time on the same rank.
 
-    The rank is the one that waits least for other ranks.
+    The rank is the one that waits least for other ranks. The step time of an epoch is its mean.
     """
-    by_part = parts_of(sample, parts.spec.world_size)
+    spec = parts.spec
+    by_part = parts_of(sample, spec.world_size)
     own = parts.rank_step_seconds(sample)[least_waiting_rank(by_part)]
-    return sum(parts_without_waiting(by_part).values()) / own
+    steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
+    return steps * sum(parts_without_waiting(by_part).values()) / own
 
 
 def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpperf.specs import (
     BucketReplaySpec,
+    EpochPartsSpec,
     MessagesSpec,
     PartsSpec,
     RunSpec,
@@ -114,6 +115,10 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
             parts["gradient_sync"] = 0.1
         else:
             parts["optimizer"] += 0.1
+        if isinstance(spec, EpochPartsSpec):
+            seconds /= spec.steps_per_epoch
+            parts |= {"loading": 0.06, "data": 0.04}
+            counters["loading_wait_seconds"] = 0.5 * seconds
         counters |= {f"{part}_seconds": fraction * seconds for part, fraction in parts.items()}
         counters["flops"] = 1e9
     elif isinstance(spec, BucketReplaySpec):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddpperf.analysis.scaling import strong_speedup, weak_speedup
+
+SHORTEST_FRACTION = 0.01  # a shorter part of a step has no speedup
+
 # The peak floating point operations per second without sparsity, by the GPU's name in the driver
 # and by precision, from NVIDIA's data sheets. fp32 is that of the CUDA cores.
 _HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
@@ -50,6 +54,24 @@ def least_waiting_rank(parts: Mapping[str, Sequence[float]]) -> int:
     """Return the rank with the shortest gradient synchronization."""
     waits = parts.get("gradient_sync", (0.0,))
     return min(range(len(waits)), key=waits.__getitem__)
+
+
+def part_speedups(
+    on_one: Mapping[str, float], on_many: Mapping[str, float], N: int, *, weak: bool
+) -> dict[str, float]:
+    """Return the speedup of each step part over N devices, from its seconds on one device and on N.
+
+    Weak scaling: N t(1) / t(N) with the same batch per rank. Strong scaling: t(1) / t(N) with the
+    same global batch. A part that one of the two steps lacks has no speedup. Neither has a part
+    shorter than `SHORTEST_FRACTION` of its step, because the ratio would be noise.
+    """
+    speedup = weak_speedup if weak else strong_speedup
+    least_on_one, least_on_many = (SHORTEST_FRACTION * sum(parts.values()) for parts in (on_one, on_many))
+    return {
+        part: speedup(t1, on_many[part], N)
+        for part, t1 in on_one.items()
+        if t1 > least_on_one and on_many.get(part, 0.0) > least_on_many
+    }
 
 
 def straggler_spread(alone: Sequence[float]) -> float:

@@ -43,8 +43,12 @@ class Input:
     def prepare(self, number: int) -> None:
         """Do the CPU's work for an epoch while the device still computes the epoch before."""
 
-    def load(self) -> None:
-        """Do the CPU's work for the next training batch."""
+    def load(self, arrived: Callable[[], None] = lambda: None) -> None:
+        """Do the CPU's work for the next training batch.
+
+        arrived: called when a batch that the CPU had to wait for is in the CPU's memory, before the
+        batch is copied to the device.
+        """
 
     def take(self) -> Batch:
         """Return the next training batch, which is a tensor of images and a tensor of labels.
@@ -198,7 +202,8 @@ class DeviceInput(Input):
         self.first.zero_()
         self.remaining = plan.shape[1]
 
-    def load(self) -> None:
+    def load(self, arrived: Callable[[], None] = lambda: None) -> None:
+        del arrived  # there is nothing to wait for
         size = min(len(self.places), self.remaining)
         self.next_places = self.places[:size]
         self.remaining -= size
@@ -244,8 +249,9 @@ class LoaderInput(Input):
         self.batches.set_epoch(number)
         self.loaded = iter(self.loader)
 
-    def load(self) -> None:
+    def load(self, arrived: Callable[[], None] = lambda: None) -> None:
         images, labels = next(self.loaded)
+        arrived()
         if self.batch[0].shape != images.shape:
             on_device = images.to(self.device, non_blocking=True, memory_format=self.memory_format)
             self.batch = on_device, labels.to(self.device, non_blocking=True)

@@ -28,6 +28,7 @@ class PartMarks:
     """The times at which the parts of the current training step began.
 
     stream: the CUDA stream on which the last part began.
+    waited_seconds: the CPU's seconds from the begin of the step until its first part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,8 +36,16 @@ class PartMarks:
         self.marks: list[Mark] = []
         self.capturing = False
         self.stream: torch.cuda.Stream | None = None
+        self.began = 0.0
+        self.waited_seconds = 0.0
+
+    def begin_step(self) -> None:
+        self.marks = []
+        self.began, self.waited_seconds = time.perf_counter(), 0.0
 
     def enter_part(self, part: str, stream: torch.cuda.Stream | None = None) -> None:
+        if not self.marks:
+            self.waited_seconds = time.perf_counter() - self.began
         if self.device.type == "cuda":
             self.stream = stream or torch.cuda.current_stream(self.device)
         self.marks.append((part, self.moment(stream)))
@@ -53,6 +62,10 @@ class PartedSteps(TrainingMeasurement):
     """Measurement in which each step trains one batch and times forward, backward and so on.
 
     A step's first part begins where the previous step ended, so that the parts add up to the step.
+    With a DataLoader the first part is loading. It lasts until the batch is in the CPU's memory. On
+    a GPU both ends are events on the device's clock. Therefore loading is the time in which the GPU
+    has nothing to do because the batch is not there. The CPU may wait longer for the batch, while
+    the GPU still computes the previous step.
     A step that is replayed from a CUDA graph needs twice the activation memory. The events in a
     graph hold the times of the graph's last replay. Therefore two graphs take turns, and the events
     of one graph are read while the other graph runs. The part gradient_sync lasts from the
@@ -63,7 +76,9 @@ class PartedSteps(TrainingMeasurement):
     def __init__(self, training: MeasuredStep, marks: PartMarks) -> None:
         super().__init__(training)
         self.marks = marks
-        self.running: deque[tuple[list[Mark], Any]] = deque()  # unread steps: their marks and ends
+        # steps that are not read yet: their marks, their ends, and the CPU's wait for their batch
+        self.running: deque[tuple[list[Mark], Any, float]] = deque()
+        self.first_part = "loading" if self.spec.input == "dataloader" else "data"
         self.ended: Any = None  # the end of the previous step
         self.parted: list[dict[str, float]] = []  # seconds of each step of a round, by part
         self.timed_from = 0  # number of steps before the timed steps of a round
@@ -74,23 +89,24 @@ class PartedSteps(TrainingMeasurement):
 
     def step(self) -> None:
         began = self.ended if self.ended is not None else self.marks.moment()
-        self.marks.marks = []
+        self.marks.begin_step()
         self.training.step()
         self.ended = self.marks.moment()
-        self.running.append(([("data", began), *self.marks.marks], self.ended))
+        marks = [(self.first_part, began), *self.marks.marks]
+        self.running.append((marks, self.ended, self.marks.waited_seconds))
         if self.spec.captured and len(self.running) > 1:
             self._read()  # before the graph with these events runs again
 
     def _read(self) -> None:
         """Wait until the oldest unread training step has ended, and store its parts' seconds."""
-        marks, ended = self.running.popleft()
+        marks, ended, waited_seconds = self.running.popleft()
         is_gpu = self.marks.device.type == "cuda"
         if is_gpu:
             ended.synchronize()
         seconds = dict.fromkeys(PARTS, 0.0)
         for (part, begin), (_, end) in pairwise([*marks, ("", ended)]):
             seconds[part] += begin.elapsed_time(end) / 1e3 if is_gpu else end - begin
-        self.parted.append(seconds)
+        self.parted.append(seconds | {"loading_wait": waited_seconds})
 
     # --- warm-up
 
@@ -137,7 +153,7 @@ class PartedSteps(TrainingMeasurement):
         training.optimizer.zero_grad()
 
     def _capture_twice(self, capture: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-        turns = []
+        turns: list[tuple[Callable[[], None], list[Mark]]] = []
         self.marks.capturing = True
         for _ in range(2):
             self.marks.marks = []
@@ -146,7 +162,8 @@ class PartedSteps(TrainingMeasurement):
         turn = cycle(turns)
 
         def replay() -> None:
-            run, self.marks.marks = next(turn)
+            run, marks = next(turn)
+            self.marks.marks += marks  # after the arrival of the batch, which is not captured
             run()
 
         return replay
@@ -168,20 +185,34 @@ class PartedSteps(TrainingMeasurement):
         while self.running:
             self._read()
         timed = self.parted[self.timed_from - self.training.steps :]
-        self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
+        means = {name: mean(step[name] for step in timed) for name in (*PARTS, "loading_wait")}
+        self.rounds.append((len(timed), means))
 
     def finish(self) -> dict[str, float]:
         """Return the median seconds of each step part over all rounds, and the FLOPs of one step.
 
-        gradient_sync_seconds exists only if there are other ranks. flops are those of a forward and
-        backward pass, as torch counts them for matrix products and convolutions. Rounds with fewer
-        steps than the longest round are left out, because they only calibrated the number of steps.
-        If all rounds have one step, the first of several rounds is left out.
+        gradient_sync_seconds exists only if there are other ranks. loading_seconds exists only with
+        a DataLoader, and so does loading_wait_seconds, the time in which the CPU waits for a batch.
+        flops are those of a forward and backward pass, as torch counts them for matrix products and
+        convolutions. Rounds with fewer steps than the longest round are left out, because they only
+        calibrated the number of steps.
+        If all rounds have one step, the first of several rounds is left out. Epochs have few rounds,
+        so that the medians of the parts would not add up to the median epoch. Of epochs, the parts
+        are therefore those of the median epoch.
         """
         most = max(steps for steps, _ in self.rounds)
         counted = [parts for steps, parts in self.rounds if steps == most]
         counted = counted[1:] if most == 1 and len(counted) > 1 else counted
-        grouped = self.spec.grouped
-        names = [part for part in PARTS if grouped or part != "gradient_sync"]
+        if not self.spec.repeats:
+            counted = _middle(counted)
+        missing = set() if self.spec.grouped else {"gradient_sync"}
+        missing |= set() if self.spec.input == "dataloader" else {"loading", "loading_wait"}
+        names = [name for name in (*PARTS, "loading_wait") if name not in missing]
         counters = {f"{part}_seconds": median(parts[part] for parts in counted) for part in names}
         return counters | {"flops": float(self.flops)}
+
+
+def _middle(rounds: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return the round whose parts have the median sum, or the two in the middle."""
+    ordered = sorted(rounds, key=lambda parts: sum(parts[part] for part in PARTS))
+    return ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]

@@ -42,6 +42,7 @@ TRAINING = (
     "accuracy_unscaled_rate",
 )
 SAMPLER = ("missing_images", "repeated_images", "repeated_places")
+PART_SPEEDUPS = tuple(f"{part}_speedup" for part in ("forward", "backward", "optimizer", "loading", "data"))
 EXPERIMENTS = {
     "test_weak_scaling": Experiment(title="scaling", kind="weak", metrics=SCALING),
     "test_strong_scaling": Experiment(title="scaling", kind="strong", metrics=SCALING),
@@ -66,6 +67,24 @@ EXPERIMENTS = {
             "gpu_busy_fraction",
             "mfu",
         ),
+    ),
+    "test_epoch_breakdown": Experiment(
+        title="epoch breakdown",
+        metrics=(
+            "loading_seconds",
+            "data_seconds",
+            "forward_seconds",
+            "backward_seconds",
+            "gradient_sync_seconds",
+            "optimizer_seconds",
+            "loading_wait_seconds",
+        ),
+    ),
+    "test_weak_parts_speedup": Experiment(
+        title="speedup of the parts of a step", kind="weak", metrics=PART_SPEEDUPS
+    ),
+    "test_strong_parts_speedup": Experiment(
+        title="speedup of the parts of a step", kind="strong", metrics=PART_SPEEDUPS
     ),
     "test_comm_split": Experiment(
         title="communication in a step",

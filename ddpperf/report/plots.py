@@ -266,7 +266,8 @@ def _bandwidth(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | Non
 
 
 def _parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    parts = {part.replace("_", " "): _metric(f"{part}_seconds", 1e3) for part in PARTS}
+    found = [part for part in PARTS if any(f"{part}_seconds" in case.metrics for case in cases)]
+    parts = {part.replace("_", " "): _metric(f"{part}_seconds", 1e3) for part in found}
     return _stacked(cases, header, parts, "ms of a step")
 
 
@@ -383,6 +384,7 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ),
     ("bandwidth", ("test_comm_split",), _bandwidth, "Bus bandwidth of gradients while training"),
     ("step_parts", ("test_step_breakdown",), _parts, "Time of the parts of a training step"),
+    ("epoch_parts", ("test_epoch_breakdown",), _parts, "Time of the parts of a step with a DataLoader"),
     ("cost", ("test_step_breakdown",), _cost, "Device time of an epoch on all devices together"),
     (
         "all_reduce",

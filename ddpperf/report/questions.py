@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup
+from ddpperf.analysis.scaling import amdahl_speedup, gustafson_speedup, strong_speedup, weak_speedup
 from ddpperf.report.cases import Case, cases_of, of_functions
+from ddpperf.report.facets import in_words
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
@@ -36,7 +37,7 @@ class Question:
     failed early, answers nothing. file: the file of the tests, with the options that they need. row:
     returns the figures of a case by heading, or an empty mapping if it has none; for a case with
     several rows, it returns a list of them. sentence: returns a sentence on the cases that have
-    figures.
+    figures. lines: returns the lines of a table whose rows are not the cases.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Question:
     file: str
     row: Callable[[Case], Cells | Sequence[Cells]]
     sentence: Callable[[Sequence[Case]], str]
+    lines: Callable[[Sequence[Case]], list[str]] | None = None
 
 
 def report_tables(document: Mapping[str, Any]) -> str:
@@ -54,7 +56,8 @@ def report_tables(document: Mapping[str, Any]) -> str:
     for question in QUESTIONS:
         parts += [f"## {question.title}", ""]
         if found := answering(cases, question):
-            parts += [*_table(found, question), "", question.sentence(found), ""]
+            lines = question.lines(found) if question.lines else _table(found, question)
+            parts += [*lines, "", question.sentence(found), ""]
         else:
             parts += [f"Not measured in this run: `python -m pytest perf/{question.file}`.", ""]
     return "\n".join(parts)
@@ -88,9 +91,13 @@ def _figures(question: Question, case: Case) -> Sequence[Cells]:
 
 def _table(cases: Sequence[Case], question: Question) -> list[str]:
     """Return the lines of a question's table."""
-    rows = table_rows(cases, question)
-    head, *body = [f"| {' | '.join(line)} |" for line in rows]
-    return [head, "|" + "---|" * len(rows[0]), *body]
+    headings, *rows = table_rows(cases, question)
+    return _lines(headings, rows)
+
+
+def _lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = [f"| {' | '.join(line)} |" for line in (headings, *rows)]
+    return [head, "|" + "---|" * len(headings), *body]
 
 
 def _cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1.0) -> dict[str, str]:
@@ -396,7 +403,7 @@ def _about_messages(cases: Sequence[Case]) -> str:
 
 def _parts(case: Case) -> Cells:
     parts = {part.replace("_", " "): (f"{part}_seconds", units.seconds) for part in PARTS}
-    return _cells(case, parts) | {"step": units.seconds(case.seconds)}
+    return _cells(case, parts) | {"step": units.seconds(case.value("step_seconds") or case.seconds)}
 
 
 def _about_parts(cases: Sequence[Case]) -> str:
@@ -405,6 +412,81 @@ def _about_parts(cases: Sequence[Case]) -> str:
     longest = max(parts, key=parts.__getitem__)
     fraction, name = parts[longest] / sum(parts.values()), longest.replace("_", " ")
     return f"With {case.described()}, the longest part is {name}: {fraction:.0%} of the step."
+
+
+def _speedups(case: Case) -> Cells:
+    parts = {part.replace("_", " "): (f"{part}_speedup", units.factor) for part in PARTS}
+    return _cells(case, parts)
+
+
+def _speedup_lines(cases: Sequence[Case]) -> list[str]:
+    """Return a table of the step parts on one and on several devices, with a row for each part.
+
+    Cases that differ only in the number of devices share rows.
+    """
+    groups: dict[str, dict[int, Case]] = {}
+    for case in cases:
+        groups.setdefault(_scaled_work(case, cases), {})[_training(case).world_size] = case
+    sizes = sorted({N for group in groups.values() for N in group})
+    devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
+    headings = ["scaling", "part", f"1 {devices[:-1]}"]
+    headings += [f"{N} {devices}" for N in sizes] + [f"speedup on {N}" for N in sizes]
+    rows = []
+    for work, group in groups.items():
+        found = [group[N].value if N in group else _no_value for N in sizes]
+        first = group[min(group)]
+        law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
+        sums = [0.0] * (1 + len(sizes))
+        for part in PARTS:
+            seconds = [first.value(f"{part}_seconds_on_one_device")]
+            seconds += [value(f"{part}_seconds") for value in found]
+            speedups = [value(f"{part}_speedup") for value in found]
+            if any(seconds):
+                rows.append([work, part.replace("_", " "), *_part_cells(seconds, speedups)])
+            sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
+        t1, *many = sums
+        whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
+        rows.append([work, "all parts", *_part_cells([total or None for total in sums], whole)])
+    return _lines(headings, rows)
+
+
+def _no_value(metric: str) -> float | None:
+    """Return None as the value of every metric, because no case was measured."""
+    del metric
+    return None
+
+
+def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
+    cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
+    return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
+
+
+def _scaled_work(case: Case, cases: Sequence[Case]) -> str:
+    """Return what a case scales, such as "weak, batch 32 per rank", and what varies over all cases."""
+    spec, weak = _training(case), case.experiment.kind == "weak"
+    batch = f"batch {spec.per_rank_batch_size:,} per rank"
+    words = [case.experiment.kind, batch if weak else f"global batch {spec.global_batch_size:,}"]
+    for name in ("model", "precision", "execution", "strategy", "input"):
+        if len({other.properties.get(name) for other in cases}) > 1:
+            words.append(in_words(name, case.properties.get(name, "")))
+    return ", ".join(filter(None, words))
+
+
+def _about_speedups(cases: Sequence[Case]) -> str:
+    ends = []
+    for most, word in ((True, "largest"), (False, "smallest")):
+        found = [
+            (*_extreme(cases, f"{part}_speedup", most=most), part)
+            for part in PARTS
+            if any(f"{part}_speedup" in case.metrics for case in cases)
+        ]
+        value, case, part = (max if most else min)(found, key=lambda triple: triple[0])
+        ends.append(
+            f"The {word} speedup has the part {part.replace('_', ' ')}: {units.factor(value)} "
+            f"({case.experiment.kind} scaling, {case.described()})."
+        )
+    short = "A part shorter than 1% of its step has no speedup."
+    return " ".join([*dict.fromkeys(ends), short])
 
 
 def _law(case: Case) -> Cells:
@@ -538,11 +620,20 @@ QUESTIONS = (
     ),
     Question(
         title="Parts of a step",
-        tests=("test_step_breakdown",),
+        tests=("test_step_breakdown", "test_epoch_breakdown"),
         file="test_step_breakdown.py",
         needs="forward_seconds",
         row=_parts,
         sentence=_about_parts,
+    ),
+    Question(
+        title="Speedup of the parts of a step",
+        tests=("test_weak_parts_speedup", "test_strong_parts_speedup"),
+        file="test_step_breakdown.py",
+        needs="forward_speedup",
+        row=_speedups,
+        sentence=_about_speedups,
+        lines=_speedup_lines,
     ),
     Question(
         title="Laws of scaling",

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddpperf.results import units
+from ddpperf.specs import PARTS
 
 
 class Better(StrEnum):
@@ -143,6 +144,14 @@ def _interval(metric: Metric) -> Iterator[Metric]:
         yield replace(metric, name=name, heading=heading, better=None, threshold=False)
 
 
+def _of_each_part() -> Iterator[Metric]:
+    """Yield metrics that compare a step part on several devices with the part on one device."""
+    for part in PARTS:
+        words = part.replace("_", " ")
+        yield _seconds(f"{part}_seconds_on_one_device", f"{words} on one device")
+        yield _ratio(f"{part}_speedup", f"{words} speedup")
+
+
 def _messages() -> Iterator[Metric]:
     """Yield metrics for the bytes and counts of messages that ranks send, by kind.
 
@@ -192,11 +201,14 @@ _ALL = (
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
     _ratio("predicted_speedup_of_{N}", "predicted speedup on {N} devices"),
     # Parts of a step
+    _seconds("loading_seconds", "exposed loading"),
+    _seconds("loading_wait_seconds", "loader wait of the CPU"),
     _seconds("data_seconds", "data"),
     _seconds("forward_seconds", "forward"),
     _seconds("backward_seconds", "backward"),
     _seconds("gradient_sync_seconds", "gradient sync"),
     _seconds("optimizer_seconds", "optimizer"),
+    *_of_each_part(),
     _ratio("parts_over_step", "sum of parts over their step", units.percent),
     _ratio("marked_over_step", "step with marks over the one without", units.decimal),
     _ratio("gpu_busy_fraction", "GPU busy", units.percent),

@@ -31,6 +31,7 @@ from ddpperf.specs.instruments import (
     PARTS,
     TRACES_VARIABLE,
     BucketReplaySpec,
+    EpochPartsSpec,
     MessagesSpec,
     PartsSpec,
     TraceSpec,
@@ -54,6 +55,7 @@ Spec = (
     | EpochSpec
     | TraceSpec
     | PartsSpec
+    | EpochPartsSpec
     | BucketReplaySpec
     | MessagesSpec
     | AllReduceSpec

@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
 from ddpperf.specs.strategy import DDP_STRATEGIES, DELAYED_HOOKS
-from ddpperf.specs.training import TrainingSpec
+from ddpperf.specs.training import EpochSpec, TrainingSpec
 
 TRACES_VARIABLE = "DDPPERF_TRACES"  # environment variable of the ranks: the folder that keeps traces
-PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")  # the parts of a step
+# The parts of a training step. Only a step with a DataLoader has the part loading.
+PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")
 DATA_PARALLEL_PARTS = ("replicate", "scatter", "gather", "reduce")  # of DataParallel's communication
 
 
@@ -46,6 +47,16 @@ class PartsSpec(TrainingSpec):
         known, found = ("single", *DDP_STRATEGIES), self.strategy
         if found not in known:
             yield f"a step's parts are timed for strategy {', '.join(known)}, got {found}; use ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPartsSpec(EpochSpec, PartsSpec):
+    """Measurement spec for an epoch in which the parts of all training steps are timed.
+
+    A DataLoader can be measured only in whole epochs.
+    """
+
+    measurement: ClassVar[str] = "epoch_parts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +101,7 @@ class BucketReplaySpec(TrainingSpec):
             yield f"a bucket replay needs strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}, {found}"
 
 
-Kind = TypeVar("Kind", TraceSpec, PartsSpec, BucketReplaySpec, MessagesSpec)
+Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)
 
 
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:

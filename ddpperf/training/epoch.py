@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from ddpperf.instruments.measurement import TrainingMeasurement
+from ddpperf.instruments.measurement import Measurement, TrainingMeasurement
 from ddpperf.training.measured_step import MeasuredStep
 
 REPORT_SECONDS = 1.0
@@ -14,6 +14,8 @@ REPORT_SECONDS = 1.0
 class TrainingEpoch(TrainingMeasurement):
     """Measurement in which each step trains a model for one whole epoch.
 
+    steps: runs and observes one training step after the other. The default is `training`, which
+    only runs them.
     after_step: called after each training step.
     report: called about once a second with the fraction of the epoch that is done.
     """
@@ -22,11 +24,12 @@ class TrainingEpoch(TrainingMeasurement):
         self,
         training: MeasuredStep,
         *,
+        steps: Measurement | None = None,
         after_step: Callable[[], None] = lambda: None,
         report: Callable[[float], None] = lambda fraction: None,
     ) -> None:
         super().__init__(training)
-        self.training_steps = self.spec.steps_per_epoch
+        self.steps = steps or training
         self.after_step = after_step
         self.report = report
 
@@ -37,8 +40,8 @@ class TrainingEpoch(TrainingMeasurement):
         """
         spec = self.spec
         is_same = spec.input != "dataloader" and spec.has_equal_batches
-        if is_same or spec.captured:
-            self.training.warm_up(min(steps, spec.steps_per_epoch))
+        if is_same or spec.captured or self.steps is not self.training:
+            self.steps.warm_up(min(steps, spec.steps_per_epoch))
         if is_same:
             self.training.training.task.input.prepare(self.training.epoch)
         else:
@@ -46,13 +49,22 @@ class TrainingEpoch(TrainingMeasurement):
 
     def step(self) -> None:
         for _ in reported(self.spec.steps_per_epoch, self.report):
-            self.training.step()
+            self.steps.step()
             self.after_step()
         # The CPU prepares the next epoch while the device still trains.
         self.training.training.task.input.prepare(self.training.epoch)
 
+    def start_round(self) -> None:
+        self.steps.start_round()
+
+    def begin_timed(self) -> None:
+        self.steps.begin_timed()
+
+    def end_round(self, steps: int) -> None:
+        self.steps.end_round(steps * self.spec.steps_per_epoch)
+
     def finish(self) -> dict[str, float]:
-        return self.training.finish()
+        return self.steps.finish()
 
 
 def reported(steps: int, report: Callable[[float], None]) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -55,7 +56,7 @@ class MeasuredStep(Measurement):
         self.left = self.training.spec.steps_per_epoch
 
     def train_batch(self) -> None:
-        self.training.task.input.load()
+        self.training.task.input.load(partial(self.training.enter, "data"))
         self.run()
         self.steps += 1
         if self.steps == LOSS_STEPS + 1:

@@ -81,9 +81,8 @@ def open_measurement(spec: Spec, *, rank: int, device: torch.device, report: Rep
 
 def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
     if isinstance(spec, specs.PartsSpec):
-        marks = PartMarks(device)
-        training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
-        return PartedSteps(training, marks), training
+        parted = _parted(spec, rank, device)
+        return parted, parted.training
     if isinstance(spec, specs.MessagesSpec):
         with (ledger := Ledger()):
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
@@ -97,6 +96,13 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
     return traced(training, rank), training
 
 
+def _parted(spec: specs.PartsSpec, rank: int, device: torch.device) -> PartedSteps:
+    marks = PartMarks(device)
+    return PartedSteps(
+        MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part)), marks
+    )
+
+
 def _open_long(
     spec: specs.EpochSpec | specs.RunSpec, rank: int, device: torch.device, report: Report
 ) -> Opened:
@@ -105,6 +111,7 @@ def _open_long(
     if isinstance(spec, specs.RunSpec):
         run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
         return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
-    training = MeasuredStep(training_step(spec, rank=rank, device=device))
-    epoch = TrainingEpoch(training, after_step=delay, report=report)
+    parted = _parted(spec, rank, device) if isinstance(spec, specs.EpochPartsSpec) else None
+    training = parted.training if parted else MeasuredStep(training_step(spec, rank=rank, device=device))
+    epoch = TrainingEpoch(training, steps=parted, after_step=delay, report=report)
     return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)

@@ -10,11 +10,20 @@ from importlib.util import find_spec
 import pytest
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import FUNCTIONS_VARIABLE, AllReduceSpec, EpochSpec, Spec, TrainingSpec
+from ddpperf.specs import (
+    FUNCTIONS_VARIABLE,
+    PARTS,
+    AllReduceSpec,
+    EpochPartsSpec,
+    EpochSpec,
+    Spec,
+    TrainingSpec,
+)
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import WHOLE_SECONDS, Pool
 from ddpperf.workers.process_set import ProcessSet, SetOptions
+from perf.test_step_breakdown import parts_of, parts_over_step
 from tests.project import Marked, wait_until
 
 DEADLINE_SECONDS = 2.0
@@ -119,6 +128,26 @@ def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked, input: st
     assert measured.counted_seconds() == pytest.approx(sum(map(max, sample.seconds)))
     assert len(set(sample.counters["loss_after_5_steps"])) == 2, "each rank has images of its own"
     wait_until(lambda: len(loading(marked)) <= 2, 2, lambda: f"still loading: {loading(marked)}")
+
+
+@NEEDS_TORCHVISION
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 1)])
+def test_parts_of_an_epoch_add_up(pool: Pool, world_size: int, workers: int) -> None:
+    spec = EpochPartsSpec(
+        world_size=world_size,
+        per_rank_batch_size=4,
+        strategy="single" if world_size == 1 else "ddp",
+        input="dataloader",
+        loader_workers=workers,
+        epoch_images=16 * world_size,
+    )
+    measured = pool.measure(spec)
+    (sample,) = measured.samples
+    assert parts_over_step(measured, sample) == pytest.approx(1, abs=0.02)
+    parts = parts_of(sample, world_size)
+    assert set(parts) == set(PARTS) - ({"gradient_sync"} if world_size == 1 else set())
+    assert all(seconds > 0 for by_rank in parts.values() for seconds in by_rank)
+    assert sample.counters["loading_wait_seconds"] == pytest.approx(parts["loading"], rel=0.1)
 
 
 def loading(marked: Marked) -> list[str]:

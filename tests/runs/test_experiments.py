@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -70,8 +71,11 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
         "test_precision",
         "test_remedies",
         "test_shards_are_disjoint_and_cover_the_data",
+        "test_epoch_breakdown",
         "test_step_breakdown",
         "test_strategies",
+        "test_strong_parts_speedup",
+        "test_weak_parts_speedup",
         "test_strong_scaling",
         "test_weak_scaling",
         "test_without_set_epoch_the_epochs_repeat",
@@ -328,13 +332,50 @@ def test_parts_are_those_of_the_least_waiting_rank(run: Run) -> None:
             seconds(stored["references"]["parts"]) / seconds(stored)
         )
         assert "mfu" not in stored["metrics"], "of a CPU no peak is known"
-    assert set(PARTED) <= set(together["metrics"])
+    assert set(PARTED) - {"loading_seconds"} <= set(together["metrics"])
     alone_each = [
         each / together["references"]["no_sync"]["iterations"]
         for each in together["references"]["no_sync"]["samples"][0]["seconds"][0]
     ]
     assert metric(together, "straggler_spread") == pytest.approx(max(alone_each) / min(alone_each) - 1)
     assert "gradient_sync_seconds" not in alone["metrics"]
+
+
+def test_parts_of_an_epoch_add_up_to_the_epoch(run: Run) -> None:
+    for stored in run.of("test_epoch_breakdown"):
+        names = [name for name in PARTED if name in stored["metrics"]]
+        assert "loading_seconds" in names
+        assert ("gradient_sync_seconds" in names) == (stored["spec"]["world_size"] > 1)
+        parts = [metric(stored, name) for name in names]
+        (sample,) = stored["references"]["parts"]["samples"]
+        waits = sample["counters"].get("gradient_sync_seconds", [0.0])
+        own = [ranks[waits.index(min(waits))] for ranks in sample["seconds"]]
+        over = steps_of(stored) * sum(parts) / median(own)
+        assert metric(stored, "parts_over_step") == pytest.approx(over)
+        assert over == pytest.approx(1, abs=0.02)
+        assert metric(stored, "loading_wait_seconds") > 0
+
+
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_speedup_of_each_part(kind: str, run: Run) -> None:
+    """Weak: N t(1) / t(N) with the same batch per rank. Strong: t(1) / t(N) with the same global batch."""
+    tests = run.of(f"test_{kind}_parts_speedup")
+    assert {stored["spec"]["input"] for stored in tests} == {"fixed", "dataloader"}
+    for stored in tests:
+        N, alone = stored["spec"]["world_size"], stored["references"]["parts_on_one_device"]
+        assert alone["spec"]["world_size"] == 1
+        times = N if kind == "strong" else 1
+        assert alone["spec"]["per_rank_batch_size"] == times * stored["spec"]["per_rank_batch_size"]
+        ranks = list(zip(*alone["samples"][0]["seconds"], strict=True))
+        medians = [median(seconds) for seconds in ranks]
+        slowest = medians.index(max(medians))
+        t1 = alone["samples"][0]["counters"]["backward_seconds"][slowest]
+        assert metric(stored, "backward_seconds_on_one_device") == t1
+        speedup = t1 / metric(stored, "backward_seconds") * (1 if kind == "strong" else N)
+        assert metric(stored, "backward_speedup") == pytest.approx(speedup)
+        assert "gradient_sync_speedup" not in stored["metrics"]
+        loads = "loading_seconds_on_one_device" in stored["metrics"]
+        assert loads == (stored["spec"]["input"] == "dataloader")
 
 
 def test_cost_of_more_devices(run: Run) -> None:

@@ -8,6 +8,7 @@ from ddpperf.analysis.breakdown import (
     PEAK_FLOPS_PER_SECOND,
     epoch_cost,
     mfu,
+    part_speedups,
     parts_without_waiting,
     peak_flops_per_second,
     straggler_spread,
@@ -21,6 +22,20 @@ def test_parts_are_of_the_least_waiting_rank() -> None:
     for first, second in ((late, waiting), (waiting, late)):
         assert parts_without_waiting({part: [first[part], second[part]] for part in first}) == late
     assert parts_without_waiting({"forward": [2.0], "backward": [3.0]}) == {"forward": 2.0, "backward": 3.0}
+
+
+@pytest.mark.parametrize(("weak", "speedups"), [(True, (3.2, 4.0)), (False, (0.8, 1.0))])
+def test_speedup_of_parts_on_four_devices(weak: bool, speedups: tuple[float, float]) -> None:
+    alone = {"forward": 2.0, "backward": 4.0}
+    together = {"forward": 2.5, "backward": 4.0, "gradient_sync": 1.0}
+    found = part_speedups(alone, together, 4, weak=weak)
+    assert found == pytest.approx(dict(zip(alone, speedups, strict=True)))
+
+
+@pytest.mark.parametrize(("t1", "tN"), [(0.005, 0.5), (0.5, 0.005)])
+def test_short_parts_have_no_speedup(t1: float, tN: float) -> None:
+    found = part_speedups({"data": t1, "forward": 1.0}, {"data": tN, "forward": 1.0}, 2, weak=True)
+    assert found == {"forward": 2.0}
 
 
 def test_stragglers_are_told_by_what_ranks_take_alone() -> None:

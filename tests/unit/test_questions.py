@@ -327,3 +327,53 @@ def test_large_batches_stand_beside_what_reports_state() -> None:
     cells = dict(zip(heading, row, strict=True))
     assert cells["training accuracy in reports"] == "A: 84.9%, B: 82.2%"
     assert "test accuracy in reports" not in cells
+
+
+def with_part_speedups() -> Json:
+    """Return a stored run with the speedups of the parts on 2 and on 4 ranks, which were not measured.
+
+    They are those of weak scaling: on one device forward takes 10 ms, and backward 30 ms.
+    """
+    document = copy.deepcopy(run(CPU))
+    (test,) = (found for found in document["benchmarks"] if found["name"] == "test_step_breakdown[2rank-b32]")
+    outcome = document["ddpperf"]["outcomes"][test["fullname"]]
+    for N in (2, 4):
+        made = copy.deepcopy(test)
+        made["name"] = f"test_weak_parts_speedup[{N}rank-b32]"
+        made["fullname"] = f"perf/test_step_breakdown.py::{made['name']}"
+        stored = made["extra_info"]["ddpperf"]
+        stored["spec"]["world_size"] = N
+        for sample in stored["samples"]:
+            sample["seconds"] = [[ranks[0]] * N for ranks in sample["seconds"]]
+        seconds = {
+            "forward_seconds_on_one_device": 0.01,
+            "backward_seconds_on_one_device": 0.03,
+            "forward_seconds": 0.01,
+            "backward_seconds": 0.04,
+            "gradient_sync_seconds": 0.01 * N,
+        }
+        factors = {"forward_speedup": N, "backward_speedup": 0.75 * N}
+        values = [(name, "s", value) for name, value in seconds.items()]
+        values += [(name, "1", value) for name, value in factors.items()]
+        stored["metrics"] = {
+            name: {"value": value, "unit": unit, "by_set": {stored["samples"][0]["set"]: value}}
+            for name, unit, value in values
+        }
+        document["benchmarks"].append(made)
+        document["ddpperf"]["outcomes"][made["fullname"]] = outcome
+    return document
+
+
+def test_speedups_of_parts_have_a_row_for_each_part() -> None:
+    text = report_tables(with_part_speedups()).split("## Speedup of the parts of a step\n")[1]
+    head, _, *found = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
+    assert head == "| scaling | part | 1 rank | 2 ranks | 4 ranks | speedup on 2 | speedup on 4 |"
+    work = "| weak, batch 32 per rank |"
+    assert found == [
+        f"{work} forward | 10.00 ms | 10.00 ms | 10.00 ms | 2.00x | 4.00x |",
+        f"{work} backward | 30.00 ms | 40.00 ms | 40.00 ms | 1.50x | 3.00x |",
+        f"{work} gradient sync | - | 20.00 ms | 40.00 ms | - | - |",
+        f"{work} all parts | 40.00 ms | 70.00 ms | 90.00 ms | 1.14x | 1.78x |",
+    ]
+    assert "The largest speedup has the part forward: 4.00x (weak scaling, 4 ranks" in text
+    assert "The smallest speedup has the part backward: 1.50x (weak scaling, 2 ranks" in text

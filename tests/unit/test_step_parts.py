@@ -101,15 +101,15 @@ def spend_beside(training: PartedSteps, clock: Clock) -> None:
     """Make loading a batch and updating the parameters take time."""
     load, update = training.training.training.task.input.load, training.training.training.optimizer.step
 
-    def slow_load() -> None:
+    def slow_load(arrived: Callable[[], None]) -> None:
         clock.spend("data")
-        load()
+        load(arrived)
 
     def slow_update(*arguments: Any) -> Any:
         clock.spend("optimizer")
         return update(*arguments)
 
-    training.training.training.task.input.load = slow_load  # type: ignore[method-assign]
+    training.training.training.task.input.load = slow_load  # type: ignore[method-assign, assignment]
     training.training.training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
 
 
@@ -137,7 +137,7 @@ def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
         training.start_round()
         clock.spend("optimizer")  # whatever lies between
         first = training.training.training.task.input.load
-        training.training.training.task.input.load = lambda: clock.spend("optimizer")  # type: ignore[method-assign]
+        training.training.training.task.input.load = lambda _: clock.spend("optimizer")  # type: ignore
         training.step()
         training.training.training.task.input.load = first  # type: ignore[method-assign]
         training.begin_timed()

@@ -1,0 +1,230 @@
+"""The part loading of an epoch's steps: what the device waits for, and what the CPU waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpperf.analysis.batch_size import loading_fraction
+from ddpperf.data.inputs import Batch, Input, TransformedImages
+from ddpperf.instruments import step_parts as parts
+from ddpperf.instruments.step_parts import PartedSteps, PartMarks
+from ddpperf.instruments.timing import seconds_of
+from ddpperf.specs import PARTS, EpochPartsSpec, EpochSpec, from_json, measured_as, to_json
+from ddpperf.training import task
+from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.training.step import TrainingStep
+from tests.unit.test_step_parts import SPENT, Clock, Slow, seconds
+
+STEPS = 4
+SPEC = EpochPartsSpec(
+    world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=4 * STEPS, input="dataloader"
+)
+CPU = torch.device("cpu")
+STEP_SECONDS = sum(SPENT.values())
+SLEEP_SECONDS = 0.01  # for each image
+
+
+class Gpu(Clock):
+    """A CPU's clock, and a GPU beside it that works through its queue."""
+
+    free = 0.0  # when the queue is done
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free)
+
+    def spend(self, part: str) -> None:
+        self.free = max(self.now, self.free) + SPENT[part]
+
+
+class Event:
+    """A GPU's event, which has no time before the GPU has reached it, as the real one."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.at = float("inf")
+
+    def record(self, stream: object) -> None:
+        self.at = max(self.gpu.now, self.gpu.free)
+
+    def synchronize(self) -> None:
+        self.gpu.now = max(self.gpu.now, self.at)
+
+    def elapsed_time(self, end: Event) -> float:
+        if max(self.at, end.at) > self.gpu.now:
+            raise RuntimeError("CUDA error: device not ready")
+        return (end.at - self.at) * 1e3
+
+
+class SlowLoader(Input):
+    """An input whose batches arrive in the CPU's memory after some seconds."""
+
+    def __init__(self, gpu: Gpu, load_seconds: float) -> None:
+        self.gpu, self.load_seconds = gpu, load_seconds
+
+    def load(self, arrived: Callable[[], None] = lambda: None) -> None:
+        self.gpu.now += self.load_seconds
+        arrived()
+        self.gpu.spend("data")  # the copy to the device
+
+    def take(self) -> Batch:
+        return torch.zeros(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    cuda = SimpleNamespace(Event=lambda **_: Event(gpu), current_stream=lambda _: "the stream")
+    monkeypatch.setattr(parts, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=gpu))
+    monkeypatch.setattr(task, "build", lambda _: Slow(gpu))
+    return gpu
+
+
+def measured(
+    epoch: TrainingEpoch, rounds: int = 1, synchronize: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Run some rounds of one epoch each as a rank does, and return the counters."""
+    for _ in range(rounds):
+        epoch.start_round()
+        synchronize()
+        epoch.begin_timed()
+        epoch.step()
+        epoch.end_round(1)
+    return epoch.finish()
+
+
+def on_gpu(gpu: Gpu, load_seconds: float, spec: EpochPartsSpec = SPEC) -> dict[str, float]:
+    """Return the counters of epochs whose batches take `load_seconds` to load."""
+    marks = PartMarks(torch.device("cuda"))
+    step = TrainingStep(spec, rank=0, device=CPU, enter=marks.enter_part)
+    step = step.with_input(SlowLoader(gpu, load_seconds))
+    step.optimizer.register_step_post_hook(lambda *_: gpu.spend("optimizer"))
+    steps = PartedSteps(MeasuredStep(step), marks)
+    epoch = TrainingEpoch(steps.training, steps=steps)
+    epoch.warm_up(2)
+    return measured(epoch, 2, gpu.synchronize)
+
+
+@pytest.mark.parametrize("load_seconds", [10.0, STEP_SECONDS - 1, STEP_SECONDS + 100, 3 * STEP_SECONDS])
+def test_loading_is_what_the_gpu_waits_for(gpu: Gpu, load_seconds: float) -> None:
+    """The GPU waits for an epoch's whole first batch. It computes while later batches load."""
+    counters = on_gpu(gpu, load_seconds)
+    exposed = load_seconds + (STEPS - 1) * max(0.0, load_seconds - STEP_SECONDS)
+    assert counters["loading_seconds"] == pytest.approx(exposed / STEPS)
+    assert counters["loading_wait_seconds"] == pytest.approx(load_seconds)
+    assert {**seconds(counters), "loading": 0.0} == pytest.approx({**SPENT, "loading": 0.0})
+
+
+def test_parts_add_up_to_the_gpus_epoch(gpu: Gpu) -> None:
+    counters = on_gpu(gpu, 2 * STEP_SECONDS)
+    epoch = STEPS * 2 * STEP_SECONDS + STEP_SECONDS  # only the last step has no batch to load beside it
+    assert STEPS * sum(seconds(counters).values()) == pytest.approx(epoch)
+
+
+def test_other_inputs_have_no_loading(gpu: Gpu) -> None:
+    counters = on_gpu(gpu, 10.0, dataclasses.replace(SPEC, input="device"))
+    assert {"loading_seconds", "loading_wait_seconds"}.isdisjoint(counters)
+    assert counters["data_seconds"] > SPENT["data"]  # what the GPU waits for, as in PartsSpec
+
+
+@pytest.mark.parametrize("rounds", [3, 4])
+def test_parts_are_those_of_the_median_epoch(rounds: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians of each part would not add up to an epoch: 1 + 1 + 1 s of three epochs of 5 s."""
+    marks = PartMarks(torch.device("cuda"))
+    steps = PartedSteps(MeasuredStep(TrainingStep(SPEC, rank=0, device=CPU)), marks)
+    epochs = [
+        {"loading": 3.0, "data": 1.0},
+        {"data": 3.2, "loading": 1.0},
+        {"forward": 9.0},
+        {"forward": 0.1},
+    ]
+    nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
+    steps.rounds = [(STEPS, nothing | epoch) for epoch in epochs[:rounds]]
+    found = seconds(steps.finish())
+    assert sum(found.values()) == pytest.approx({3: 4.2, 4: (4.0 + 4.2) / 2}[rounds])
+
+
+# --- a real DataLoader on a CPU
+
+
+class Sleeps(nn.Module):
+    """A model whose forward pass takes the time of loading half a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        if self.training:
+            time.sleep(2 * SLEEP_SECONDS)
+        return self.linear(images.flatten(1))
+
+
+def epoch_of(spec: EpochPartsSpec) -> TrainingEpoch:
+    marks = PartMarks(CPU)
+    steps = PartedSteps(MeasuredStep(TrainingStep(spec, rank=0, device=CPU, enter=marks.enter_part)), marks)
+    epoch = TrainingEpoch(steps.training, steps=steps)
+    epoch.warm_up(2)
+    return epoch
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Make the data set sleep, and return the seconds that each image really took."""
+    pytest.importorskip("torchvision")
+    slept: list[float] = []
+    read = TransformedImages.__getitem__
+
+    def slow(images: TransformedImages, index: int) -> Batch:
+        began = time.perf_counter()
+        time.sleep(SLEEP_SECONDS)
+        image = read(images, index)
+        slept.append(time.perf_counter() - began)
+        return image
+
+    monkeypatch.setattr(TransformedImages, "__getitem__", slow)
+    monkeypatch.setattr(task, "build", lambda _: Sleeps())
+    return slept
+
+
+def test_slow_data_set_is_found_in_loading(slept: list[float]) -> None:
+    epoch = epoch_of(SPEC)
+    slept.clear()
+    counters = measured(epoch)
+    assert counters["loading_seconds"] == pytest.approx(sum(slept) / STEPS, rel=0.1)
+    assert counters["loading_wait_seconds"] == pytest.approx(counters["loading_seconds"], rel=0.01)
+
+
+@pytest.mark.usefixtures("slept")
+def test_loading_agrees_with_the_epoch_without_loading() -> None:
+    """`loading_fraction` compares the times of two epochs. The parts come from one epoch."""
+    with_loading, without = epoch_of(SPEC), epoch_of(dataclasses.replace(SPEC, input="fixed"))
+    whole, alone = (seconds_of(epoch.step, 1, CPU) for epoch in (with_loading, without))
+    counters = measured(with_loading)
+    by_parts = counters["loading_seconds"] / sum(seconds(counters).values())
+    assert by_parts == pytest.approx(loading_fraction(whole, alone), abs=0.1)
+    assert 0.5 < by_parts < 0.9
+
+
+# --- specs
+
+
+def test_parts_of_an_epoch_are_read_from_json() -> None:
+    spec = dataclasses.replace(SPEC, loader_workers=2)
+    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+    assert measured_as(EpochPartsSpec, EpochSpec(**dataclasses.asdict(spec))) == spec
+
+
+def test_parts_of_an_fsdp_epoch_are_refused() -> None:
+    with pytest.raises(ValueError, match="timed for strategy single, ddp, zero1, got fsdp; use ddp"):
+        dataclasses.replace(SPEC, strategy="fsdp")
