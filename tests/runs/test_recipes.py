@@ -364,7 +364,7 @@ def test_training_resumes_from_its_checkpoint(project: Project) -> None:
     project.experiment.write_text(LARGE.replace("RATE", "0.1"))
     arguments = ("perf", "--world-sizes", "1", "--checkpoints", "kept")
     first = project.run(*arguments)
-    first.assert_one_sentence(0, "test_it", "accuracy", "images/s")
+    first.assert_one_sentence(0, "train accuracy", "test accuracy")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     assert "spread is unknown" not in first.output
     (kept,) = (project.root / "kept").iterdir()
