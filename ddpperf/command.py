@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 REFUSED = 4  # the exit status of a refusal, as in a test run
+PRICES, PRICE = "a price above 0 and up to 999999", "2.5"  # the accepted prices in words, and one of them
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +27,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: {message}; see --help\n")
+
+
+def hour_price(text: str) -> float:
+    """Return the price of an hour of one device, in any currency.
+
+    Raises argparse.ArgumentTypeError with one sentence for anything else.
+    """
+    try:
+        price = float(text)
+    except ValueError:
+        price = 0.0
+    if not 0 < price <= 999999:  # a NaN is refused, too
+        raise argparse.ArgumentTypeError(f"takes {PRICES}, got {text[:40]!r}; pass for example {PRICE}")
+    return price
 
 
 def refused(problem: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
 
@@ -21,11 +22,18 @@ from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.specs import (
+    DATA_PARALLEL_PARTS,
+    BucketReplaySpec,
+    Model,
+    TraceSpec,
+    TrainingSpec,
+    measured_as,
+)
 from perf.common import core
 from perf.common.calls import link_utilization
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as, training
+from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
@@ -41,6 +49,13 @@ def splits(options: Options) -> Iterator[Case]:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
                 yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
+    yield from resnet50(options, partial(deeper, options), least=2)
+
+
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50 in the first execution mode."""
+    execution = options.executions[0]
+    return measured_also_as(BucketReplaySpec, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=splits, core=core.comm_split)

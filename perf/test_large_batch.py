@@ -19,6 +19,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
 from perf.common.recipes import Recipe, find_recipe, read_recipes
+from perf.common.training_metrics import cost_metrics
 
 CONFIDENCE = 0.95
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -232,10 +233,29 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
-    seconds = {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
+    seconds = training_seconds(runs)
     measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
+    measure.metric("device_seconds_of_training", {name: spec.world_size * t for name, t in seconds.items()})
+    mirrored = [run.counter("mirrored_test_accuracy") for run in runs]
+    if known := set.intersection(*map(set, mirrored)):  # ranks of older code do not evaluate mirror images
+        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sets if of_set in known}
+        measure.metric("mirrored_test_accuracy", means)
+    if spec.precision == "fp16":
+        skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
+        measure.metric("skipped_steps", skipped)
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
+
+
+def training_seconds(runs: list[Measured]) -> dict[str, float]:
+    """Return the seconds of a training, averaged over its random seeds, for each process set."""
+    sets = [sample.set for sample in runs[0].samples]
+    return {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
+
+
+def skipped_steps(sample: Sample) -> float:
+    """Return how many steps of an fp16 training changed no parameter, because gradients overflowed."""
+    return sum(max(ranks) for name, ranks in sample.counters.items() if name.startswith("skipped_steps_"))
 
 
 def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
@@ -299,6 +319,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     learned(measure, runs)
     alone = dataclasses.replace(recipe, devices=1).like(spec)
     ones = references(measure, "one_device", alone, runs)
+    cost_metrics(measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training")
     if not compare(measure, "accuracy_over_one_device", runs, ones):
         measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
     unscaled = spec.rate / spec.world_size  # the linear scaling rule at the batch size of one rank
@@ -312,5 +333,20 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
 
 @pytest.mark.specs(cases=long_runs, core=core.never)
 def test_long_run(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
-    """Which test accuracy does a training of 50 epochs reach?"""
-    learned(measure, by_seed(measure, spec, recipe.seeds))
+    """Which test accuracy does a training of 50 epochs reach, and what do more devices cost?"""
+    runs = by_seed(measure, spec, recipe.seeds)
+    learned(measure, runs)
+    if spec.world_size > 1:
+        ones = references(measure, "one_device", on_one_device(spec), runs)
+        cost_metrics(
+            measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training"
+        )
+
+
+def on_one_device(spec: RunSpec) -> RunSpec:
+    """Return the spec of the same training on one device, with the same global batch sizes."""
+    N = spec.world_size
+    alone = spec.one_device()
+    return dataclasses.replace(
+        alone, per_rank_batch_size=spec.global_batch_size, grow_from=N * spec.grow_from
+    )

@@ -1,33 +1,74 @@
-"""Precision: how long is a training step in fp32, tf32, bf16 or fp16, and what is its loss?"""
+"""Precision: how much faster are tf32, bf16 and fp16 than fp32, and does a model still learn?"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from statistics import mean
 
 import pytest
 
 from ddpperf.machine.hardware import computes_bf16
-from ddpperf.plugin.cases import Case, skipped
+from ddpperf.plugin.cases import Case, if_valid, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import Precision, TrainingSpec
+from ddpperf.results.samples import Measured
+from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common import core, gate
-from perf.common.training_metrics import training_metrics
+from perf.common.recipes import Recipe, read_recipes
+from perf.common.training_metrics import speedup_over, training_metrics
+from perf.test_large_batch import compare, learned, of_seed, slowest
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 SLOW_BF16 = (
     "this CPU has no bf16 instructions, so a step takes tens of times as long; --precision bf16 measures it"
 )
+LARGER_BATCH = {"cpu": 64, "cuda": 2048}  # images of a step in the trainings besides the small batch
+SEEDS = {"cpu": 2, "cuda": 1}  # on an H200, the trainings of one seed in fp32 take 70 s
+
+
+def precisions_of(device: str) -> tuple[Precision, ...]:
+    return GPU_PRECISIONS if device == "cuda" else CPU_PRECISIONS
 
 
 def precisions(options: Options) -> Iterator[Case]:
     """Yield a single-device training spec for each precision of the device and each batch size."""
-    emulated = {"bf16"} - {options.precision} if options.device == "cpu" and not computes_bf16() else set()
-    for precision in GPU_PRECISIONS if options.device == "cuda" else CPU_PRECISIONS:
+    for precision in precisions_of(options.device):
         for batch_size in options.batch_sizes:
             spec = options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
-            yield skipped(spec, SLOW_BF16) if precision in emulated else spec
+            yield unless_emulated(options, spec)
+
+
+def trainings(options: Options) -> Iterator[Case]:
+    """Yield whole trainings on one device in each precision, with a small and with a larger batch."""
+    if is_custom_model(options.model):
+        yield skipped("trainings", f"{options.model} makes its own batches and has no test images")
+        return
+    plain = plain_recipe(options.device)
+    for precision in precisions_of(options.device):
+        for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
+            recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
+            case = if_valid(f"b{batch_size}-{precision}", recipe.spec, options, precision=precision)
+            yield unless_emulated(options, case) if isinstance(case, TrainingSpec) else case
+
+
+def plain_recipe(device: str) -> Recipe:
+    """Return the recipe of the reports' plain loop with a small batch on one device."""
+    first, *_ = read_recipes(device, "remedy")
+    return first
+
+
+def unless_emulated(options: Options, spec: TrainingSpec) -> Case:
+    """Return a training spec, or a skipped test for bf16 on a CPU without bf16 instructions."""
+    is_emulated = spec.precision == "bf16" and options.device == "cpu" and not computes_bf16()
+    return skipped(spec, SLOW_BF16) if is_emulated and options.precision != "bf16" else spec
+
+
+def slower_precisions(precision: Precision, device: str) -> tuple[Precision, ...]:
+    """Return the precisions over which the speedup of a precision is stored."""
+    bases: tuple[Precision, ...] = ("fp32", "tf32") if device == "cuda" else ("fp32",)
+    return bases[: bases.index(precision)] if precision in bases else bases
 
 
 @pytest.mark.specs(cases=precisions, gate=gate.reduced_precision, core=core.precision)
@@ -36,3 +77,27 @@ def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     step = measure(spec)
     training_metrics(measure, step)
     measure.metric("loss_after_5_steps", step.counter("loss_after_5_steps"))
+    for base in slower_precisions(spec.precision, measure.machine.device):
+        speedup_over(measure, base, step, dataclasses.replace(spec, precision=base))
+
+
+@pytest.mark.specs(cases=trainings, core=core.never)
+def test_precision_accuracy(measure: Measure, spec: RunSpec) -> None:
+    """Which accuracy does a whole training reach in one precision, and how much faster is it?"""
+    seeds = range(spec.seed, spec.seed + SEEDS[measure.machine.device])
+    own, *others = (dataclasses.replace(spec, seed=seed) for seed in seeds)
+    runs = [measure(own), *(measure.reference(f"seed={other.seed}", other) for other in others)]
+    learned(measure, runs)
+    for base in slower_precisions(spec.precision, measure.machine.device):
+        based = dataclasses.replace(spec, precision=base)
+        bases = [measure.reference(f"{base}, seed={run.spec.seed}", of_seed(based, run)) for run in runs]
+        ours, theirs = train_seconds(runs), train_seconds(bases)
+        measure.metric(f"speedup_over_{base}", {of_set: theirs[of_set] / t for of_set, t in ours.items()})
+        if base == "fp32":
+            compare(measure, "accuracy_over_fp32", runs, bases)
+
+
+def train_seconds(runs: list[Measured]) -> dict[str, float]:
+    """Return the seconds of a training without its evaluations, by process set: the mean over seeds."""
+    sets = [sample.set for sample in runs[0].samples]
+    return {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}

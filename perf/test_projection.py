@@ -30,7 +30,7 @@ def steps(options: Options) -> Iterator[Case]:
     They are skipped unless --world-sizes has a smaller world size above 1 to project from.
     """
     most = max(options.world_sizes)
-    if reason := too_few_world_sizes(options):
+    if reason := too_few_world_sizes(options, options.world_sizes):
         yield skipped(size_id(options.device, most), reason)
         return
     if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:

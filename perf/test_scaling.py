@@ -7,30 +7,46 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, get_args
 
 import pytest
 
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
+    PREDICTED_DEVICES,
+    Fit,
+    Law,
     amdahl_speedup,
     efficiency,
     fit_amdahl,
     fit_gustafson,
+    fit_sets,
     gustafson_speedup,
-    over_sets,
+    not_predictable,
+    predicted_speedup,
     strong_speedup,
     weak_speedup,
 )
+from ddpperf.machine.hardware import core_count
 from ddpperf.plugin.cases import OWN_DDP, Case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
+from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import core, gate
-from perf.common.training_metrics import training_metrics
-from perf.common.trainings import fewer, step, too_few_world_sizes, training
+from perf.common.training_metrics import cost_metrics, training_metrics
+from perf.common.trainings import (
+    RESNET50_BATCH,
+    fewer,
+    law_world_sizes,
+    resnet50,
+    step,
+    too_few_world_sizes,
+    training,
+)
 
 HEAVY = "torchvision:vit_b_16"  # a vision transformer with 86 million parameters
 
@@ -54,6 +70,7 @@ def weak_scaling(options: Options) -> Iterator[Case]:
     if options.device == "cuda" and options.model in get_args(Model):
         for world_size in options.world_sizes:
             yield heavy(options, world_size)
+    yield from resnet50(options, partial(deeper, options))
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
@@ -75,8 +92,9 @@ def strong_scaling(options: Options) -> Iterator[Case]:
 
 def weak_laws(options: Options) -> Iterator[Case]:
     """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank."""
-    most = max(options.world_sizes)
-    if reason := too_few_world_sizes(options):
+    world_sizes = law_world_sizes(options)
+    most = max(world_sizes)
+    if reason := too_few_world_sizes(options, world_sizes):
         yield skipped(size_id(options.device, most), reason)
         return
     for batch_size in options.batch_sizes:
@@ -89,17 +107,18 @@ def strong_laws(options: Options) -> Iterator[Case]:
 
     A global batch size is skipped unless it divides over two world sizes above 1.
     """
-    if reason := too_few_world_sizes(options):
-        yield skipped(size_id(options.device, max(options.world_sizes)), reason)
+    world_sizes = law_world_sizes(options)
+    if reason := too_few_world_sizes(options, world_sizes):
+        yield skipped(size_id(options.device, max(world_sizes)), reason)
         return
     for images in options.global_batch_sizes:
-        sizes = [N for N in options.world_sizes if N > 1 and images % N == 0]
+        sizes = [N for N in world_sizes if N > 1 and images % N == 0]
         most = max(sizes, default=1)
         identity = f"{size_id(options.device, most)}-global_b{images}"
         if len(sizes) > 1:
             yield if_valid(identity, step, options, most, images // most, options.executions[0])
         else:
-            found = f"{', '.join(map(str, options.world_sizes))}; pass other --global-batch-sizes"
+            found = f"{', '.join(map(str, world_sizes))}; pass other --global-batch-sizes"
             reason = f"a global batch of {images} does not divide over two of the world sizes {found}"
             yield skipped(identity, reason)
 
@@ -151,6 +170,13 @@ def heavy(options: Options, world_size: int) -> Case:
     return without_torchvision(case, f"model {HEAVY}")
 
 
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50, which computes more per parameter than ResNet-18."""
+    identity = f"{size_id(options.device, world_size)}-{model}"
+    execution = options.executions[0]
+    return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)
+
+
 @pytest.mark.specs(cases=weak_scaling, gate=gate.scaling, core=core.weak_scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster do N devices train than one device if the batch size per rank is constant?"""
@@ -172,9 +198,12 @@ def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
     """
     one_device = spec.one_device()
     images = spec.images_per_epoch / one_device.images_per_epoch
-    scaling_metrics(
+    epoch = scaling_metrics(
         measure, spec, one_device, lambda t1, tN, world_size: strong_speedup(t1 * images, tN, world_size)
     )
+    TN = epoch.median_step_seconds()
+    speedups = measure.metrics["speedup"]["by_set"] if spec.world_size > 1 else dict.fromkeys(TN, 1.0)
+    cost_metrics(measure, {name: speedups[name] * t for name, t in TN.items()}, TN, spec.world_size)
 
 
 def scaling_metrics(
@@ -182,10 +211,11 @@ def scaling_metrics(
     spec: TrainingSpec,
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
-) -> None:
+) -> Measured:
     """Measure a training step on N devices and on one device, and store speedup and efficiency.
 
-    speedup_of: the function of t(1), t(N) and N that returns the speedup.
+    speedup_of: the function of t(1), t(N) and N that returns the speedup. Returns the measurement
+    on N devices.
     """
     step = measure(spec)
     if spec.world_size > 1:
@@ -199,6 +229,7 @@ def scaling_metrics(
         seconds = step.median_step_seconds()
         measure.metric("ddp_over_data_parallel", {name: t / ddp[name] for name, t in seconds.items()})
     training_metrics(measure, step)
+    return step
 
 
 @pytest.mark.specs(cases=weak_laws, core=core.gustafson)
@@ -224,12 +255,13 @@ def law_metrics(
     cases: Mapping[int, TrainingSpec],
     one_device: TrainingSpec,
     speedup_of: Callable[[float, float, int], float],
-    fit: Callable[[Sequence[int], Sequence[float]], Estimate],
-    law: Callable[[float, int], float],
+    fit: Fit,
+    law: Law,
 ) -> None:
     """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
 
-    The interval of the fraction and the measured and predicted speedups are stored, too.
+    The interval of the fraction, the measured speedups, and the predictions for up to 32 devices
+    are stored, too.
     cases: the training spec of each smaller world size.
     """
     seconds = {spec.world_size: measure(spec).median_step_seconds()}
@@ -241,10 +273,36 @@ def law_metrics(
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     fractions = {name: fit(sizes, speedups[name]).value for name in sets}
     measure.metric("serial_fraction", fractions)
-    together = over_sets(list(fractions.values())) if len(sets) > 1 else fit(sizes, speedups[sets[0]])
+    together = fit_sets(fit, sizes, list(speedups.values()))
     if math.isfinite(together.high):
         measure.metric("serial_fraction_low", dict.fromkeys(sets, together.low))
         measure.metric("serial_fraction_high", dict.fromkeys(sets, together.high))
     for place, N in enumerate(sizes):
         measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
-        measure.metric(f"predicted_speedup_of_{N}", {name: law(fractions[name], N) for name in sets})
+    cores = core_count()
+    if measure.machine.device == "cpu" and spec.world_size > cores:
+        shared = f"{spec.world_size} ranks share {cores} cores"
+        measure.warn(f"{shared}, so the law describes these cores and predicts nothing about more of them")
+    if reason := not_predictable(together.value):
+        measure.note(f"{reason}, so nothing is predicted")
+        return
+    for N in sorted({*sizes, *PREDICTED_DEVICES}):
+        predictions(measure, law, N, fractions, together)
+
+
+def predictions(
+    measure: Measure, law: Law, N: int, fractions: Mapping[str, float], together: Estimate
+) -> None:
+    """Store the speedup and the efficiency that a law predicts for N devices.
+
+    fractions: the serial fraction of each process set. together: their estimate, which has the
+    interval. No interval is stored if the measured speedups give none.
+    """
+    predicted = predicted_speedup(law, together, N)
+    ends = {"_low": predicted.low, "_high": predicted.high} if math.isfinite(predicted.high) else {}
+    values = {"": {name: law(min(max(fraction, 0.0), 1.0), N) for name, fraction in fractions.items()}}
+    values |= {end: dict.fromkeys(fractions, bound) for end, bound in ends.items()}
+    for end, speedup in values.items():
+        measure.metric(f"predicted_speedup_of_{N}{end}", speedup)
+        by_set = {name: efficiency(found, N) for name, found in speedup.items()}
+        measure.metric(f"predicted_efficiency_of_{N}{end}", by_set)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import median
 
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.breakdown import (
-    epoch_cost,
     least_waiting_rank,
     mfu,
     part_speedups,
@@ -27,13 +27,14 @@ from ddpperf.specs import (
     EpochPartsSpec,
     EpochSpec,
     Execution,
+    Model,
     PartsSpec,
     TrainingSpec,
     measured_as,
 )
 from perf.common import core
-from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as, training
+from perf.common.training_metrics import cost_metrics, training_metrics
+from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images
@@ -49,6 +50,13 @@ def steps(options: Options) -> Iterator[Case]:
             too = ("eager",) if batch_size == min(options.batch_sizes) else ()
             for execution in dict.fromkeys((options.executions[0], *too)):
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
+    yield from resnet50(options, partial(deeper, options))
+
+
+def deeper(options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50 in the first execution mode."""
+    execution = options.executions[0]
+    return measured_also_as(PartsSpec, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=steps, core=core.step_breakdown)
@@ -65,12 +73,11 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
         flops = parts.counter("flops")
         measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
-    if spec.world_size > 1:
-        if spec.strategy == "ddp":
-            alone = measure.reference("no_sync", spec.no_sync())
-            ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
-            measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
-        costs(measure, step)
+    if spec.world_size > 1 and spec.strategy == "ddp":
+        alone = measure.reference("no_sync", spec.no_sync())
+        ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
+        measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
+    costs(measure, step)
     training_metrics(measure, step)
 
 
@@ -267,15 +274,16 @@ def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
 def costs(measure: Measure, step: Measured) -> None:
     """Store the device-seconds of an epoch on N devices, compared with an epoch on one device.
 
-    The metrics are the device-seconds, the time saved, and the extra device-seconds.
+    The metrics are the device-seconds and, on several devices, the time saved and the extra
+    device-seconds.
     """
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
-    t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
+    t1 = tN = step.median_step_seconds()
+    if spec.world_size > 1:
+        one_device = measure.reference("one_device", spec.one_device())
+        t1 = one_device.slowest_device_seconds(spec.world_size)
     steps = spec.images_per_epoch / spec.per_rank_batch_size  # on one device
-    found = {
-        name: epoch_cost(steps * t1[name], spec.steps_per_epoch * tN, spec.world_size)
-        for name, tN in step.median_step_seconds().items()
-    }
-    for field in ("device_seconds", "saved_seconds", "extra_device_seconds"):
-        measure.metric(f"{field}_per_epoch", {name: cost[field] for name, cost in found.items()})
+    T1 = {name: steps * seconds for name, seconds in t1.items()}
+    TN = {name: spec.steps_per_epoch * seconds for name, seconds in tN.items()}
+    cost_metrics(measure, T1, TN, spec.world_size)

@@ -2,19 +2,25 @@
 
 t(N) is the slowest rank's seconds of a step on N devices. Rearranged, both laws are linear in the
 serial fraction s, so that a fit is a regression through the origin. Its interval is Student's t,
-over the world sizes of one process set or over the fractions of several process sets. The speedups
+over the world sizes, and over the fractions of several process sets. The wider interval counts. The speedups
 of one process set share one t(1) and are not independent. A negative fraction means that the
-speedup exceeds N.
+speedup exceeds N, and a fraction above 1 that N devices are slower than one. Both laws are about
+fractions from 0 to 1, so nothing is predicted from other fractions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, isfinite
 from statistics import mean
 
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
 from ddpperf.analysis.statistics import mean_interval
+
+Law = Callable[[float, float], float]  # from the serial fraction and N to the speedup
+Fit = Callable[[Sequence[int], Sequence[float]], Estimate]
+PREDICTED_DEVICES = (2, 4, 8, 16, 32)
+ROUNDING = 1e-9  # by which a fitted fraction may lie outside of 0 to 1
 
 
 def weak_speedup(t1: float, tN: float, N: int) -> float:
@@ -38,7 +44,7 @@ def efficiency(speedup: float, N: int) -> float:
     return speedup / N
 
 
-def amdahl_speedup(serial_fraction: float, N: int) -> float:
+def amdahl_speedup(serial_fraction: float, N: float) -> float:
     """Return the speedup on N devices by Amdahl's law (1967), 1 / (s + (1 - s) / N).
 
     s is the fraction of t(1) that N devices do not divide.
@@ -46,7 +52,7 @@ def amdahl_speedup(serial_fraction: float, N: int) -> float:
     return 1 / (serial_fraction + (1 - serial_fraction) / N)
 
 
-def gustafson_speedup(serial_fraction: float, N: int) -> float:
+def gustafson_speedup(serial_fraction: float, N: float) -> float:
     """Return the speedup on N devices by Gustafson's law (1988), N - s (N - 1).
 
     s is the fraction of t(N) in which N devices do the work of one.
@@ -75,6 +81,54 @@ def over_sets(fractions: Sequence[float]) -> Estimate:
     """Return the mean serial fraction of two or more process sets, which are independent."""
     low, high = mean_interval(fractions, CONFIDENCE)
     return Estimate(value=mean(fractions), low=low, high=high)
+
+
+def fit_sets(fit: Fit, world_sizes: Sequence[int], speedups: Sequence[Sequence[float]]) -> Estimate:
+    """Return the serial fraction of one or more process sets, as fitted to speedups[set][world size].
+
+    The interval of several process sets is the wider one of two: that of the fractions' mean, and
+    that of the residuals of the mean speedups. The first alone would be too narrow where the law
+    does not hold exactly: from the fractions of five runs on 2 GPUs, it missed the speedup on 4.
+    """
+    residual = fit(world_sizes, [mean(of_size) for of_size in zip(*speedups, strict=True)])
+    if len(speedups) == 1:
+        return residual
+    found = over_sets([fit(world_sizes, of_set).value for of_set in speedups])
+    low, high = min(found.low, residual.low), max(found.high, residual.high)
+    return found if len(world_sizes) == 1 else Estimate(value=found.value, low=low, high=high)
+
+
+def predicted_speedup(law: Law, fraction: Estimate, N: float) -> Estimate:
+    """Return the speedup that a law predicts for N devices, with its 95% interval.
+
+    The bounds are the law's speedups at the bounds of the serial fraction's interval, which is cut
+    to fractions from 0 to 1. The bounds are infinite if those of the fraction are. The interval says
+    how well the fraction is known, not whether the law holds. Raises ValueError for a fraction that
+    is not from 0 to 1.
+    """
+    if reason := not_predictable(fraction.value):
+        raise ValueError(f"{reason}, so nothing is predicted; measure other sizes")
+    low, value, high = (
+        law(min(max(bound, 0.0), 1.0), N) for bound in (fraction.high, fraction.value, fraction.low)
+    )
+    if not isfinite(fraction.low) or not isfinite(fraction.high):
+        return Estimate(value=value, low=-inf, high=inf)
+    return Estimate(value=value, low=low, high=high)
+
+
+def not_predictable(fraction: float) -> str:
+    """Return why the laws predict nothing from a serial fraction, or an empty string if they do."""
+    if fraction < -ROUNDING:
+        return (
+            f"a serial fraction of {fraction:.1%} means that speedups exceed the number of devices: "
+            "t(1) was slowed down, the times vary, or smaller parts of the work fit into faster memory"
+        )
+    if fraction > 1 + ROUNDING:
+        return (
+            f"a serial fraction of {fraction:.1%} means that several devices are slower than one: "
+            "communication costs more than the division of the work saves"
+        )
+    return ""
 
 
 def _fit(

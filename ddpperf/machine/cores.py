@@ -185,7 +185,8 @@ class Pinning:
     def warnings(self, spec: Spec) -> list[str]:
         """Return a warning if a measurement's processes have to share CPU cores."""
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
-        cores = self._core_count if self.ranks is None else busy_ranks * len(self.ranks[0])
+        pinned = self.ranks is not None and spec.world_size <= len(self.ranks)
+        cores = busy_ranks * len(self.ranks[0]) if self.ranks and pinned else self._core_count
         crowded = spec.busy_processes > cores
         return [f"{spec.busy_processes} processes share {cores} cores"] if crowded else []
 

@@ -210,8 +210,10 @@ class Measure:
         except ValueError as error:
             self.ended_as = OutcomeKind.CANDIDATE_CANNOT
             pytest.skip(f"the candidate cannot measure it: {error}")
+        # The references of a test are measured by the process sets that measured the test's own spec.
+        ranks = self.measured.spec.world_size if self.measured is not None else 0
         try:
-            return self._with_notes(lambda: self._pool.measure_once(spec, candidate))
+            return self._with_notes(lambda: self._pool.measure_once(spec, candidate, ranks))
         except SetFailure as error:
             failure = str(error)
             if self._sides is not None:

@@ -1,7 +1,7 @@
 """Make a page, pictures, tables or exports from a stored run, without measuring anything.
 
     python -m ddpperf.report [RUN.json] [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
-                             [--csv FILE] [--prometheus FILE]
+                             [--gpu-hour-price PRICE] [--csv FILE] [--curves FILE] [--prometheus FILE]
 
 Without RUN.json, the newest run of this project is used. Without another option, the summary of the
 run is printed.
@@ -16,9 +16,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpperf.command import Parser, print_lines, refused
+from ddpperf.command import Parser, hour_price, print_lines, refused
 from ddpperf.errors import Refused, first_line
-from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, write_csv, write_prometheus
+from ddpperf.report.exports import (
+    CSV_BEGINS,
+    CURVES_BEGINS,
+    PROMETHEUS_BEGINS,
+    write_csv,
+    write_curves,
+    write_prometheus,
+)
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import History, write_plots
 from ddpperf.report.questions import report_tables
@@ -90,7 +97,16 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write a page to this file")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
+    parser.add_argument(
+        "--gpu-hour-price",
+        type=hour_price,
+        metavar="PRICE",
+        help="price of an hour of one device, in any currency; replaces the price of the run",
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE.csv", help="write all metrics to this file as CSV")
+    parser.add_argument(
+        "--curves", type=Path, metavar="FILE.csv", help="write losses and accuracies by epoch to this file"
+    )
     parser.add_argument(
         "--prometheus", type=Path, metavar="FILE.prom", help="write a file for Prometheus' node exporter"
     )
@@ -128,6 +144,7 @@ def _requested(given: argparse.Namespace) -> list[Output]:
     outputs = (
         ("-o", given.output, PAGE_BEGINS, "pages", write_page),
         ("--csv", given.csv, CSV_BEGINS, "exports", lambda path, run, kept: write_csv(path, run)),
+        ("--curves", given.curves, CURVES_BEGINS, "exports", lambda path, run, kept: write_curves(path, run)),
         (
             "--prometheus",
             given.prometheus,
@@ -156,6 +173,8 @@ def _made(given: argparse.Namespace, outputs: Sequence[Output]) -> list[str]:
         raise NoBaseline(f"{given.run} holds no measured test; name another run")
     if given.baseline is not None:
         document = compared(document, given.run, given.baseline, Path.cwd())
+    if given.gpu_hour_price is not None:
+        document["ddpperf"]["options"]["gpu_hour_price"] = given.gpu_hour_price
     kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
     lines = report_tables(document).splitlines() if given.tables else []
     if not (given.tables or outputs):

@@ -28,7 +28,8 @@ class Case:
     measured: the test's own measurement; of an A/B run, that of the candidate. side: the side of an
     A/B run whose measurements count, or "". properties: what the test measures, by name, such as
     "batch". recipe: the name of the training recipe, or "". change: the comparison with a stored
-    run. ab: the stored row of an A/B run that a row of a table shows.
+    run. ab: the stored row of an A/B run that a row of a table shows. hour_price: the price of an
+    hour of one device, or None.
     """
 
     test: str
@@ -43,6 +44,7 @@ class Case:
     outcome: str
     warnings: Sequence[str]
     ab: Mapping[str, Any] | None = None
+    hour_price: float | None = None
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -120,6 +122,7 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
             is_new=comparison is not None and test in comparison.new,
             outcome=outcome["kind"],
             warnings=warnings_of(stored[test]),
+            hour_price=header["options"].get("gpu_hour_price"),
         )
         cases.append(case)
     return cases

@@ -32,10 +32,14 @@ class Experiment:
 
 SCALING = ("speedup", "efficiency", "images_per_second", "ddp_over_data_parallel", "epoch_seconds")
 CALLS = ("algbw_bytes_per_second", "busbw_bytes_per_second", "link_utilization", "framework_seconds")
-LAW = ("serial_fraction", "speedup_of_*", "predicted_speedup_of_*")
+LAW = (
+    *("serial_fraction", "speedup_of_*", "predicted_speedup_of_32", "predicted_speedup_of_*"),
+    "predicted_efficiency_of_32",
+)
 TRAINING = (
     "test_accuracy",
     "train_accuracy",
+    "mirrored_test_accuracy",
     "accuracy_over_*",
     "reported_*",
     "accuracy_without_set_epoch",
@@ -171,7 +175,27 @@ EXPERIMENTS = {
         ),
     ),
     "test_precision": Experiment(
-        title="precision", metrics=("images_per_second", "loss_after_5_steps", "peak_memory_bytes")
+        title="precision",
+        metrics=(
+            "speedup_over_fp32",
+            "speedup_over_tf32",
+            "images_per_second",
+            "loss_after_5_steps",
+            "peak_memory_bytes",
+        ),
+    ),
+    "test_precision_accuracy": Experiment(
+        title="precision of whole trainings",
+        metrics=(
+            "speedup_over_fp32",
+            "speedup_over_tf32",
+            "test_accuracy",
+            "train_accuracy",
+            "accuracy_over_fp32",
+            "images_per_second",
+            "skipped_steps",
+        ),
+        time_last=True,
     ),
     "test_batch_size": Experiment(
         title="batch size",

@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpperf.errors import Refused
 from ddpperf.report.cases import Case, ab_of, cases_of
+from ddpperf.report.curves import BY_EPOCH, curve_points
 from ddpperf.report.facets import timed_work
 from ddpperf.results import metrics
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
+CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
 PROMETHEUS_BEGINS = b"# HELP ddpperf_"
 OWN_GAUGES = ("verdict", "run_timestamp_seconds", "run_info", "test_passed")
 UNITS = {"1": "ratio or count", "s": "seconds", "B": "bytes", "B/s": "bytes per second", "1/s": "per second"}
@@ -75,6 +78,29 @@ def _better(name: str) -> str:
 
 def csv_text(document: Mapping[str, Any]) -> str:
     """Return all metrics of a stored run as CSV, with one line for each test and metric."""
+    names = [field.name for field in fields(Value)]
+    return _csv(document, names, map(asdict, values_of(document)))
+
+
+def curves_csv_text(document: Mapping[str, Any]) -> str:
+    """Return the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
+
+    Raises Refused for a run without whole trainings.
+    """
+    rows = [
+        {"epoch": point.epoch, "seed": point.seed, "process_set": point.process_set, "test": case.test}
+        | dict(point.figures)
+        for case in cases_of(document)
+        for point in curve_points(case)
+    ]
+    if not rows:
+        where = "measure some with python -m pytest perf/test_large_batch.py"
+        raise Refused(f"--curves writes whole trainings, and the run holds none; {where}")
+    return _csv(document, ["epoch", "seed", "process_set", "test", *BY_EPOCH], rows)
+
+
+def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, each after the columns that name the stored run."""
     header = document["ddpperf"]
     run = {
         "datetime": document.get("datetime", ""),
@@ -83,17 +109,21 @@ def csv_text(document: Mapping[str, Any]) -> str:
         "verdict": header["verdict"]["status"],
     }
     output = io.StringIO()
-    names = [*run, *(field.name for field in fields(Value))]
-    writer = csv.DictWriter(output, names, lineterminator="\n")
+    writer = csv.DictWriter(output, [*run, *names], lineterminator="\n")
     writer.writeheader()
-    for value in values_of(document):
-        writer.writerow(run | asdict(value))
+    for row in rows:
+        writer.writerow(run | dict(row))
     return output.getvalue()
 
 
 def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
     """Write all metrics of a stored run to a CSV file; raise OSError if that fails."""
     return write_atomically(path, csv_text(document))
+
+
+def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write losses and accuracies by epoch to a CSV file; raise OSError if that fails."""
+    return write_atomically(path, curves_csv_text(document))
 
 
 def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:

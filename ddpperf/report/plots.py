@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.scaling import over_sets
-from ddpperf.report.cases import SEED, Case, ab_of, cases_of, of_functions
+from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
+from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
+from ddpperf.report.curves import curve_points
 from ddpperf.report.facets import facets, in_words, usual_properties
+from ddpperf.report.questions import measured_speedups, predicted_by
 from ddpperf.report.text import short
 from ddpperf.results.metrics import MESSAGE_KINDS
-from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import write_atomically
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
 
@@ -30,6 +33,7 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 MOST_ROWS = 40  # of a picture with a bar for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
@@ -220,6 +224,40 @@ def _scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
+def _law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    """Draw measured speedups, and the fitted law with its 95% interval up to 32 devices."""
+    drawn = [case for case in cases if measured_speedups(case)]
+    if not drawn:
+        return None
+    figure, axes = _figure(lines=2 * len(drawn))
+    most = max([PREDICTED_DEVICES[-1], *(max(measured_speedups(case)) for case in drawn)])
+    axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
+    curve = [most ** (step / 50) for step in range(51)]
+    for number, case in enumerate(drawn):
+        look, name = _look(number), label(case, header, without=("GPUs", "ranks"))
+        points = measured_speedups(case)
+        axes.plot(points.keys(), points.values(), **look | {"linestyle": ""}, label=f"{name}, measured")
+        predicted = [predicted_by(case, N) for N in curve]
+        values = [found.value for found in predicted if found is not None]
+        if not values:
+            continue
+        axes.plot(curve, values, color=look["color"], linestyle=look["linestyle"], label=f"{name}, fitted")
+        low, high = zip(*((found.low, found.high) for found in predicted if found is not None), strict=True)
+        if all(map(math.isfinite, (*low, *high))):
+            axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
+    ticks = [1, *PREDICTED_DEVICES]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_yticks(ticks, map(str, ticks))
+    least = min(min(measured_speedups(case).values()) for case in drawn)
+    axes.set(
+        xlabel="devices (band: 95% interval)", ylabel="speedup", ylim=(min(0.8, least / 1.2), 1.2 * most)
+    )
+    _legend(figure, axes)
+    return figure
+
+
 def _half_width(case: Case, metric: str) -> float:
     """Return half of the 95% interval over process sets; 0 if there is a single process set."""
     values = list(case.metrics[metric]["by_set"].values())
@@ -314,34 +352,87 @@ def _all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | No
     return figure
 
 
-def _curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    runs = [case for case in cases if isinstance(case.measured.spec, RunSpec)]
+def _loss_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import LogLocator
+
+    def scale(axes: Axes) -> None:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+
+    return _curves(cases, header, "loss", scale)
+
+
+def _accuracy_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import PercentFormatter
+
+    def scale(axes: Axes) -> None:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+    return _curves(cases, header, "accuracy", scale)
+
+
+def _curves(
+    cases: Sequence[Case], header: Mapping[str, Any], figure_name: str, scale: Callable[[Axes], None]
+) -> Figure | None:
+    """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
+
+    A panel has lines for the training images and for the test images: the mean over seeds, with a band
+    from the least to the largest value. Gray lines are the test images of the other trainings with the
+    same batch size and number of epochs. scale: sets the vertical axis of a panel.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
+    runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
     if not runs:
         return None
-    figure, (left, right) = _figure(columns=2, lines=len(runs))
-    for number, case in enumerate(runs):
-        spec = case.measured.spec
-        assert isinstance(spec, RunSpec)
-        seeds = [case.measured, *(run for name, run in case.references.items() if name.startswith(SEED))]
-        for axes, name in ((left, "train_loss"), (right, "test_accuracy")):
-            points = [
-                (epoch, mean(values))
-                for epoch in range(1, spec.epochs + 1)
-                if (values := _counted(seeds, f"{name}_{epoch}"))
-            ]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    **_look(number),
-                    label=label(case, header, without=("model", "input")),
-                )
-            axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
-    _legend(figure, left, right)
+    columns = min(len(runs), PANELS_IN_A_ROW)
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(WIDTH, 1.0 + CURVES_HEIGHT * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
+    gray: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}
+    for axes, (spec, case) in zip(panels, runs, strict=False):
+        for other_spec, other in runs:
+            alike = (other_spec.global_batch_size, other_spec.epochs) == (spec.global_batch_size, spec.epochs)
+            if alike and other is not case:
+                _curve(axes, other, f"test_{figure_name}", **gray)
+        for number, (images, line) in enumerate((("train", "--"), ("test", "-"))):
+            look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
+            _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
+        name = label(case, header, without=("model", "input", "batch"))
+        title = ", ".join(filter(None, (f"batch {spec.global_batch_size:,}", name)))
+        axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
+        scale(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.tick_params(labelsize=6)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("epoch", fontsize=8)
+    figure.supylabel(figure_name, fontsize=8)
+    lines = panels[0].plot([], [], color=COLOURS[0], linestyle="--")
+    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **gray)
+    names = ["training images", "test images (band: range over seeds)", "test images, other trainings"]
+    names[-1] += " with this batch size"
+    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=3)
     return figure
 
 
-def _counted(runs: Sequence[Measured], name: str) -> list[float]:
-    return [run.samples[0].counters[name][0] for run in runs if name in run.samples[0].counters]
+def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
+    """Draw a figure of a training by epoch: the mean over seeds, and a band if it is no gray line."""
+    by_epoch: dict[int, list[float]] = {}
+    for point in curve_points(case):
+        if math.isfinite(value := point.figures.get(name, math.nan)):
+            by_epoch.setdefault(point.epoch, []).append(value)
+    epochs = sorted(by_epoch)
+    axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], **look)
+    if look["color"] != "lightgray":
+        low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
+        axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
@@ -366,6 +457,7 @@ TRAININGS = (
     *("test_large_batch", "test_remedies", "test_report_training", "test_long_run"),
     "test_same_result_on_more_devices",
 )
+CURVES = (*TRAININGS, "test_precision_accuracy")
 # The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     (
@@ -375,6 +467,13 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         "Speedup of weak and strong scaling by number of devices",
     ),
     ("epoch_scaling", ("test_epoch_scaling",), _scaling, "Speedup of an epoch by number of devices"),
+    ("amdahl", ("test_amdahl",), _law, "Speedups by Amdahl's law up to 32 devices, and measured ones"),
+    (
+        "gustafson",
+        ("test_gustafson",),
+        _law,
+        "Speedups by Gustafson's law up to 32 devices, and measured ones",
+    ),
     ("batch_size", ("test_batch_size",), _batch, "Epoch time and images per second by batch size"),
     (
         "communication",
@@ -393,7 +492,18 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
     ),
     ("messages", ("test_messages",), _messages, "Bytes that a rank sends in a step, by kind"),
-    ("curves", TRAININGS, _curves, "Loss and accuracy by epoch, means over seeds"),
+    (
+        "loss_by_epoch",
+        CURVES,
+        _loss_curves,
+        "Loss on the training and the test images by epoch, a panel for each training",
+    ),
+    (
+        "accuracy_by_epoch",
+        CURVES,
+        _accuracy_curves,
+        "Accuracy on the training and the test images by epoch, a panel for each training",
+    ),
     ("accuracy", TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
 )
 

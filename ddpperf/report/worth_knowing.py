@@ -11,6 +11,7 @@ from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
 from ddpperf.report.facets import size
+from ddpperf.report.questions import EPOCH_COSTS
 from ddpperf.report.text import interval, short
 from ddpperf.report.warnings import NOISY_IQR, spread
 from ddpperf.results import units
@@ -30,7 +31,13 @@ def worth_knowing(document: Mapping[str, Any]) -> list[str]:
     found = [_changed(header)]
     if "against" not in header:
         backend = header["environment"].get("backend") or "the library"
-        found += [_scaling(cases), _fastest(cases, backend), _strategy(cases), _least_certain(cases)]
+        found += [
+            _priced(cases),
+            _scaling(cases),
+            _fastest(cases, backend),
+            _strategy(cases),
+            _least_certain(cases),
+        ]
     return list(islice((sentence for sentences in found for sentence in sentences), MOST))
 
 
@@ -46,6 +53,13 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
         unchanged = all(row["finding"] == "unchanged" for row in rows)
         which = "No test changed. The largest ratio is" if unchanged else "The largest change is"
         yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {short(most['test'])}."
+
+
+def _priced(cases: Sequence[Case]) -> Iterator[str]:
+    """Say what an epoch costs, if the run has a price for an hour of a device."""
+    priced = [case for case in cases if case.hour_price is not None and EPOCH_COSTS.row(case)]
+    if priced:
+        yield EPOCH_COSTS.sentence(priced)
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from statistics import median
 
@@ -30,6 +31,13 @@ def nbytes(value: float) -> str:
 def bandwidth(value: float) -> str:
     """Format bytes per second: 354.1 GB/s."""
     return f"{nbytes(value)}/s"
+
+
+def money(value: float) -> str:
+    """Format an amount of money without its currency, with three digits or more: 1,234.50, 0.00731."""
+    if abs(value) >= 1 or value == 0:
+        return f"{value:,.2f}"
+    return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
 percent = "{:.1%}".format  # 95.0%

@@ -93,7 +93,6 @@ class RunSpec(TrainingSpec):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         batch, images, grow_from = self.per_rank_batch_size, self.shard.images, self.grow_from
-        restart = "each round restarts the training, which cannot reset"
         if self.strategy not in ("single", "ddp"):
             yield f"a run is trained by single or ddp, got strategy {self.strategy}; use ddp"
         if self.input != "device":
@@ -109,9 +108,11 @@ class RunSpec(TrainingSpec):
         if batch > images:
             of = f"its {images} of the data set"
             yield f"a batch of {batch} images per rank is more than {of}; use a smaller one"
-        if self.precision == "fp16":
-            yield f"{restart} fp16's scaler, got precision fp16; use bf16"
+        if self.captured and self.precision == "fp16" and self.optimizer != "sgd":
+            scaler = f"fp16's scaler with optimizer {self.optimizer}, which waits for the scaler"
+            yield f"execution {self.execution} cannot capture {scaler}; use bf16 or eager"
         if self.comm_hook == "powersgd":
+            restart = "each round restarts the training, which cannot reset"
             yield f"{restart} PowerSGD's state, got comm_hook powersgd; use bf16"
         if grow_from and self.compiled:
             found = f"got grow_from={grow_from}; use eager or graph"

@@ -13,7 +13,8 @@ from ddpperf.specs.custom import is_function
 from ddpperf.specs.sampling import Shard
 from ddpperf.specs.strategy import PLAIN_DDP, StrategyFields, strategy_words
 
-Model = Literal["resnet18", "resnet18_cifar", "resnet50_cifar", "resnet10_cifar"]
+Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
+IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image
 Input = Literal["fixed", "device", "dataloader"]
 # An environment variable of the ranks with the path of the data set's file, unless the data set is
 # synthetic. A rank opens no other file that a message names.
@@ -57,10 +58,10 @@ class TrainingSpec(StrategyFields):
         for size in {batch, last}:
             if size % parts:
                 yield f"accumulation_steps={parts} does not divide a batch of {size} images; use a divisor"
-        if model == "resnet18" and least < 2 * parts:
+        if model in IMAGENET_STEM and least < 2 * parts:
             found = f"got a batch of {least}{f' in {parts} parts' * (parts > 1)}"
             use = f"use batches of at least {2 * parts}"
-            yield f"resnet18's last BatchNorm needs at least two images, {found}; {use}"
+            yield f"{model}'s last BatchNorm needs at least two images, {found}; {use}"
         if self.captured and last != batch:
             smaller = "but an epoch's last batch is smaller; use drop_last"
             yield f"execution {self.execution} needs batches of one size, {smaller}"

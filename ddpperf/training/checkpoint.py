@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain, first_line
 
-VERSION = 3
+VERSION = 4
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
@@ -66,17 +66,20 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Copy the training state of a checkpoint into an existing model and its optimizer.
 
-    The tensors keep their addresses, because a CUDA graph uses these addresses. The optimizer must
-    have stepped before. Raises CannotTrain if the state has other parameters than the model, for
+    The tensors keep their addresses, because a CUDA graph uses these addresses. Before that, the
+    optimizer must have stepped, except in fp16, whose scaler may have skipped all warm-up steps of an
+    eager training. Raises CannotTrain if the state has other parameters than the model, for
     example after a change of the model's code.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
         model.load_state_dict(state["model"])
         for number, kept in state["optimizer"].items():
+            own = optimizer.state[parameters[number]]
+            never_stepped = not own
             for name, value in kept.items():
                 if isinstance(value, Tensor):
-                    place = optimizer.state[parameters[number]][name]
+                    place = own.setdefault(name, torch.empty_like(value)) if never_stepped else own[name]
                     if place.shape != value.shape:
                         raise ValueError(f"{name} of {tuple(value.shape)}, not {tuple(place.shape)}")
                     place.copy_(value)

@@ -29,10 +29,13 @@ class Evaluation:
         self.grouped, self.memory_format = spec.grouped, MEMORY_FORMATS[spec.memory_format]
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, autocast: Autocast) -> tuple[float, float]:
+    def __call__(
+        self, model: nn.Module, autocast: Autocast, *, mirrored: bool = False
+    ) -> tuple[float, float]:
         """Return a model's mean loss and accuracy on the test images of all ranks together.
 
-        The loss is without label smoothing.
+        The loss is without label smoothing. mirrored: whether to take the mean of the outputs for
+        each image and its mirror image, which takes twice as long (test-time augmentation).
         """
         model.eval()
         # The sum of the losses, the number of correctly classified images, the number of images.
@@ -40,6 +43,9 @@ class Evaluation:
         for pixels, labels in zip(self.pixels.split(BATCH_SIZE), self.labels.split(BATCH_SIZE), strict=True):
             with autocast():
                 outputs = model(normalized(pixels, self.memory_format)).float()
+                if mirrored:
+                    outputs += model(normalized(pixels.flip(3), self.memory_format)).float()
+                    outputs /= 2
             sums[0] += F.cross_entropy(outputs, labels, reduction="sum")
             sums[1] += (outputs.argmax(1) == labels).sum()
             sums[2] += len(labels)

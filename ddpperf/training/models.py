@@ -140,6 +140,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18_cifar": lambda: ResNet((2, 2, 2, 2)),
     # needs a sixtieth of resnet18_cifar's FLOPs, so that a CPU can train it
     "resnet10_cifar": lambda: ResNet((1, 1, 1, 1), width=8),
+    "resnet50": lambda: ResNet((3, 4, 6, 3), num_classes=1000, cifar_stem=False, bottleneck=True),
     "resnet50_cifar": lambda: ResNet((3, 4, 6, 3), bottleneck=True),
 }
 

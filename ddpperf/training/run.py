@@ -13,7 +13,7 @@ from random import Random
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpperf import specs
 from ddpperf.data.images import load_images
@@ -36,7 +36,8 @@ Epoch = dict[str, float]
 class StepRecord:
     """The loss of each training step, and the number of training images classified correctly.
 
-    The loss is without label smoothing. All values are on the device, so that a CUDA graph of a
+    The loss is without label smoothing. In fp16, the steps are counted that changed no parameter
+    because a scaled gradient overflowed. All values are on the device, so that a CUDA graph of a
     step updates them.
     """
 
@@ -46,6 +47,8 @@ class StepRecord:
         self.losses = torch.zeros(max(sum(spec.epoch_steps), CAPTURE_WARMUP), device=device)
         self.plain_loss = torch.zeros((), device=device)  # the current step's loss without label smoothing
         self.right = torch.tensor(0, device=device)  # correctly classified images of an epoch
+        self.skipped = torch.tensor(0, device=device)  # steps of an epoch whose gradients overflowed
+        self.one = torch.ones((), device=device)
         self.number = torch.tensor([0], device=device)  # the number of the step
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,7 +66,11 @@ class StepRecord:
         """Make one training step, and record its loss on the device."""
         if self.spec.label_smoothing:
             self.plain_loss.zero_()
+        scaler = training.scaler
+        scale = scaler.scale(self.one)
         training.train()
+        if scaler.is_enabled():  # a skipped step makes the scale smaller, and no other step does
+            self.skipped.add_(scaler.scale(self.one) < scale)
         loss = training.loss
         if self.spec.label_smoothing:
             loss = self.plain_loss / self.spec.accumulation_steps
@@ -73,15 +80,17 @@ class StepRecord:
     def of_epoch(self, epoch: int) -> Epoch:
         """Return the mean loss and the accuracy on the training images in one epoch.
 
-        If a step's loss is NaN or infinite on any rank, there is no loss. Then every rank raises
-        FloatingPointError, unless the spec says that the training may diverge.
+        In fp16, the number of skipped steps is returned, too. If a step's loss is NaN or infinite on
+        any rank, there is no loss. Then every rank raises FloatingPointError, unless the spec says
+        that the training may diverge.
         """
         spec = self.spec
         first, steps = sum(spec.epoch_steps[:epoch]), spec.epoch_steps[epoch]
-        sums = torch.cat([self.losses[first : first + steps].double(), self.right.double().view(1)])
+        counts = torch.stack([self.right, self.skipped]).double()
+        sums = torch.cat([self.losses[first : first + steps].double(), counts])
         if spec.grouped:
             dist.all_reduce(sums)
-        *losses, right = (sums / spec.processes).tolist()
+        *losses, right, skipped = (sums / spec.processes).tolist()
         for number, loss in enumerate(losses):
             if not math.isfinite(loss) and not spec.may_diverge:
                 where = f"in epoch {epoch + 1}, step {number + 1} of {steps}"
@@ -90,7 +99,7 @@ class StepRecord:
         found = {"train_accuracy": right / (steps * spec.batch_sizes[epoch])}
         if all(map(math.isfinite, losses)):
             found["train_loss"] = math.fsum(losses) / steps
-        return found
+        return found | ({"skipped_steps": skipped} if spec.precision == "fp16" else {})
 
 
 class TrainingRun(Measurement):
@@ -118,6 +127,7 @@ class TrainingRun(Measurement):
         images = load_images(data_path(spec), spec.test_images, "test", coarse=True)
         self.evaluation = Evaluation(images, spec, rank, device)
         self.start = {name: value.clone() for name, value in self.training.task.module.state_dict().items()}
+        self.start_scaler = self.training.scaler.state_dict()  # empty except in fp16
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
         self.averaged = AveragedWeights(self.training.task.module) if spec.average_weights else None
         self.history: list[Epoch] = []
@@ -131,6 +141,11 @@ class TrainingRun(Measurement):
             batches = epoch_batches(self.spec.of_batches(batch_size), self.rank)
             training = training.with_input(DeviceInput(training.task.input.images, batches))
         return MeasuredStep(training, train=partial(self.record.train, training))
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated: the averaged weights if the spec says so."""
+        return self.averaged.module if self.averaged is not None else self.training.task.module
 
     @property
     def last_step(self) -> MeasuredStep:
@@ -154,6 +169,7 @@ class TrainingRun(Measurement):
         state = checkpoint.load(path, spec, training.device) if path and not self.rounds else None
         if path is not None and state is not None:
             checkpoint.restore(path, state, module, training.optimizer)
+            training.scaler.load_state_dict(state["scaler"])
             if self.averaged is not None:
                 self.averaged.module.load_state_dict(state["averaged"])
             self.history = list(state["history"])
@@ -166,12 +182,13 @@ class TrainingRun(Measurement):
             if path is not None and self.rank == 0:
                 state = {"model": module.state_dict(), "history": self.history}
                 state["optimizer"] = training.optimizer.state_dict()["state"]
+                state["scaler"] = training.scaler.state_dict()
                 if self.averaged is not None:
                     state["averaged"] = self.averaged.module.state_dict()
                 checkpoint.save(path, spec, state)
 
     def _restart(self) -> None:
-        """Reset the parameters, the optimizer and the records to their initial values, in place.
+        """Reset the parameters, the optimizer, fp16's scaler and the records, in place.
 
         A CUDA graph uses the addresses of the tensors.
         """
@@ -182,6 +199,7 @@ class TrainingRun(Measurement):
                     if isinstance(value, Tensor):
                         value.zero_()
             self.record.losses.zero_()
+        self.training.scaler.load_state_dict(self.start_scaler)
         self.history = []
         self.resumed_epochs = 0
         self._go_to(0)
@@ -199,6 +217,7 @@ class TrainingRun(Measurement):
         began = time.perf_counter()
         step = self.steps[spec.batch_sizes[epoch]]
         self.record.right.zero_()
+        self.record.skipped.zero_()
         # Dropout must not depend on the epoch in which the training was resumed.
         torch.manual_seed(Random(f"{spec.seed} {self.rank} {epoch}").getrandbits(32))
         step.training.task.input.begin(epoch)
@@ -212,14 +231,12 @@ class TrainingRun(Measurement):
         trained = self.record.of_epoch(epoch)
         synchronize(device)
         seconds = time.perf_counter() - began
-        module, autocast = self.training.task.module, self.training.autocast
-        if spec.grouped:
-            average_buffers(module, spec.world_size)
-        if self.averaged is not None:
-            module = self.averaged.module
+        module, autocast = self.evaluated, self.training.autocast
+        if spec.grouped and self.averaged is not None:  # a checkpoint keeps one rank's statistics
+            average_buffers(self.training.task.module, spec.world_size)
         if spec.recompute_statistics:
             recompute_statistics(module, self._next_batches(epoch), autocast)
-        if spec.grouped and (spec.recompute_statistics or self.averaged is not None):
+        if spec.grouped:
             average_buffers(module, spec.world_size)
         test_loss, test_accuracy = self.evaluation(module, autocast)
         tested = {"test_accuracy": test_accuracy, "train_seconds": seconds}
@@ -250,8 +267,10 @@ class TrainingRun(Measurement):
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.
 
-        resumed_epochs: the number of epochs that come from a checkpoint. Raises RuntimeError if the
-        ranks' parameters differ.
+        resumed_epochs: the number of epochs that come from a checkpoint. mirrored_test_accuracy: the
+        test accuracy after the last epoch by the mean of the outputs for each image and its mirror
+        image. It is computed here, so that the time of a training is without it. Raises
+        RuntimeError if the ranks' parameters differ.
         """
         if self.spec.grouped:
             require_equal_parameters(self.training.model)
@@ -259,4 +278,7 @@ class TrainingRun(Measurement):
         counters = {"resumed_epochs": float(self.resumed_epochs)}
         for number, epoch in enumerate(self.history, 1):
             counters |= {f"{name}_{number}": value for name, value in epoch.items()}
+        if self.history:
+            evaluated = self.evaluation(self.evaluated, self.training.autocast, mirrored=True)
+            counters["mirrored_test_accuracy"] = evaluated[1]
         return counters

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddpperf.compile_and_capture import compiled
 from ddpperf.data.inputs import Input
-from ddpperf.specs import TrainingSpec, gpu_reason
+from ddpperf.specs import RunSpec, TrainingSpec, gpu_reason
 from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
@@ -87,6 +87,8 @@ class TrainingStep:
                 scaled.backward(None if weight == 1 else torch.full_like(scaled, weight))
             losses.append(loss.detach())
         self.enter("optimizer")
+        if isinstance(self.spec, RunSpec) and self.spec.clip_norm:
+            self.scaler.unscale_(self.optimizer)  # or the scaled gradients would be clipped
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.loss = losses[0] if parts == 1 else torch.stack(losses).mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from types import MappingProxyType
@@ -37,6 +38,9 @@ class Pool:
     candidate. They are started at the first measurement. Only one process set samples at a time. A
     process set that fails is killed, and replaced under a new name before the next measurement.
 
+    A measurement that needs more ranks gets process sets of its own. They end before the next
+    measurement that does not need them. GPUs have no more ranks than `size`.
+
     sides: the side of each process set.
     sets_made: how many process sets earlier pools made, so that no name is used twice.
     step_seconds: for some specs, the seconds of a step, from which the number of steps in a round
@@ -62,7 +66,7 @@ class Pool:
         self.sets_made = sets_made
         self.counted_seconds = 0.0  # spent in rounds that count, so far
         self.sides = [side for pair in range(replicates) for side in sides[:: 1 if pair % 2 == 0 else -1]]
-        self._sets: dict[int, ProcessSet] = {}  # by their place in `sides`
+        self._sets: dict[tuple[int, int], ProcessSet] = {}  # by their number of ranks and place in `sides`
         self._step_seconds = step_seconds
         self._progress = progress
         self._check_round = check_round
@@ -75,22 +79,26 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def live_sets(self, most: int | None = None) -> list[ProcessSet]:
+    def live_sets(self, most: int | None = None, ranks: int = 0) -> list[ProcessSet]:
         """Return the process sets, after starting those that are missing or have failed.
 
         most: how many of the process sets to return, all by default. They start side by side.
+        ranks: the number of ranks, if it is more than usual. Larger process sets are ended.
         """
-        sides = self.sides[:most]
+        sides, options = self.sides[:most], self._options_of(ranks)
+        for size, place in list(self._sets):
+            if size > options.size:
+                self._sets.pop((size, place)).close()
         started = []
         try:
             for place, side in enumerate(sides):
-                current = self._sets.get(place)
+                current = self._sets.get((options.size, place))
                 if current is not None and current.dead_ranks():
                     current.kill()
                 if current is None or not current.alive:
                     self.sets_made += 1
-                    new = ProcessSet(f"{side.name}{self.sets_made}", side, self.options)
-                    self._sets[place] = new
+                    new = ProcessSet(f"{side.name}{self.sets_made}", side, options)
+                    self._sets[options.size, place] = new
                     started.append(new)
                     new.spawn()
             for new in started:
@@ -99,37 +107,50 @@ class Pool:
             for new in started:
                 new.kill()
             raise
-        return [self._sets[place] for place in range(len(sides))]
+        return [self._sets[options.size, place] for place in range(len(sides))]
 
-    def measure(self, spec: Spec, candidate: Spec | None = None) -> Measured:
+    def _options_of(self, ranks: int) -> SetOptions:
+        """Return the options of process sets with this number of ranks, or with the usual number.
+
+        More ranks than usual are not pinned to cores, because each rank would get fewer cores.
+        Raises ValueError for more ranks than usual on GPUs.
+        """
+        if ranks <= self.options.size:
+            return self.options
+        if self.options.device != "cpu":
+            found = f"each process set has {self.options.size}"
+            advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
+            raise ValueError(f"world_size={ranks} needs {ranks} ranks, but {found}; {advice}")
+        return replace(self.options, size=ranks, cores=None)
+
+    def measure(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Take the measurement that `spec` describes on every process set.
 
-        candidate: what the candidate's process sets measure instead. Raises SetFailure, and
-        ValueError if a process set is too small or measured no duration.
+        candidate: what the candidate's process sets measure instead. ranks: the number of ranks in
+        the process sets, if other measurements of the same test need more than this one. Raises
+        SetFailure, and ValueError if there are too few GPUs or if a process set measured no duration.
         """
-        if (size := spec.world_size) > self.options.size:
-            found = f"each process set has {self.options.size}"
-            advice = f"pass --world-sizes {size}, or measure fewer ranks"
-            raise ValueError(f"world_size={size} needs {size} ranks, but {found}; {advice}")
+        ranks = max(ranks, spec.world_size)
         if spec.maps_memory or (candidate is not None and candidate.maps_memory):
-            self._replace_sets_that_cannot_map(spec.world_size)
+            self._replace_sets_that_cannot_map(spec.world_size, ranks)
         specs_of = {CANDIDATE: candidate or spec}
-        jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets()]
+        jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets(ranks=ranks)]
         return self._measure(jobs, spec, candidate)
 
     def measure_alone(self, spec: Spec) -> Measured:
         """Measure `spec` on the first process set, after all other process sets have ended."""
-        for place, process_set in self._sets.items():
+        for (_, place), process_set in self._sets.items():
             if place > 0:
                 process_set.close()
         return self._measure([(live, spec) for live in self.live_sets(1)], spec)
 
-    def measure_once(self, spec: Spec, candidate: Spec | None = None) -> Measured:
+    def measure_once(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Measure `spec`, or return the result if the same process sets have measured it before."""
-        names = tuple(live.name for live in self.live_sets())
+        ranks = max(ranks, spec.world_size)
+        names = tuple(live.name for live in self.live_sets(ranks=ranks))
         if known := self._remembered.get((spec, candidate, names)):
             return known
-        measured = self.measure(spec, candidate)
+        measured = self.measure(spec, candidate, ranks)
         names = tuple(sample.set for sample in measured.samples)  # process sets may have been replaced
         self._remembered[spec, candidate, names] = measured
         return measured
@@ -193,7 +214,7 @@ class Pool:
         self.counted_seconds += measured.counted_seconds()
         return measured
 
-    def _replace_sets_that_cannot_map(self, size: int) -> None:
+    def _replace_sets_that_cannot_map(self, size: int, ranks: int) -> None:
         """End the process sets in which fewer than `size` ranks have mapped GPU memory.
 
         Torch before 2.15 counts mappings per process. A rank that was not in the smaller group
@@ -203,7 +224,8 @@ class Pool:
         for process_set in self._sets.values():
             if known.get(process_set.name, size) < size:
                 process_set.close()
-        self._fewest_mapped = {live.name: min(size, known.get(live.name, size)) for live in self.live_sets()}
+        live = [process_set.name for process_set in self.live_sets(ranks=ranks)]
+        self._fewest_mapped |= {name: min(size, known.get(name, size)) for name in live}
 
     def environment(self) -> dict[str, object]:
         """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""

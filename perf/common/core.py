@@ -20,6 +20,7 @@ from ddpperf.specs import (
 from perf.common import gate
 from perf.common.calls import largest_of_all
 from perf.common.recipes import read_recipes
+from perf.common.trainings import RESNET50
 
 SELDOM_CHANGED = ("fp16", "powersgd")  # DDP's hooks that few trainings use
 
@@ -104,6 +105,7 @@ def step_breakdown(options: Options, spec: TrainingSpec) -> bool:
         return True
     return (
         spec.world_size in (1, max(options.world_sizes))
+        and spec.model == options.model
         and spec.execution == options.executions[0]
         and spec.per_rank_batch_size in (min(options.batch_sizes), max(options.batch_sizes))
     )
@@ -124,7 +126,7 @@ def weak_scaling(options: Options, spec: TrainingSpec) -> bool:
     most, largest = max(options.world_sizes), spec.per_rank_batch_size == max(options.batch_sizes)
     ends = spec.world_size in (1, most)
     if spec.model != options.model:
-        return ends
+        return ends and spec.model not in RESNET50
     first = spec.execution == options.executions[0]
     if spec.strategy in {"own_ddp"} - {options.spec_fields.get("strategy")}:
         return spec.world_size == most and largest and first
@@ -157,13 +159,21 @@ def epoch_scaling(options: Options, spec: EpochSpec) -> bool:
 
 
 def gustafson(options: Options, spec: TrainingSpec) -> bool:
-    """Return whether Gustafson's law is fitted at the largest batch size per rank."""
-    return spec.per_rank_batch_size == max(options.batch_sizes)
+    """Return whether Gustafson's law is fitted at the largest batch size per rank.
+
+    On a CPU the law needs more ranks than the other tests of the core suite.
+    """
+    return _has_its_ranks(options, spec) and spec.per_rank_batch_size == max(options.batch_sizes)
 
 
 def amdahl(options: Options, spec: TrainingSpec) -> bool:
     """Return whether Amdahl's law is fitted at the largest global batch size."""
-    return spec.global_batch_size == max(options.global_batch_sizes)
+    return _has_its_ranks(options, spec) and spec.global_batch_size == max(options.global_batch_sizes)
+
+
+def _has_its_ranks(options: Options, spec: TrainingSpec) -> bool:
+    """Return whether the process sets of the core suite have enough ranks for a spec."""
+    return spec.world_size <= max(options.world_sizes)
 
 
 def projection(options: Options, spec: TrainingSpec) -> bool:
@@ -178,6 +188,7 @@ def comm_split(options: Options, spec: TrainingSpec) -> bool:
     """
     return (
         spec.world_size == max(options.world_sizes)
+        and spec.model == options.model
         and spec.execution == options.executions[0]
         and spec.per_rank_batch_size == max(options.batch_sizes)
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ddpperf.analysis.breakdown import epoch_cost
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec
@@ -38,6 +41,19 @@ def training_metrics(measure: Measure, step: Measured) -> None:
         measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times")
     if is_launch_bound(step):
         measure.warn("the step waits for kernel launches on the CPU, not for the GPU")
+
+
+def cost_metrics(
+    measure: Measure, T1: Mapping[str, float], TN: Mapping[str, float], N: int, *, of: str = "per_epoch"
+) -> None:
+    """Store the device time of an epoch or a training on N devices, compared with one device.
+
+    T1, TN: the seconds on one device and on N devices, by process set. On several devices, the time
+    saved and the extra device time are stored, too. of: "per_epoch" or "of_training".
+    """
+    costs = {name: epoch_cost(T1[name], seconds, N) for name, seconds in TN.items()}
+    for field in ("device_seconds", "saved_seconds", "extra_device_seconds")[: None if N > 1 else 1]:
+        measure.metric(f"{field}_{of}", {name: cost[field] for name, cost in costs.items()})
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:

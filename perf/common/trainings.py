@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
-from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id
+from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.specs import Execution, Model, TrainingSpec
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
 
+RESNET50: tuple[Model, ...] = ("resnet50", "resnet50_cifar")  # with the stem for ImageNet and for CIFAR
+RESNET50_BATCH = 128  # images per rank
 
-def step(options: Options, world_size: int, batch_size: int, execution: Execution) -> TrainingSpec:
-    return options.step(**training(options, world_size, batch_size, execution))
+
+def step(
+    options: Options, world_size: int, batch_size: int, execution: Execution, **fields: Any
+) -> TrainingSpec:
+    return options.step(**training(options, world_size, batch_size, execution) | fields)
+
+
+def resnet50(options: Options, case_of: Callable[[Model, int], Case], *, least: int = 1) -> Iterator[Case]:
+    """Yield the cases of ResNet-50 on one device and on all devices, unless --model names a model.
+
+    On a CPU they are skipped. case_of: returns the case of a model on a number of devices. least: the
+    least number of devices.
+    """
+    if "--model" in options.given or options.model not in get_args(Model):
+        return
+    if options.device == "cpu":
+        yield skipped("resnet50", "a step of resnet50 takes seconds on a CPU; --model resnet50 measures it")
+        return
+    for model in RESNET50:
+        for world_size in sorted({1, max(options.world_sizes)}):
+            if world_size < least:
+                continue
+            if model.endswith("_cifar") and (
+                options.data.image_size != (32, 32) or options.data.classes > 10
+            ):
+                reason = f"{model} takes images of 32x32 in 10 classes, the data set has others"
+                yield skipped(f"{size_id(options.device, world_size)}-{model}", reason)
+            else:
+                yield case_of(model, world_size)
 
 
 def training(options: Options, world_size: int, batch_size: int, execution: Execution) -> dict[str, Any]:
@@ -33,24 +63,42 @@ def training(options: Options, world_size: int, batch_size: int, execution: Exec
 
 
 def measured_also_as(
-    kind: type[Kind], options: Options, world_size: int, batch_size: int, execution: Execution
+    kind: type[Kind],
+    options: Options,
+    world_size: int,
+    batch_size: int,
+    execution: Execution,
+    **fields: Any,
 ) -> Case:
     """Return a training spec that can also be measured by an instrument, or a skipped test.
 
     kind: the instrument's spec class, such as PartsSpec. The skipped test gives the reason.
     """
     identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
-    return if_measured_as(kind, if_valid(identity, step, options, world_size, batch_size, execution))
+    return if_measured_as(
+        kind, if_valid(identity, step, options, world_size, batch_size, execution, **fields)
+    )
 
 
-def too_few_world_sizes(options: Options) -> str:
+def law_world_sizes(options: Options) -> tuple[int, ...]:
+    """Return the world sizes to which Amdahl's and Gustafson's laws are fitted.
+
+    On a CPU these are 1, 2 and 4 without --world-sizes, because a fit needs three sizes. The default
+    world sizes of a CPU are 1 and 2, so the laws are not in the core suite there.
+    """
+    if options.device == "cpu" and "--world-sizes" not in options.given:
+        return (*options.world_sizes, 2 * max(options.world_sizes))
+    return options.world_sizes
+
+
+def too_few_world_sizes(options: Options, world_sizes: tuple[int, ...]) -> str:
     """Return why a law of scaling cannot be fitted, or an empty string if it can.
 
     Amdahl's law, Gustafson's law and a projection need measurements on two world sizes above 1.
     """
-    if sum(world_size > 1 for world_size in options.world_sizes) > 1:
+    if sum(world_size > 1 for world_size in world_sizes) > 1:
         return ""
-    found = ", ".join(map(str, options.world_sizes))
+    found = ", ".join(map(str, world_sizes))
     devices = ", which needs 4 GPUs" if options.device == "cuda" else ""
     return f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4{devices}"
 

@@ -85,6 +85,31 @@ def test_a_diverging_training_ends_in_a_graph() -> None:
     assert 0 <= run.history[-1]["test_accuracy"] < 0.4
 
 
+@pytest.mark.parametrize("execution", ["eager", "graph", "compile+graph"])
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_fp16_skips_overflowing_steps_and_repeats(execution: Execution, clip_norm: float) -> None:
+    """A CUDA graph must read the scale, and count skipped steps, at each replay."""
+    fields: dict[str, Any] = {"precision": "fp16", "execution": execution, "clip_norm": clip_norm}
+    run = TrainingRun(replace(SPEC, **fields), rank=0, device=GPU)
+    run.start_scaler["scale"] = 2.0**24
+    run.warm_up(2)
+    rounds = []
+    for _ in range(2):
+        run.step()
+        skipped = sum(epoch["skipped_steps"] for epoch in run.history)
+        assert 0 < skipped < sum(run.spec.epoch_steps) / 2
+        assert run.training.scaler.get_scale() == 2.0 ** (24 - skipped)
+        rounds.append(losses(run, 3))
+    assert rounds[1] == pytest.approx(rounds[0], rel=5e-2)
+    assert losses(run, 3)[-1] < losses(run, 1)[0]
+
+
+def test_fp16_learns_like_bf16() -> None:
+    half, brain = (trained(execution="graph", precision=precision) for precision in ("fp16", "bf16"))
+    assert losses(half, 1) == pytest.approx(losses(brain, 1), rel=5e-2)
+    assert half.history[-1]["test_accuracy"] == pytest.approx(brain.history[-1]["test_accuracy"], abs=0.2)
+
+
 def test_a_growing_batch_has_a_graph_per_size() -> None:
     eager, captured = (trained(execution=execution, grow_from=8) for execution in ("eager", "graph"))
     assert set(captured.steps) == {8, 16, 32}

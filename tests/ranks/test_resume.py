@@ -20,7 +20,17 @@ from ddpperf.training import checkpoint
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from tests.ranks.test_run import CPU, DROPS, SMALL, learned, parameters_of, require_same, run_of
+from tests.ranks.test_run import (
+    CPU,
+    DROPS,
+    FIRST_SCALE,
+    SMALL,
+    learned,
+    overflowing,
+    parameters_of,
+    require_same,
+    run_of,
+)
 
 
 class Stopped(Exception):
@@ -36,6 +46,7 @@ class Stopped(Exception):
         {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1},
         {"grow_from": 4, "cutout": 4},
         {"average_weights": True, "cutmix": 0.5, "uncropped_epochs": 1},
+        {"precision": "fp16", "optimizer": "lars"},
         DROPS,
     ],
 )
@@ -61,6 +72,25 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     again.step()
     assert again.finish()["resumed_epochs"] == 3, "a finished run is not trained again"
     require_same(parameters_of(whole), parameters_of(again))
+
+
+def test_a_resumed_run_goes_on_with_its_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All warm-up steps overflow, and so do the first steps of the training."""
+    whole = overflowing(epochs=3)
+    assert not whole.training.optimizer.state
+    whole.step()
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    stopped = overflowing(epochs=3)
+    stopped.after_step = after(2 * stopped.spec.epoch_steps[0] + 1)
+    with pytest.raises(Stopped):
+        stopped.step()
+    resumed = overflowing(epochs=3)
+    resumed.step()
+    assert resumed.finish()["resumed_epochs"] == 2
+    require_same(parameters_of(whole), parameters_of(resumed))
+    assert learned(whole) == learned(resumed)
+    assert resumed.training.scaler.state_dict() == whole.training.scaler.state_dict()
+    assert resumed.training.scaler.get_scale() < FIRST_SCALE
 
 
 def after(steps: int) -> Any:

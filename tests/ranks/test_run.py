@@ -115,6 +115,7 @@ def test_a_run_reports_each_epoch() -> None:
         {"optimizer": "sgd"},
         {"optimizer": "lars"},
         {"optimizer": "lamb"},
+        {"precision": "fp16"},
         pytest.param({"optimizer": "muon"}, marks=pytest.mark.slow),
         pytest.param(*DROPS.values, marks=[*DROPS.marks, pytest.mark.slow]),
     ],
@@ -203,6 +204,101 @@ def test_gradients_are_clipped_to_their_norm() -> None:
         run.step()
     assert all(norm > 0.125 for norm in norms[:4])
     assert norms[4:] == pytest.approx([0.125] * 4, rel=1e-3)
+
+
+FIRST_SCALE = 2.0**22  # so large that the first steps in fp16 overflow
+
+
+def overflowing(**fields: Any) -> TrainingRun:
+    """Return an fp16 run whose first scale is so large that several steps overflow."""
+    run = TrainingRun(dataclasses.replace(SMALL, precision="fp16", **fields), rank=0, device=CPU)
+    run.start_scaler["scale"] = FIRST_SCALE
+    run.training.scaler.load_state_dict(run.start_scaler)
+    run.warm_up(2)
+    return run
+
+
+def test_overflowing_steps_are_counted_and_skipped() -> None:
+    run = overflowing(epochs=3)
+    changed: list[bool] = []
+    before = next(run.training.model.parameters()).clone()
+
+    def compare() -> None:
+        nonlocal before
+        now = next(run.training.model.parameters()).clone()
+        changed.append(not torch.equal(now, before))
+        before = now
+
+    run.after_step = compare
+    run.step()
+    counters = run.finish()
+    skipped = [counters[f"skipped_steps_{epoch}"] for epoch in (1, 2, 3)]
+    assert 0 < sum(skipped) < 12
+    assert skipped == [changed[first : first + 4].count(False) for first in (0, 4, 8)]
+
+
+def test_only_fp16_counts_skipped_steps() -> None:
+    run = run_of(epochs=1)
+    run.step()
+    assert "skipped_steps_1" not in run.finish()
+
+
+def test_every_round_starts_with_the_first_scale() -> None:
+    run = overflowing()
+    rounds = []
+    for _ in range(2):
+        run.step()
+        rounds.append((learned(run), run.training.scaler.get_scale()))
+    assert rounds[0] == rounds[1]
+    assert rounds[0][1] < FIRST_SCALE
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipping_in_fp16_clips_unscaled_gradients(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused optimizer, as on GPUs, divides by the scale inside of its step, after the clipping."""
+    sgd = torch.optim.SGD
+    monkeypatch.setattr(
+        torch.optim, "SGD", lambda groups, **fields: sgd(groups, **{**fields, "fused": fused})
+    )
+    norms: list[float] = []
+    run = run_of(epochs=1, clip_norm=0.125, precision="fp16")
+    run.after_step = lambda: norms.append(
+        math.sqrt(
+            sum(float(p.grad.square().sum()) for p in run.training.model.parameters() if p.grad is not None)
+        )
+    )
+    run.step()
+    assert run.finish()["skipped_steps_1"] == 0
+    assert norms == pytest.approx([0.125] * 4, rel=1e-3)
+
+
+class LeftBrightness(nn.Module):
+    """A model whose two outputs are the brightness of the left and of the right half of an image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[3] // 2
+        return torch.stack([x[..., :half].mean((1, 2, 3)), 2 * x[..., half:].mean((1, 2, 3))], 1)
+
+
+def test_mirrored_evaluation_takes_the_mean_of_outputs() -> None:
+    """The mean of the outputs for an image and its mirror image prefers the right half here."""
+    images = load_images(None, 4)
+    images.pixels.fill_(0)
+    images.pixels[..., 16:] = 255
+    images.pixels[0] = images.pixels[0].flip(2)  # the left half is bright
+    images.labels.copy_(torch.tensor([0, 1, 1, 0]))
+    evaluation, plain = Evaluation(images, SMALL, 0, CPU), lambda: torch.autocast("cpu", enabled=False)
+    assert evaluation(LeftBrightness(), plain)[1] == 3 / 4
+    assert evaluation(LeftBrightness(), plain, mirrored=True)[1] == 2 / 4
+
+
+def test_mirrored_accuracy_is_of_the_last_epoch() -> None:
+    run = run_of()
+    run.step()
+    counters = run.finish()
+    module, autocast = run.training.task.module, run.training.autocast
+    assert counters["mirrored_test_accuracy"] == run.evaluation(module, autocast, mirrored=True)[1]
+    assert counters["test_accuracy_2"] == run.evaluation(module, autocast)[1]
 
 
 def test_only_the_trained_loss_is_smoothed() -> None:
@@ -308,8 +404,8 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
             "each round restarts the training, which cannot reset PowerSGD's state, got comm_hook powersgd",
         ),
         (
-            {"precision": "fp16"},
-            "each round restarts the training, which cannot reset fp16's scaler, got precision fp16",
+            {"precision": "fp16", "execution": "graph", "optimizer": "lars"},
+            "execution graph cannot capture fp16's scaler with optimizer lars, which waits for the scaler",
         ),
         (
             {"execution": "compile", "grow_from": 8},

@@ -69,6 +69,7 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
         "test_loader_workers",
         "test_messages",
         "test_precision",
+        "test_precision_accuracy",
         "test_remedies",
         "test_shards_are_disjoint_and_cover_the_data",
         "test_epoch_breakdown",
@@ -86,6 +87,10 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
 def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     outcomes = {test.rpartition("::")[2]: found for test, found in run.header["outcomes"].items()}
     skipped = {test: each["reason"] for test, each in outcomes.items() if each["kind"] == "skipped"}
+    for precision in ("fp32", "bf16"):
+        assert "of the data set; use a smaller one" in skipped.pop(
+            f"test_precision_accuracy[b64-{precision}]"
+        )
     large = {
         test: skipped.pop(test)
         for test in list(skipped)
@@ -104,7 +109,8 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
     data_parallel |= {"test_data_parallel_split[2rank]"}
-    bf16 = {} if computes_bf16() else {"test_precision[1rank-b8-bf16]": SLOW_BF16}
+    emulated = ("test_precision[1rank-b8-bf16]", "test_precision_accuracy[1rank-b16-bf16-lr0.4]")
+    bf16 = {} if computes_bf16() else dict.fromkeys(emulated, SLOW_BF16)
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
         f"{test}[2rank]": f"a fit needs {few}"

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
     amdahl_speedup,
     fit_amdahl,
     fit_gustafson,
+    fit_sets,
     gustafson_speedup,
     over_sets,
+    predicted_speedup,
 )
-from ddpperf.machine.hardware import Machine
+from ddpperf.machine.hardware import Machine, core_count
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import Spec, TrainingSpec
 from perf import test_scaling
 from tests.canned import CannedSuite
 from tests.experiments import with_experiments
 from tests.generated import BOUNDED
-from tests.project import SUMS_MODEL, Finished, Project
+from tests.project import REPOSITORY, SUMS_MODEL, Finished, Project
 
 SIZES = (1, 2, 4, 8)
 LAWS = [(amdahl_speedup, fit_amdahl), (gustafson_speedup, fit_gustafson)]
@@ -98,6 +104,48 @@ def test_laws_are_fitted_to_the_measured_speedups(canned_suite: CannedSuite) -> 
     assert_laws(canned_suite, run)
 
 
+LAW_CASES = {"test_gustafson[4rank-b8]": 8, "test_amdahl[4rank-b4]": 4}
+DEFAULT_SIZES = ("--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
+
+
+@pytest.fixture
+def default_suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
+    """This repository's experiments, run without --world-sizes."""
+    options = ["-p", "no:cacheprovider", "-p", "no:randomly", "--device", "cpu"]
+    monkeypatch.setattr(canned_suite, "options", lambda: options)
+    with_experiments(canned_suite)
+    return canned_suite
+
+
+def test_full_suite_of_a_cpu_fits_three_sizes(default_suite: CannedSuite) -> None:
+    """The laws are measured on process sets of four ranks, all other tests on sets of two."""
+    chosen = ("-k", "gustafson or amdahl or strong_scaling", *DEFAULT_SIZES)
+    run = default_suite.run("perf", "--full", *chosen)
+    run.assert_one_sentence(0, "PASS: 4 tests measured")
+    stored = default_suite.measured()
+    assert LAW_CASES.keys() < stored.keys()
+    for test, found in stored.items():
+        process_set, devices = ("A2", 4) if test in LAW_CASES else ("A1", 2)
+        measured = [found, *found["references"].values()]
+        assert {sample["set"] for each in measured for sample in each["samples"]} == {process_set}
+        if "one_device" in found["references"]:
+            assert len(found["references"]["one_device"]["samples"][0]["seconds"][0]) == devices
+    for test, batch_size in LAW_CASES.items():
+        found = stored[test]
+        assert (found["spec"]["world_size"], found["spec"]["per_rank_batch_size"]) == (4, batch_size)
+        assert list(found["references"]) == ["world_size=2", "one_device"]
+        texts = [note["text"] for note in found["notes"]]
+        shared = f"4 ranks share {core_count()} cores, so the law describes these cores"
+        assert any(text.startswith(shared) for text in texts) == (core_count() < 4)
+
+
+def test_core_suite_of_a_cpu_leaves_laws_out(default_suite: CannedSuite) -> None:
+    run = default_suite.run("perf", "-k", "gustafson or amdahl or strong_scaling", *DEFAULT_SIZES)
+    run.assert_one_sentence(0, "PASS: 2 tests measured")
+    assert not LAW_CASES.keys() & default_suite.measured().keys()
+    run.assert_one_sentence(0, "of the full suite", "test_scaling", "--full runs them")
+
+
 @pytest.mark.slow
 def test_laws_are_fitted_on_real_ranks(project: Project) -> None:
     with_experiments(project)
@@ -118,24 +166,41 @@ def assert_laws(project: Project, run: Finished) -> None:
         assert values["serial_fraction"] == pytest.approx(found.value)
         assert values["serial_fraction_low"] == pytest.approx(found.low)
         assert values["serial_fraction_high"] == pytest.approx(found.high)
-        for N in (2, 4):
+        if not 0 <= found.value <= 1:  # ranks that share cores can be slower together than one rank
+            assert not any(name.startswith("predicted") for name in values)
+            continue
+        for N in (2, 4, 8, 16, 32):
             assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.value, N))
+            assert values[f"predicted_efficiency_of_{N}"] == pytest.approx(law(found.value, N) / N)
         reference = stored["references"]["world_size=2"]["spec"]
         assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
 
 
 class FakeMeasure:
-    """A `measure` fixture of eight devices, each step of which takes a second."""
+    """A `measure` fixture of eight devices. seconds: of a step on process set `name` and N devices."""
 
-    def __init__(self) -> None:
-        self.machine = Machine(world_sizes=SIZES)
+    def __init__(
+        self,
+        seconds: Callable[[str, int], float] = lambda name, N: 1.0,
+        sets: tuple[str, ...] = ("A1",),
+        device: str = "cuda",
+    ) -> None:
+        self.machine = Machine(world_sizes=SIZES, device=device)
         self.world_sizes: list[int] = []
         self.metrics: dict[str, Mapping[str, float]] = {}
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.note, self.warn = self.notes.append, self.warnings.append
+        self._seconds, self._sets = seconds, sets
 
     def __call__(self, spec: Spec) -> Measured:
         self.world_sizes.append(spec.world_size)
-        sample = Sample(set="A1", side="A", torch="2", seconds=((1.0,) * max(SIZES),), counters={})
-        return Measured(spec=spec, iterations=1, samples=(sample,))
+        N = spec.world_size
+        samples = tuple(
+            Sample(set=name, side="A", torch="2", seconds=((self._seconds(name, N),) * max(SIZES),))
+            for name in self._sets
+        )
+        return Measured(spec=spec, iterations=1, samples=samples)
 
     def reference(self, name: str, spec: Spec) -> Measured:
         del name
@@ -156,3 +221,139 @@ def test_largest_world_size_is_measured_first(test: Callable[..., None]) -> None
         "speedup_of_4",
         "speedup_of_8",
     ]
+
+
+EIGHT = TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp")
+TESTS = [
+    (test_scaling.test_gustafson, gustafson_speedup, lambda N: N),
+    (test_scaling.test_amdahl, amdahl_speedup, lambda N: 1),
+]
+by_law = pytest.mark.parametrize(("test", "law", "work"), TESTS, ids=["gustafson", "amdahl"])
+PREDICTED = [f"predicted_{kind}_of_{N}" for N in (2, 4, 8, 16, 32) for kind in ("speedup", "efficiency")]
+
+
+@by_law
+def test_exact_speedups_predict_32_devices(test, law, work) -> None:  # type: ignore[no-untyped-def]
+    measure = FakeMeasure(lambda name, N: work(N) / law(0.1, N))
+    test(measure, EIGHT)
+    assert measure.metrics["serial_fraction"]["A1"] == pytest.approx(0.1, abs=1e-9)
+    assert set(PREDICTED) <= measure.metrics.keys()
+    for end in ("", "_low", "_high"):
+        assert measure.metrics[f"predicted_speedup_of_32{end}"]["A1"] == pytest.approx(law(0.1, 32), abs=1e-9)
+        predicted = measure.metrics[f"predicted_efficiency_of_32{end}"]["A1"]
+        assert predicted == pytest.approx(law(0.1, 32) / 32, abs=1e-9)
+    assert (measure.notes, measure.warnings) == ([], [])
+
+
+@by_law
+def test_predictions_of_sets_share_their_interval(test, law, work) -> None:  # type: ignore[no-untyped-def]
+    shares = {"A1": 0.1, "A2": 0.12}
+    measure = FakeMeasure(lambda name, N: work(N) / law(shares[name], N), tuple(shares))
+    test(measure, EIGHT)
+    half = 12.7062 * 0.01  # Student's t of one degree of freedom, times the standard error
+    for N in (2, 32):
+        by_set = measure.metrics[f"predicted_speedup_of_{N}"]
+        assert by_set == pytest.approx({name: law(share, N) for name, share in shares.items()})
+        low, high = (measure.metrics[f"predicted_speedup_of_{N}_{end}"]["A2"] for end in ("low", "high"))
+        assert (low, high) == pytest.approx((law(0.11 + half, N), N), rel=1e-4), "0 is the least fraction"
+
+
+@by_law
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        (-0.02, "a serial fraction of -2.0% means that speedups exceed the number of devices: "),
+        (1.05, "a serial fraction of 105.0% means that several devices are slower than one: "),
+    ],
+)
+def test_impossible_fraction_predicts_nothing(test, law, work, share, why) -> None:  # type: ignore[no-untyped-def]
+    measure = FakeMeasure(lambda name, N: work(N) / law(share, N))
+    test(measure, EIGHT)
+    assert measure.metrics["serial_fraction"]["A1"] == pytest.approx(share)
+    assert not measure.metrics.keys() & set(PREDICTED)
+    (note,) = measure.notes
+    assert note.startswith(why)
+    assert note.endswith(", so nothing is predicted")
+
+
+@by_law
+@pytest.mark.parametrize(("device", "cores"), [("cpu", 7), ("cpu", 8), ("cuda", 1)])
+def test_laws_of_shared_cores_are_a_warning(  # type: ignore[no-untyped-def]
+    test, law, work, device, cores, monkeypatch
+) -> None:
+    monkeypatch.setattr(test_scaling, "core_count", lambda: cores)
+    measure = FakeMeasure(lambda name, N: work(N) / law(0.1, N), device=device)
+    test(measure, EIGHT)
+    shared = "8 ranks share 7 cores, so the law describes these cores and predicts nothing about more of them"
+    assert measure.warnings == ([shared] if cores == 7 else [])
+
+
+@by_law
+def test_19_of_20_predictions_hold_the_speedup(test, law, work) -> None:  # type: ignore[no-untyped-def]
+    """Noise of 1 % on each time of a process set: 95 % of 500, within four standard errors."""
+    drawn, held = random.Random(3), 0
+    for _ in range(500):
+        noisy = cache(lambda name, N: work(N) / law(0.1, N) * math.exp(drawn.gauss(0, 0.01 * (N > 1))))
+        measure = FakeMeasure(noisy)
+        test(measure, EIGHT)
+        low, high = (measure.metrics[f"predicted_speedup_of_32_{end}"]["A1"] for end in ("low", "high"))
+        held += low <= law(0.1, 32) <= high
+    assert 0.911 < held / 500 < 0.989
+
+
+@by_law
+def test_interval_of_sets_includes_the_law_not_holding(test, law, work) -> None:  # type: ignore[no-untyped-def]
+    """Both process sets have the same speedups, to which no law fits."""
+    measure = FakeMeasure(lambda name, N: work(N) / law(0.1 if N > 2 else 0.2, N), ("A1", "A2"))
+    test(measure, EIGHT)
+    alone = FakeMeasure(lambda name, N: work(N) / law(0.1 if N > 2 else 0.2, N))
+    test(alone, EIGHT)
+    for end in ("low", "high"):
+        name = f"serial_fraction_{end}"
+        assert measure.metrics[name]["A1"] == pytest.approx(alone.metrics[name]["A1"])
+    assert measure.metrics["serial_fraction_high"]["A1"] > measure.metrics["serial_fraction"]["A1"] + 0.01
+
+
+@pytest.mark.parametrize(
+    ("scaling", "two", "four", "error"),
+    [
+        ("weak", "b32", "b32", -0.058),
+        ("weak", "b128", "b128", -0.032),
+        ("weak", "b512", "b512", -0.016),
+        ("strong", "b64", "b32", -0.063),
+        ("strong", "b256", "b128", -0.052),
+    ],
+)
+def test_two_gpus_predict_too_little_for_four(scaling: str, two: str, four: str, error: float) -> None:
+    """On H200s. Five runs are five process sets; their interval alone misses the speedup on 4 GPUs."""
+    runs = [
+        json.loads((REPOSITORY / "perf" / "baselines" / "h200x4" / f"{number:04}_forms.json").read_text())
+        for number in range(1, 6)
+    ]
+    stored = [
+        {each["name"]: each["extra_info"]["ddpperf"]["metrics"] for each in run["benchmarks"]} for run in runs
+    ]
+    on_two, on_four = (
+        [metrics[f"test_{scaling}_scaling[{N}gpu-{batch}]"]["speedup"]["value"] for metrics in stored]
+        for N, batch in ((2, two), (4, four))
+    )
+    law, fit = LAWS[scaling == "weak"]
+    fraction = fit_sets(fit, [2], [[speedup] for speedup in on_two])
+    predicted, measured = predicted_speedup(law, fraction, 4), mean(on_four)
+    assert predicted.value / measured - 1 == pytest.approx(error, abs=0.001)
+    assert predicted.high < measured
+    both = fit_sets(fit, [2, 4], list(zip(on_two, on_four, strict=True)))
+    assert predicted_speedup(law, both, 4).low < measured < predicted_speedup(law, both, 4).high
+
+
+def test_one_speedup_has_no_prediction_interval() -> None:
+    for law, fit in LAWS:
+        found = predicted_speedup(law, fit([2], [1.8]), 32)
+        assert found.value == pytest.approx(law(fit([2], [1.8]).value, 32))
+        assert (found.low, found.high) == (-math.inf, math.inf)
+
+
+def test_prediction_of_an_impossible_fraction_is_refused() -> None:
+    fraction = Estimate(value=-0.1, low=-0.2, high=0.0)
+    with pytest.raises(ValueError, match="speedups exceed the number of devices"):
+        predicted_speedup(amdahl_speedup, fraction, 8)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
 from ddpperf.specs import EpochSpec, SamplerSpec, Spec, TrainingSpec
+from perf.test_scaling import strong_laws, weak_laws
 from tests.canned import CannedSuite
 from tools.default_suite import experiments
 
@@ -194,3 +196,14 @@ def test_core_suite_of_gpus_compiles_few_steps(gpus: int, read: Read) -> None:
 def test_other_options_leave_a_core_case(arguments: tuple[str, ...], read: Read) -> None:
     for module, cases in suite(read(*arguments)).items():
         assert any("slow" not in marks for _, marks in cases.values()), module
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(1, "1"), (2, "1, 2")])
+def test_laws_on_few_gpus_are_skipped_with_a_reason(gpus: int, found: str, read: Read) -> None:
+    reason = (
+        f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4, which needs 4 GPUs"
+    )
+    for cases in (weak_laws, strong_laws):
+        (case,) = cases(read(gpus=gpus))
+        assert isinstance(case, ParameterSet)
+        assert [mark.kwargs for mark in case.marks] == [{"reason": reason}]

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddpperf.report.__main__ import main as report
-from ddpperf.report.exports import CSV_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
+from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
@@ -231,7 +231,32 @@ def test_command_writes_both_files(run: Run, tmp_path: Path) -> None:
     assert again.returncode == 0, "earlier exports are replaced"
 
 
-@pytest.mark.parametrize("option", ["--csv", "--prometheus", "-o"])
+def test_curves_are_those_of_every_seed_and_epoch(run: Run, tmp_path: Path) -> None:
+    ended = run(report, CPU, "--curves", "curves.csv")
+    assert (ended.returncode, ended.stdout) == (0, "saved curves.csv\n"), ended.stderr
+    text = (tmp_path / "curves.csv").read_text()
+    assert text.startswith(CURVES_BEGINS.decode())
+    rows = list(csv.DictReader(text.splitlines()))
+    (test,) = [test for test in stored(CPU)["benchmarks"] if test["name"].startswith("test_large_batch")]
+    found = test["extra_info"]["ddpperf"]
+    seeds = [found, *found["references"].values()]
+    assert len(rows) == len(seeds) * found["spec"]["epochs"]
+    for row in rows:
+        (seed,) = [seed for seed in seeds if seed["spec"]["seed"] == int(row["seed"])]
+        counters = seed["samples"][0]["counters"]
+        assert row["test"] == test["fullname"]
+        for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+            assert float(row[name]) == counters[f"{name}_{row['epoch']}"][0]
+
+
+def test_run_without_trainings_has_no_curves(run: Run, tmp_path: Path) -> None:
+    ended = run(report, GATE, "--curves", "curves.csv")
+    assert (ended.returncode, ended.stderr.count("\n")) == (4, 1)
+    assert ended.stderr.startswith("--curves writes whole trainings, and the run holds none; measure some")
+    assert not (tmp_path / "curves.csv").exists()
+
+
+@pytest.mark.parametrize("option", ["--csv", "--curves", "--prometheus", "-o"])
 def test_other_files_are_not_replaced(run: Run, tmp_path: Path, option: str) -> None:
     (tmp_path / "mine.json").write_text(CPU.read_text())
     ended = run(report, tmp_path / "mine.json", option, "mine.json")
@@ -241,7 +266,7 @@ def test_other_files_are_not_replaced(run: Run, tmp_path: Path, option: str) -> 
     assert (tmp_path / "mine.json").read_text() == CPU.read_text()
 
 
-@pytest.mark.parametrize("option", ["--csv", "--prometheus"])
+@pytest.mark.parametrize("option", ["--csv", "--curves", "--prometheus"])
 def test_missing_folder_is_one_sentence(run: Run, tmp_path: Path, option: str) -> None:
     ended = run(report, CPU, option, "nowhere/a")
     assert ended.returncode == 4

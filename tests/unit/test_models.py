@@ -45,6 +45,7 @@ def randomized(model: nn.Module) -> nn.Module:
         ("resnet10_cifar", 78_002),
         ("resnet18", 11_689_512),
         ("resnet18_cifar", 11_173_962),
+        ("resnet50", 25_557_032),
         ("resnet50_cifar", 23_520_842),
     ],
 )
@@ -85,12 +86,13 @@ def test_gradients_equal_torchvisions() -> None:
         assert torch.equal(our.grad, their.grad), key
 
 
-def test_initial_parameters_equal_torchvisions() -> None:
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_initial_parameters_equal_torchvisions(name: Model) -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
-    ours = MODELS["resnet18"]().state_dict()
+    ours = MODELS[name]().state_dict()
     torch.manual_seed(0)
-    theirs = torchvision_model("resnet18").state_dict()
+    theirs = torchvision_model(name).state_dict()
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
 
 

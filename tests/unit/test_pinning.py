@@ -81,6 +81,8 @@ def test_crowded_cores_give_a_warning() -> None:
     assert pinning.warnings(epoch(1, loader_workers=7)) == ["8 processes share 7 cores"]
     assert pinning.warnings(epoch(2, loader_workers=6)) == []
     assert pinning.warnings(epoch(2, loader_workers=7)) == ["16 processes share 14 cores"]
+    assert pinning.warnings(epoch(4, loader_workers=3)) == [], "4 ranks are not pinned to cores of 2"
+    assert pinning.warnings(epoch(4, loader_workers=4)) == ["20 processes share 16 cores"]
 
 
 @pytest.mark.usefixtures("sixteen")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,15 @@ SIDES = Side(name="A"), Side(name="B")
 
 
 def pool_of(
-    size: int, *, sides: tuple[Side, ...] = (Side(),), replicates: int = 1, sets_made: int = 0
+    size: int,
+    *,
+    sides: tuple[Side, ...] = (Side(),),
+    replicates: int = 1,
+    sets_made: int = 0,
+    cores: Sequence[Sequence[int]] | None = None,
 ) -> Pool:
     return Pool(
-        SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60),
+        SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60, cores=cores),
         sides=sides,
         replicates=replicates,
         sets_made=sets_made,
@@ -65,10 +71,27 @@ def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
         assert pool.measure_once(SMALL) is pool.measure_once(SMALL)
 
 
-def test_spec_larger_than_the_set_is_refused(canned: Canned) -> None:
+def test_more_ranks_than_gpus_are_refused(canned: Canned) -> None:
     sentence = "world_size=3 needs 3 ranks, but each process set has 2; pass --world-sizes 3"
-    with pool_of(2) as pool, pytest.raises(ValueError, match=sentence):
+    options = SetOptions(size=2, device="cuda", rounds=2, deadline_seconds=60)
+    with Pool(options) as pool, pytest.raises(ValueError, match=sentence):
         pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
+
+
+def test_more_ranks_get_larger_sets_until_needed(canned: Canned) -> None:
+    """On a CPU. All measurements of one test are made by the same process sets."""
+    large = AllReduceSpec(world_size=3, nbytes=1024)
+    with pool_of(2, cores=[(0, 1), (2, 3)]) as pool:
+        (usual,) = pool.measure_once(SMALL).samples
+        (larger,) = pool.measure_once(large).samples
+        (reference,) = pool.measure_once(SINGLE, ranks=3).samples
+        assert (usual.set, larger.set, reference.set) == ("A1", "A2", "A2")
+        assert list(map(len, (usual.seconds[0], larger.seconds[0], reference.seconds[0]))) == [2, 3, 3]
+        (process_set,) = pool.live_sets(ranks=3)
+        assert process_set.options.cores is None, "three ranks on the cores of two are not pinned"
+        assert pool.measure_once(SMALL).samples == (usual,)
+        assert not process_set.alive, "larger sets end before the next usual measurement"
+        assert pool.live_sets()[0].options.cores == [(0, 1), (2, 3)]
 
 
 def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from ddpperf.report.__main__ import main as report
 from ddpperf.report.cases import cases_of, of_functions
-from ddpperf.report.questions import QUESTIONS, report_tables
+from ddpperf.report.questions import QUESTIONS, claim, report_tables
 
 ROOT = Path(__file__).parents[2] / "perf" / "baselines"
 CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
@@ -239,6 +241,69 @@ def test_accuracies_are_those_of_the_last_epoch() -> None:
         assert close(row[heading], sum(values) / len(values))
 
 
+def about(document: Json, title: str) -> str:
+    """The part of the tables that answers a question."""
+    return report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def precision_steps() -> dict[tuple[str, int], float]:
+    """The seconds of a step by precision and batch size."""
+    tests = list(stored_of(GPU, "test_precision"))
+    return {(at["spec"]["precision"], at["spec"]["per_rank_batch_size"]): step(at) for at in tests}
+
+
+def test_fp16_is_compared_with_fp32_and_tf32() -> None:
+    steps = precision_steps()
+    text = about(run(GPU), "Mixed precision: time of a step")
+    for base, answer in (("fp32", "always more"), ("tf32", "always less")):
+        first, second, third = (
+            f"{steps[base, batch] / steps['fp16', batch]:.2f}x at batch {batch}" for batch in (32, 128, 512)
+        )
+        assert (
+            f"Is fp16 2 to 3 times as fast as {base}? It is {first}, {second} and {third}: {answer}." in text
+        )
+
+
+def test_reasons_for_a_speedup_are_computed() -> None:
+    steps = precision_steps()
+    text = about(run(GPU), "Mixed precision: time of a step")
+    grown = {of: steps[of, 512] / steps[of, 32] for of in ("fp16", "fp32")}
+    of_images = "16 times as many images take"
+    assert f"{of_images} {grown['fp16']:.1f} times as long in fp16, {grown['fp32']:.1f} times in fp32" in text
+    by_tf32 = steps["fp32", 512] / steps["tf32", 512]
+    assert f"tf32 is {by_tf32:.2f}x as fast as fp32 by tensor cores alone, which is the larger part" in text
+    assert "waits for kernel launches" not in text
+
+
+def test_waiting_for_launches_is_a_reason() -> None:
+    document = copy.deepcopy(run(GPU))
+    for test in document["benchmarks"]:
+        if test["name"] == "test_precision[1gpu-b32-fp16-fixed]":
+            value = {"value": 1.3, "unit": "1", "by_set": {"A1": 1.3}}
+            test["extra_info"]["ddpperf"]["metrics"]["launch_bound"] = value
+    text = about(document, "Mixed precision: time of a step")
+    assert "At batch 32 the fp16 step waits for kernel launches on the CPU" in text
+
+
+def test_cpus_compare_bf16_with_fp32() -> None:
+    text = about(run(CPU), "Mixed precision: time of a step")
+    assert "fp16 was not measured. Is bf16 2 to 3 times as fast as fp32? It is" in text
+    assert "tf32" not in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "answer"),
+    [
+        ({32: 2.0, 64: 3.0}, "always in this range"),
+        ({32: 1.9, 64: 2.5}, "in this range at batch 64, less at batch 32"),
+        ({32: 3.1, 64: 3.2}, "always more"),
+        ({32: 1.0, 64: 2.0, 2048: 3.1}, "in this range at batch 64, less at batch 32, more at batch 2,048"),
+    ],
+)
+def test_claim_names_the_batches_where_it_holds(ratios: dict[int, float], answer: str) -> None:
+    assert claim(ratios).endswith(f": {answer}.")
+
+
 @of(CPU, MESSAGES)
 def test_messages_are_those_that_were_counted(path: Path) -> None:
     measured = list(stored_of(path, "test_messages"))
@@ -264,27 +329,211 @@ def test_set_epoch_is_compared() -> None:
     assert "100.0% of the images keep their place in the next epoch" in report_tables(run(CPU))
 
 
+def law(amdahl: bool, s: float, N: int) -> float:
+    return 1 / (s + (1 - s) / N) if amdahl else N - s * (N - 1)
+
+
 def test_laws_predict_from_the_fitted_fraction() -> None:
     """Amdahl: 1 / (s + (1 - s) / N). Gustafson: N - s (N - 1)."""
     found = rows(LAWS, "Laws of scaling")
-    assert {row["law"] for row in found} == {"Amdahl's law", "Gustafson's law"}
-    for row in found:
-        s = number(row["serial fraction"].split(" (")[0])
-        for N in (2, 4, 8, 16):
-            amdahl = row["law"] == "Amdahl's law"
-            predicted = 1 / (s + (1 - s) / N) if amdahl else N - s * (N - 1)
-            assert close(row[f"speedup on {N}"], predicted, 0.02)
+    stored_tests = list(stored_of(LAWS, "test_gustafson", "test_amdahl"))
+    assert [row["devices"] for row in found] == ["2", "4", "8", "16", "32"] * len(stored_tests)
+    for place, row in enumerate(found):
+        metrics = {name: each["value"] for name, each in stored_tests[place // 5]["metrics"].items()}
+        amdahl, N = row["training"].startswith("Amdahl's law, global batch "), int(row["devices"])
+        assert amdahl or row["training"].startswith("Gustafson's law, batch ")
+        s, low, high = (metrics[f"serial_fraction{end}"] for end in ("", "_low", "_high"))
+        speedup, interval = row["predicted speedup"].strip(")").split(" (")
+        least, most = interval.split(" to ")
+        assert close(speedup, law(amdahl, s, N))
+        assert close(least, law(amdahl, high, N))
+        assert close(most, law(amdahl, max(low, 0.0), N)), "0 is the least serial fraction"
+        efficiency, interval = row["predicted efficiency"].strip(")").split(" (")
+        assert close(efficiency, law(amdahl, s, N) / N)
+        assert close(interval.split(" to ")[0], law(amdahl, high, N) / N)
+        if N <= 4:
+            assert close(row["measured speedup"], metrics[f"speedup_of_{N}"])
+        else:
+            assert row["measured speedup"] == "not measured"
 
 
-def test_superlinear_speedup_predicts_nothing() -> None:
+def with_fraction(value: float, *, interval: bool = True) -> str:
+    """The answers on laws of scaling if each stored serial fraction is this one."""
     document = copy.deepcopy(run(LAWS))
     for test in document["benchmarks"]:
-        fraction = test["extra_info"]["ddpperf"]["metrics"].get("serial_fraction")
-        if fraction:
-            fraction["value"] = -1 / 15  # of which Amdahl's law divides by zero on 16 devices
-    text = report_tables(document).split("## Laws of scaling")[1]
-    assert "The speedups exceed the number of devices, for which the laws predict nothing." in text
-    assert "x |" not in text.split("## Cost")[0]
+        metrics = test["extra_info"]["ddpperf"]["metrics"]
+        if "serial_fraction" in metrics:
+            metrics["serial_fraction"]["value"] = value
+            if not interval:
+                del metrics["serial_fraction_low"]
+    return report_tables(document).split("## Laws of scaling")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "meaning"),
+    [
+        # of which Amdahl's law divides by zero on 16 devices
+        (-1 / 15, "a serial fraction of -6.7% means that speedups exceed the number of devices: "),
+        (1.2, "a serial fraction of 120.0% means that several devices are slower than one: "),
+    ],
+)
+def test_impossible_fraction_is_explained(fraction: float, meaning: str) -> None:
+    text = with_fraction(fraction)
+    assert f"Gustafson's law, batch 32 per rank: {meaning}" in text
+    assert "is predicted on 32" not in text
+    for line in text.splitlines():
+        if line.startswith("| Amdahl"):
+            assert line.endswith("| - | - |")
+
+
+def test_unknown_interval_is_said_to_be_missing() -> None:
+    text = with_fraction(0.1, interval=False)
+    assert "| 10.0% (interval not known) | 32 | not measured | 28.90x (interval not known) | " in text
+    assert "28.90x (interval not known) is predicted on 32 devices" in text
+
+
+def test_law_is_compared_with_measured_speedups() -> None:
+    metrics = [stored["metrics"] for stored in stored_of(LAWS, "test_amdahl")][-1]
+    error = max(
+        abs(metrics[f"predicted_speedup_of_{N}"]["value"] / metrics[f"speedup_of_{N}"]["value"] - 1)
+        for N in (2, 4)
+    )
+    assert f"It differs from the measured speedups by up to {error:.1%}." in report_tables(run(LAWS))
+
+
+# --- costs
+
+
+def with_costs(price: float | None, suffix: str, test: str, *seconds: float) -> Json:
+    """The stored run of a CPU with a price and with these costs of a test's only case."""
+    document = copy.deepcopy(run(CPU))
+    document["ddpperf"]["options"]["gpu_hour_price"] = price
+    metrics = [each for each in document["benchmarks"] if each["name"].startswith(test)][-1]["extra_info"][
+        "ddpperf"
+    ]["metrics"]
+    for name, value in zip(("device", "saved", "extra_device"), seconds, strict=False):
+        unit = {"unit": "s", "by_set": {"A1": value}}
+        metrics[f"{name}_seconds_{suffix}"] = {"value": value, **unit}
+    return document
+
+
+def section(document: Json, title: str) -> str:
+    return report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_price_is_that_of_the_device_time() -> None:
+    """Two devices for 45 minutes, and 60 minutes on one: 30 extra device-minutes for 15 saved ones."""
+    document = with_costs(2.0, "of_training", "test_large_batch", 5400.0, 900.0, 1800.0)
+    text = section(document, "Cost of a whole training")
+    head, _, row = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|"))
+    figures = dict(zip(head, row, strict=True))
+    assert figures["device-minutes per training"] == "90.0000"
+    assert figures["device-hours for a saved hour"] == "2.000"
+    assert [figures[name] for name in ("price", "extra price", "price of a saved hour")] == [
+        "3.00",
+        "1.00",
+        "4.00",
+    ]
+    assert "It costs 3.00, 1.00 more than on one device. A saved hour costs 4.00." in text
+
+
+def test_nothing_is_priced_without_a_price() -> None:
+    text = report_tables(with_costs(None, "of_training", "test_large_batch", 5400.0, 900.0, 1800.0))
+    assert "90.0000" in text
+    assert "price" not in text
+    assert "costs" not in text.split("## Cost")[1]
+
+
+def test_saved_hour_of_a_slower_training_has_no_price() -> None:
+    document = with_costs(2.0, "of_training", "test_large_batch", 9000.0, -900.0, 5400.0)
+    text = section(document, "Cost of a whole training")
+    assert "| - | 5.00 | 3.00 | - |" in text
+    assert "a training is 900.0 s longer and takes 5400 s more device time" in text
+    assert "A saved hour" not in text
+
+
+def test_epoch_on_one_device_has_a_price() -> None:
+    document = with_costs(3600.0, "of_training", "test_large_batch", 12.5)
+    text = section(document, "Cost of a whole training")
+    assert " a training takes 12.50 s and costs 12.50." in text
+
+
+def test_stored_run_is_priced_afterwards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report", str(CPU), "--tables", "--gpu-hour-price", "1000"])
+    assert report() == 0
+    (device_seconds,) = (
+        stored["metrics"]["device_seconds_per_epoch"]["value"]
+        for stored in stored_of(CPU, "test_step_breakdown")
+        if stored["spec"]["world_size"] > 1
+    )
+    text = capsys.readouterr().out.split("## Cost\n")[1]
+    assert f" It costs {1000 * device_seconds / 3600:.2f}, " in text
+
+
+@pytest.mark.parametrize("price", ["cheap", "0", "-1", "inf", "nan", "1e9"])
+def test_wrong_price_of_a_report_is_refused(
+    price: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", str(CPU), "--tables", f"--gpu-hour-price={price}"])
+    with pytest.raises(SystemExit, match="4"):
+        report()
+    sentence = f"takes a price above 0 and up to 999999, got '{price}'; pass for example 2.5; see --help"
+    assert capsys.readouterr().err.strip().endswith(f"argument --gpu-hour-price: {sentence}")
+
+
+# --- when one device is enough
+
+
+def test_limits_of_efficiency_are_those_of_the_samples() -> None:
+    found = {row["training"]: row for row in rows(LAWS, "When is one device enough?")}
+    measured: dict[tuple[str, int], dict[int, float]] = {}
+    for stored in stored_of(LAWS, "test_strong_scaling"):
+        spec = stored["spec"]
+        if spec["strategy"] == "ddp":
+            N = spec["world_size"]
+            speedup = slowest_alone(stored["references"]["one_device"], N) / step(stored)
+            measured.setdefault(("", N * spec["per_rank_batch_size"]), {})[N] = speedup
+    assert {size for _, size in measured} == {128, 512}
+    for (_, size), speedups in measured.items():
+        (row,) = (
+            row
+            for name, row in found.items()
+            if name.startswith(f"strong scaling, global batch {size}, ") and "data_parallel" not in name
+        )
+        for limit in (0.8, 0.5):
+            worth = max([1, *(N for N, speedup in speedups.items() if speedup / N >= limit)])
+            assert row[f"efficiency of {limit:.0%} up to"] == str(worth)
+        fastest = max(speedups, key=speedups.__getitem__)
+        devices, text = row["fastest"].strip(")").split(" (")
+        assert (int(devices), close(text, speedups[fastest])) == (fastest, True)
+        assert (row["least device time on"], row["slower than one device"]) == ("1", "-")
+
+
+def test_slower_devices_are_named() -> None:
+    (row,) = (row for row in rows(CPU, "When is one device enough?") if row["training"].startswith("strong"))
+    (stored,) = (
+        stored for stored in stored_of(CPU, "test_strong_scaling") if stored["spec"]["world_size"] == 2
+    )
+    speedup = slowest_alone(stored["references"]["one_device"], 2) / step(stored)
+    assert speedup < 1
+    assert (row["slower than one device"], row["fastest"]) == ("2", "1 (1.00x)")
+    slower = f"2 devices are {1 - speedup:.0%} slower and take {2 / speedup - 1:.0%} more device time"
+    assert slower in section(run(CPU), "When is one device enough?")
+
+
+def test_one_device_is_enough_below_the_limit() -> None:
+    text = section(run(GPU), "When is one device enough?")
+    assert "With an efficiency of 80% as the limit, one device is enough for " in text
+    document = copy.deepcopy(run(GPU))
+    for test in document["benchmarks"]:
+        if efficiency := test["extra_info"]["ddpperf"]["metrics"].get("efficiency"):
+            efficiency["value"] = 0.9
+    text = section(document, "When is one device enough?")
+    assert "With an efficiency of 80% as the limit, more devices are worth it. They gain least for " in text
+    assert "2 devices are 80% faster and take 11% more device time." in text
 
 
 @pytest.mark.parametrize("stored_metrics", [0, 1])
@@ -298,7 +547,7 @@ def test_tests_that_failed_before_their_metrics_answer_nothing(stored_metrics: i
             found["metrics"] = {name: found["metrics"][name] for name in names[:stored_metrics]}
     text = report_tables(document)
     assert "The best efficiency is 36.9%" in text
-    assert text.count("Not measured in this run: ") == len(QUESTIONS) - 1
+    assert text.count("Not measured in this run: ") == len(QUESTIONS) - 2, "weak scaling answers two"
 
 
 def test_question_that_was_not_measured_names_its_command() -> None:
@@ -315,9 +564,9 @@ def test_large_batches_stand_beside_what_reports_state() -> None:
     document = copy.deepcopy(run(CPU))
     (test,) = [test for test in document["benchmarks"] if test["name"].startswith("test_large_batch[")]
     stated = {"A": 0.849, "B": 0.8222}
-    for report, value in stated.items():
+    for name, value in stated.items():
         metric = {"value": value, "unit": "1", "by_set": {"A1": value}}
-        test["extra_info"]["ddpperf"]["metrics"][f"reported_train_accuracy_{report}"] = metric
+        test["extra_info"]["ddpperf"]["metrics"][f"reported_train_accuracy_{name}"] = metric
     document["ddpperf"]["recipes"] = {test["fullname"]: "128, as it is"}
     (case,) = of_functions(cases_of(document), "test_large_batch")
     assert case.properties["recipe"] == case.recipe == "128, as it is"

@@ -24,6 +24,7 @@ MOST_COLUMNS = 100
 OTHER_TOOLS = {
     "--baseline",
     "--build-arg",
+    "--curves",
     "--editable",
     "--exclusive",
     "--gpus-per-node",

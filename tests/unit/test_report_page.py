@@ -24,7 +24,9 @@ from tests.canned import CannedSuite
 ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 GPU = ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json"
+LARGE_BATCH = ROOT / "perf" / "baselines" / "h200x2" / "0002_large_batch.json"
 GATE = ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
+LAWS = ROOT / "docs" / "own_ddp" / "h200x4.json"
 RUNS = (CPU, GPU, GATE)
 
 
@@ -123,7 +125,8 @@ def test_page_has_the_formulas_of_reports() -> None:
     [
         (
             CPU,
-            {"scaling", "epoch_scaling", "communication", "step_parts", "all_reduce", "messages", "curves"},
+            {"scaling", "epoch_scaling", "communication", "step_parts", "all_reduce", "messages"}
+            | {"loss_by_epoch", "accuracy_by_epoch"},
         ),
         (GPU, {"scaling", "batch_size", "epoch_scaling", "all_reduce"}),
         (GATE, {"ab"}),
@@ -149,6 +152,66 @@ def test_scaling_picture_shows_the_stored_speedups() -> None:
         if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:
             speedup = round(found["metrics"]["speedup"]["value"], 9)
             assert (float(found["spec"]["world_size"]), speedup) in drawn
+
+
+@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
+def test_law_picture_shows_points_and_band(law: str) -> None:
+    document = stored(LAWS)
+    (picture,) = [picture for picture in pictures_of(document) if picture.name == law]
+    (axes,) = picture.figure.axes
+    lines = {
+        tuple(
+            (round(float(x), 6), round(float(y), 6))
+            for x, y in np.transpose([line.get_xdata(), line.get_ydata()])
+        )
+        for line in axes.get_lines()
+    }
+    ideal = ((1.0, 1.0), (32.0, 32.0))
+    assert ideal in lines
+    ends = {points[-1] for points in lines - {ideal}}
+    bands = [tuple(map(float, band.get_datalim(axes.transData).max)) for band in axes.collections]
+    tests = [test for test in document["benchmarks"] if test["name"].startswith(f"test_{law}")]
+    assert len(bands) == len(tests) == (len(lines) - 1) / 2
+    for test in tests:
+        found = test["extra_info"]["ddpperf"]["metrics"]
+        value = {name: metric["value"] for name, metric in found.items()}
+        points = tuple((float(N), round(value[f"speedup_of_{N}"], 6)) for N in (2, 4))
+        assert points in lines
+        predicted = [
+            law_of(max(0.0, value[f"serial_fraction{end}"]), 32)
+            if law == "gustafson"
+            else 1 / (value[f"serial_fraction{end}"] * 31 / 32 + 1 / 32)
+            for end in ("", "_low")
+        ]
+        assert (32.0, round(predicted[0], 6)) in ends
+        assert any(band == pytest.approx((32.0, predicted[1])) for band in bands)
+
+
+def law_of(s: float, N: int) -> float:
+    return N - s * (N - 1)
+
+
+@pytest.mark.parametrize("figure", ["loss", "accuracy"])
+def test_curves_have_a_panel_for_each_training(figure: str) -> None:
+    """The mean over seeds by epoch, for the training images and for the test images."""
+    document = stored(LARGE_BATCH)
+    (picture,) = [picture for picture in pictures_of(document) if picture.name == f"{figure}_by_epoch"]
+    expected = []
+    for test in document["benchmarks"]:
+        found = test["extra_info"]["ddpperf"]
+        seeds = [found, *(run for name, run in found["references"].items() if name.startswith("seed="))]
+        if "epochs" in found["spec"]:
+            counters = [seed["samples"][0]["counters"] for seed in seeds]
+            expected += [
+                [np.mean([c[f"{images}_{figure}_{epoch}"][0] for c in counters]) for epoch in range(1, 6)]
+                for images in ("train", "test")
+            ]
+    panels = [axes for axes in picture.figure.axes if axes.get_visible()]
+    lines = [line for axes in panels for line in axes.get_lines() if line.get_color() != "lightgray"]
+    drawn = [found for line in lines if len(found := np.asarray(line.get_ydata()))]
+    assert len(expected) == 2 * len(panels)
+    assert np.sort(np.array(drawn), axis=0) == pytest.approx(np.sort(np.array(expected), axis=0))
+    assert all(axes.get_title().startswith("batch ") for axes in panels)
 
 
 def test_history_shows_every_kept_run() -> None:

@@ -593,6 +593,20 @@ def test_fastest_strategy_is_named() -> None:
     ]
 
 
+def test_price_of_an_epoch_is_worth_knowing() -> None:
+    costs = {
+        "device_seconds_per_epoch": 7200.0,
+        "saved_seconds_per_epoch": 1800.0,
+        "extra_device_seconds_per_epoch": 1800.0,
+    }
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
+    run = passed(test_step_breakdown=stored(*[0.1] * 4, spec=spec, metrics=costs))
+    assert worth_knowing(run) == []
+    run["ddpperf"]["options"]["gpu_hour_price"] = 3.0
+    (sentence,) = worth_knowing(run)
+    assert sentence.endswith("It costs 6.00, 1.50 more than on one device. A saved hour costs 3.00.")
+
+
 def test_noisiest_test_is_named_and_nothing_else() -> None:
     run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.2, 0.2))
     assert worth_knowing(run) == ["The rounds of test_b spread most, by 67% (IQR)."]

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from ddpperf.command import PRICE, PRICES, hour_price
 from ddpperf.plugin.options import values
 from ddpperf.plugin.options.values import Parser, choice, number, several, whole_number
 from ddpperf.specs import CommHook, Execution, Model, Precision
@@ -81,6 +82,7 @@ BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
 BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
 DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
 DEADLINE = number("seconds", "SECONDS", 86400, "300")
+HOUR_PRICE = Parser("PRICE", PRICES, PRICE, hour_price)
 LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
 MODEL = Parser(
     "NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", values.model_name
@@ -203,6 +205,11 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--report", NEW_FILE, "Write an HTML page with tables and pictures to this file."),
         Option("--plots", NEW_FOLDER, "Write the pictures of the page to this folder, as PNG and SVG."),
         Option("--tables", NOTHING, "Print the tables that a report on parallel training asks for."),
+        Option(
+            "--gpu-hour-price",
+            HOUR_PRICE,
+            "Price of an hour of one GPU, or of one rank on CPUs, in any currency. Adds costs to --tables.",
+        ),
         Option("--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder."),
         Option(
             "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."

@@ -37,6 +37,7 @@ class Options:
     max_seconds: the time after which no second repeated measurement begins.
     slower_ratio: the limit of --benchmark-compare-fail.
     functions: the user's functions that the collected tests measure.
+    gpu_hour_price: the price of an hour of one device; None for no prices.
     """
 
     given: frozenset[str]
@@ -64,6 +65,7 @@ class Options:
     slower_ratio: float | None
     links: Links
     functions: tuple[str, ...] = ()
+    gpu_hour_price: float | None = None
 
     @property
     def data(self) -> Data:

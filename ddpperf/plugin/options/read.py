@@ -72,6 +72,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         checkpoints=_path(given, "--checkpoints"),
         slower_ratio=slower_ratio(config),
         links=_links(given, max(world_sizes)),
+        gpu_hour_price=given.get("--gpu-hour-price"),
     )
     check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
     return options

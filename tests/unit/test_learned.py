@@ -1,0 +1,70 @@
+"""What is stored of a whole training besides its loss and accuracy."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import RunSpec
+from perf.test_large_batch import learned
+
+FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_seconds")
+
+
+class FakeMeasure:
+    """A `measure` fixture that keeps metrics and warnings."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.warnings: list[str] = []
+
+    def metric(self, name: str, by_set: dict[str, float]) -> None:
+        self.metrics[name] = by_set
+
+    def warn(self, reason: str) -> None:
+        self.warnings.append(reason)
+
+
+def sample(name: str, **counters: float) -> Sample:
+    found = {f"{figure}_{epoch}": 0.5 for figure in FIGURES for epoch in (1, 2)} | {"resumed_epochs": 0.0}
+    by_rank: dict[str, tuple[float, ...]] = {
+        counter: (value,) for counter, value in (found | counters).items()
+    }
+    return Sample(set=name, side=name[0], torch="2.11", seconds=((1.0,),), counters=by_rank)
+
+
+def metrics_of(*runs: tuple[Sample, ...], **fields: Any) -> dict[str, dict[str, float]]:
+    """Return the metrics of a training, where `runs` are the samples of each seed."""
+    common: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "single"}
+    common |= {"input": "device", "epochs": 2, "test_images": 8, "rate": 0.1}
+    measured = [
+        Measured(spec=RunSpec(**common, **fields, seed=seed), iterations=1, samples=samples)
+        for seed, samples in enumerate(runs)
+    ]
+    measure = FakeMeasure()
+    learned(cast(Measure, measure), measured)
+    return measure.metrics
+
+
+def test_mirrored_accuracy_is_the_mean_over_seeds() -> None:
+    found = metrics_of(
+        (sample("A1", mirrored_test_accuracy=0.5),), (sample("A1", mirrored_test_accuracy=0.75),)
+    )
+    assert found["mirrored_test_accuracy"] == {"A1": 0.625}
+
+
+def test_sets_of_older_code_have_no_mirrored_accuracy() -> None:
+    """In an A/B run, the ranks of the base may run code that does not count it."""
+    found = metrics_of((sample("A1"), sample("B1", mirrored_test_accuracy=0.5)))
+    assert found["mirrored_test_accuracy"] == {"B1": 0.5}
+    assert "mirrored_test_accuracy" not in metrics_of((sample("A1"),))
+
+
+@pytest.mark.parametrize(("precision", "skipped"), [("fp16", {"A1": 4.0}), ("bf16", None)])
+def test_skipped_steps_are_added_over_epochs(precision: str, skipped: dict[str, float] | None) -> None:
+    runs = (sample("A1", skipped_steps_1=3.0, skipped_steps_2=2.0), sample("A1", skipped_steps_1=3.0))
+    found = metrics_of(*((run,) for run in runs), precision=precision)
+    assert found.get("skipped_steps") == skipped

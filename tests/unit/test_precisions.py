@@ -1,0 +1,70 @@
+"""The cases of the precision experiment, and over which precisions they store a speedup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.read import read_options
+from ddpperf.specs import Precision, RunSpec
+from perf import test_precision
+
+pytest_plugins = ["pytester"]
+
+
+def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
+    return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+
+
+def trainings(chosen: Options) -> list[RunSpec]:
+    return [case for case in test_precision.trainings(chosen) if isinstance(case, RunSpec)]
+
+
+def test_gpus_train_every_precision_with_two_batches(pytester: pytest.Pytester) -> None:
+    found = trainings(options(pytester, gpus=2))
+    assert {(spec.precision, spec.per_rank_batch_size) for spec in found} == {
+        (precision, batch) for precision in ("fp32", "tf32", "bf16", "fp16") for batch in (128, 2048)
+    }
+    assert {spec.world_size for spec in found} == {1}
+
+
+def test_trainings_follow_the_plain_recipe(pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, gpus=1)
+    plain = test_precision.plain_recipe("cuda")
+    bf16 = [spec for spec in trainings(chosen) if spec.precision == "bf16"]
+    assert bf16[0] == plain.spec(chosen)
+    assert (bf16[1].rate, bf16[1].epochs) == (bf16[0].rate, bf16[0].epochs)
+
+
+def test_cpus_without_bf16_instructions_skip_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
+    chosen = options(pytester, gpus=0)
+    assert {spec.precision for spec in trainings(chosen)} == {"fp32"}
+    skipped: list[Any] = [case for case in test_precision.trainings(chosen) if not isinstance(case, RunSpec)]
+    assert {str(case.values[0].precision) for case in skipped} == {"bf16"}
+
+
+def test_custom_models_are_not_trained_whole(pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, "--model", "tests.models:tiny", gpus=0)
+    assert not trainings(chosen)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "bases"),
+    [
+        ("fp32", "cuda", ()),
+        ("tf32", "cuda", ("fp32",)),
+        ("bf16", "cuda", ("fp32", "tf32")),
+        ("fp16", "cuda", ("fp32", "tf32")),
+        ("fp32", "cpu", ()),
+        ("bf16", "cpu", ("fp32",)),
+    ],
+)
+def test_speedups_are_over_slower_precisions(
+    precision: Precision, device: str, bases: tuple[str, ...]
+) -> None:
+    assert test_precision.slower_precisions(precision, device) == bases

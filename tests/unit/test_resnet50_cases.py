@@ -1,0 +1,82 @@
+"""Which cases of ResNet-50 the scaling, breakdown and communication experiments have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.cases import Case, parameters
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.read import read_options
+from ddpperf.specs import TrainingSpec
+from perf import test_comm_split, test_scaling, test_step_breakdown
+from perf.common.trainings import RESNET50
+
+pytest_plugins = ["pytester"]
+
+TESTS: dict[str, Any] = {
+    "scaling": test_scaling.test_weak_scaling,
+    "breakdown": test_step_breakdown.test_step_breakdown,
+    "split": test_comm_split.test_comm_split,
+}
+Cases = Callable[[Options], Iterator[Case]]
+CASES: dict[str, Cases] = {name: test.pytestmark[0].kwargs["cases"] for name, test in TESTS.items()}
+every_experiment = pytest.mark.parametrize("experiment", TESTS)
+
+
+def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
+    return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
+
+
+def measured(chosen: Options, experiment: str) -> list[tuple[str, int, int]]:
+    return [
+        (spec.model, spec.world_size, spec.per_rank_batch_size)
+        for spec in CASES[experiment](chosen)
+        if isinstance(spec, TrainingSpec) and spec.model in RESNET50
+    ]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "world_sizes"), [("scaling", (1, 4)), ("breakdown", (1, 4)), ("split", (4,))]
+)
+def test_gpus_measure_both_stems(
+    experiment: str, world_sizes: tuple[int, ...], pytester: pytest.Pytester
+) -> None:
+    found = measured(options(pytester, gpus=4), experiment)
+    assert found == [(model, size, 128) for model in RESNET50 for size in world_sizes]
+
+
+@every_experiment
+def test_core_suite_and_gate_leave_them_out(experiment: str, pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, "--batch-sizes", "128", gpus=4)
+    test = TESTS[experiment]
+    found = parameters(experiment, test.pytestmark[0], chosen, Machine(device="cuda"))
+    ours = [case for case in found if "resnet50" in str(case.id)]
+    assert ours
+    for case in ours:
+        assert {"slow"} <= {mark.name for mark in case.marks}
+        assert "gate" not in {mark.name for mark in case.marks}
+
+
+@every_experiment
+def test_cpus_skip_them_with_the_option(experiment: str, pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, gpus=0)
+    assert measured(chosen, experiment) == []
+    (case,) = [case for case in CASES[experiment](chosen) if getattr(case, "id", "") == "resnet50"]
+    assert "--model resnet50 measures it" in str(case.marks)  # type: ignore[union-attr]
+
+
+@every_experiment
+def test_named_model_is_measured_alone(experiment: str, pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, "--model", "resnet50_cifar", gpus=4)
+    assert {model for model, _, _ in measured(chosen, experiment)} == {"resnet50_cifar"}
+
+
+def test_more_classes_skip_the_cifar_model(pytester: pytest.Pytester) -> None:
+    chosen = options(pytester, gpus=1)
+    hundred = dataclasses.replace(chosen, images=dataclasses.replace(chosen.data, classes=100))
+    assert {model for model, _, _ in measured(hundred, "scaling")} == {"resnet50"}
