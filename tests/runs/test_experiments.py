@@ -109,7 +109,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     data_parallel = {f"test_{scaling}_scaling[2rank-b8-data_parallel]" for scaling in ("weak", "strong")}
     data_parallel |= {"test_data_parallel_split[2rank]"}
-    emulated = ("test_precision[1rank-b8-bf16]", "test_precision_accuracy[1rank-b16-bf16-lr0.4]")
+    emulated = ("test_precision[1rank-b8-bf16]", "test_precision_accuracy[b16-bf16]")
     bf16 = {} if computes_bf16() else dict.fromkeys(emulated, SLOW_BF16)
     few = "two world sizes above 1, found 1, 2; pass --world-sizes 1,2,4"
     too_few = {
