@@ -3,45 +3,76 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from statistics import mean, stdev
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
-from ddpperf.plugin.cases import Case, if_valid, named, size_id, skipped
+from ddpperf.plugin.cases import Case, if_valid, named, of_recipe, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
+from ddpperf.report.facets import facets
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
-from perf.common.recipes import Recipe, read_recipes, seeds_of
+from perf.common.recipes import Recipe, find_recipe, read_recipes
 from perf.common.training_metrics import cost_metrics, usage_metrics
 
 CONFIDENCE = 0.95
-# The test accuracies of two course reports after five epochs on CIFAR-10, each with a small batch
-# and with a large batch.
-REPORTED = ((0.8490, 0.7390), (0.8222, 0.6337))
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
-def recipes(options: Options) -> Iterator[Case]:
-    """Yield a training spec for each recipe in perf/recipes.toml.
+@pytest.fixture
+def recipe(request: pytest.FixtureRequest, measure: Measure) -> Recipe:
+    """Provide the recipe of a test case."""
+    (name,) = request.node.get_closest_marker("recipe").args
+    return find_recipe(measure.machine.device, name)
 
-    A recipe whose spec equals that of an earlier recipe is skipped.
+
+def of_kind(options: Options, kind: str) -> Iterator[tuple[Recipe, Case]]:
+    """Yield each recipe of a kind with its training spec.
+
+    A recipe whose spec equals that of an earlier recipe of the kind is skipped.
     """
+    seen: dict[RunSpec, str] = {}
+    for recipe in read_recipes(options.device, kind):
+        case = if_valid(recipe.name, recipe.spec, options)
+        if isinstance(case, RunSpec) and case in seen:  # two recipes may have the same tuned learning rate
+            yield recipe, skipped(recipe.name, f"it is the same training as {seen[case]!r}")
+        else:
+            yield recipe, case
+            if isinstance(case, RunSpec):
+                seen[case] = recipe.name
+
+
+def recipes(options: Options) -> Iterator[ParameterSet]:
+    """Yield a training spec for each recipe with several remedies."""
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
         return
-    seen: dict[RunSpec, str] = {}
-    for recipe in read_recipes(options.device):
-        case = if_valid(recipe.name, recipe.spec, options)
-        if isinstance(case, RunSpec) and case in seen:  # two recipes may have the same tuned learning rate
-            yield skipped(recipe.name, f"it is the same training as {seen[case]!r}")
-        else:
-            yield case
-            if isinstance(case, RunSpec):
-                seen[case] = recipe.name
+    for recipe, case in of_kind(options, "recipe"):
+        yield of_recipe(recipe.name, case)
+
+
+def remedies(options: Options) -> Iterator[ParameterSet]:
+    """Yield a training spec for the reports' plain loop, and for each remedy alone."""
+    if not is_custom_model(options.model):
+        for recipe, case in of_kind(options, "remedy"):
+            yield of_recipe(recipe.name, named(recipe.name, case))
+
+
+def reports(options: Options) -> Iterator[ParameterSet]:
+    """Yield a training spec for each training that a report describes, on GPUs."""
+    if options.device == "cpu":
+        for recipe in read_recipes("cuda", "report"):
+            reason = "whole trainings of ResNets take hours on a CPU; run them on GPUs"
+            yield of_recipe(recipe.name, skipped(recipe.name, reason))
+    elif not is_custom_model(options.model):
+        for recipe, case in of_kind(options, "report"):
+            yield of_recipe(recipe.name, named(recipe.name, case))
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -68,59 +99,113 @@ def long_runs(options: Options) -> Iterator[Case]:
 
     The steps use the fastest execution mode of --executions.
     """
-    if options.device == "cpu":
-        yield skipped("long", "50 epochs take hours on a CPU; run them on GPUs")
-    if options.device == "cpu" or is_custom_model(options.model):
-        return
-    for recipe in read_recipes(options.device, "long"):
-        for devices in sorted({1, max(options.world_sizes)}):
-            identity, chosen = size_id(options.device, devices), dataclasses.replace(recipe, devices=devices)
-            case = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
-            yield named(identity, case)
+    for recipe in read_recipes("cuda", "long"):
+        if options.device == "cpu":
+            reason = "50 epochs take hours on a CPU; run them on GPUs"
+            yield of_recipe(recipe.name, skipped("long", reason))
+        elif not is_custom_model(options.model):
+            for devices in sorted({1, max(options.world_sizes)}):
+                identity = size_id(options.device, devices)
+                chosen = dataclasses.replace(recipe, devices=devices)
+                case = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
+                yield of_recipe(recipe.name, named(identity, case))
 
 
 @pytest.mark.specs(cases=recipes, core=core.large_batch)
-def test_large_batch(measure: Measure, spec: RunSpec) -> None:
-    """Which loss and accuracy does a training recipe reach, on average over random seeds?"""
-    device = measure.machine.device
-    runs = by_seed(measure, spec)
-    baseline, *_ = read_recipes(device)
-    small = baseline.like(spec)
-    small_runs = runs
-    if spec != small:
-        small_runs = [
-            measure.reference(f"baseline, seed={run.spec.seed}", of_seed(small, run)) for run in runs
-        ]
+def test_large_batch(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
+    """Which loss and accuracy does a training with several remedies reach?"""
+    train(measure, spec, recipe, "recipe")
+
+
+@pytest.mark.specs(cases=remedies, core=core.never)
+def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
+    """Which loss and accuracy does the reports' plain loop reach with one remedy, or with none?"""
+    runs = train(measure, spec, recipe, "remedy")
+    known = read_recipes(measure.machine.device, "remedy")
+    plain = next(other for other in known if other.global_batch_size == recipe.global_batch_size)
+    if plain != recipe:
+        others = references(measure, "as_it_is", plain.like(whole_batches(spec, recipe)), runs)
+        compare(measure, "accuracy_over_as_it_is", runs, others)
+
+
+@pytest.mark.specs(cases=reports, core=core.never)
+def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
+    """Which loss and accuracy do the trainings of the reports reach here?"""
+    runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
-    if spec != small:
-        compare(measure, "accuracy_over_baseline", runs, small_runs)
-    by_epoch = {
-        name: zip(*(figures(run, run.samples[0], name) for run in runs), strict=True) for name in FIGURES
-    }
-    listed = [
-        f"{name.replace('_', ' ')} {', '.join(f'{mean(seeds):.4g}' for seeds in epochs)}"
-        for name, epochs in by_epoch.items()
-    ]
-    measure.note(f"by epoch: {'; '.join(listed)}")
-    if spec.global_batch_size > small.global_batch_size and spec.epochs == 5 and spec.data != "synthetic":
-        reported = " and ".join(f"{of_small:.2%} against {of_large:.2%}" for of_small, of_large in REPORTED)
-        here = " against ".join(
-            f"{mean(last(of_batch, runs[0].samples[0].set)):.2%}" for of_batch in (small_runs, runs)
-        )
-        measure.note(f"small against large batch after 5 epochs: course reports {reported}; this run {here}")
+    note_epochs(measure, recipe, runs)
+    compare_with_reports(measure, recipe, runs)
+
+
+def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Measured]:
+    """Train by a recipe once for each seed, and compare it with the first recipe of its kind."""
+    baseline, *_ = read_recipes(measure.machine.device, kind)
+    runs = by_seed(measure, spec, recipe.seeds)
+    if recipe == baseline:
+        learned(measure, runs)
+        note_epochs(measure, recipe, runs)
+        compare_with_reports(measure, recipe, runs)
+        return runs
+    small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
+    learned(measure, runs)
+    compare(measure, "accuracy_over_baseline", runs, small_runs)
+    note_epochs(measure, recipe, runs)
+    compare_with_reports(measure, recipe, runs)
+    for name, report, theirs in recipe.reported_losses(baseline):
+        if spec.data != "synthetic":
+            of_set = runs[0].samples[0].set
+            ours = mean(last(small_runs, of_set, name)) - mean(last(runs, of_set, name))
+            what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
+            measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
+    return runs
+
+
+def whole_batches(spec: RunSpec, recipe: Recipe) -> RunSpec:
+    """Return a training spec without the accumulation that its recipe has."""
+    return spec if recipe.images_at_once is None else dataclasses.replace(spec, accumulation_steps=1)
+
+
+def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured]) -> list[Measured]:
+    """Measure another training with the seeds of some runs."""
+    return [measure.reference(f"{name}, seed={run.spec.seed}", of_seed(spec, run)) for run in runs]
+
+
+def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
+    """Note a recipe's settings, and the losses and accuracies after each epoch, averaged over seeds."""
+    listed = []
+    for name in FIGURES:
+        epochs = zip(*(figures(run, run.samples[0], name) for run in runs), strict=True)
+        listed.append(f"{name.replace('_', ' ')} {', '.join(f'{mean(seeds):.4g}' for seeds in epochs)}")
+    settings = facets(runs[0].spec, device=measure.machine.device)["recipe"]
+    measure.note(f"{recipe.name} ({settings}) by epoch: {'; '.join(listed)}")
+
+
+def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
+    """Store the accuracies that course reports state for this training, and note them beside ours.
+
+    The reports trained on CIFAR-10, so a training on synthetic images is not compared.
+    """
+    spec = runs[0].spec
+    assert isinstance(spec, RunSpec)
+    if spec.data == "synthetic":
+        return
+    for name, by_report in recipe.reported.items():
+        ours = mean(last(runs, runs[0].samples[0].set, name))
+        for report, accuracy in by_report.items():
+            measure.metric(f"reported_{name}_{report}", {sample.set: accuracy for sample in runs[0].samples})
+        theirs = " and ".join(f"{accuracy:.2%} in report {report}" for report, accuracy in by_report.items())
+        what = f"{recipe.name}: {name.replace('_', ' ')} after {spec.epochs} epochs"
+        measure.note(f"{what}: {ours:.2%} here, {theirs}")
 
 
 def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
     return dataclasses.replace(spec, seed=run.spec.seed)
 
 
-def by_seed(measure: Measure, spec: RunSpec, kind: str = "seeds") -> list[Measured]:
-    """Run the same training once for each random seed, and return the measurements.
-
-    kind: the key of perf/recipes.toml that has the number of seeds.
-    """
+def by_seed(measure: Measure, spec: RunSpec, count: int) -> list[Measured]:
+    """Run the same training once for each of `count` random seeds, and return the measurements."""
     first = measure(spec)
-    seeds = range(spec.seed + 1, spec.seed + seeds_of(measure.machine.device, kind))
+    seeds = range(spec.seed + 1, spec.seed + count)
     return [
         first,
         *(measure.reference(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds),
@@ -131,7 +216,12 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     """Store the loss, accuracy and throughput of a training, averaged over its random seeds."""
     sets = [sample.set for sample in runs[0].samples]
     for name in FIGURES:
-        measure.metric(name, {of_set: mean(last(runs, of_set, name)) for of_set in sets})
+        values = {of_set: mean(last(runs, of_set, name)) for of_set in sets}
+        if all(map(math.isfinite, values.values())):
+            measure.metric(name, values)
+    diverged = [epoch for run in runs for sample in run.samples if (epoch := diverged_epoch(run, sample))]
+    if diverged:
+        measure.warn(f"the training diverged: the loss is NaN or infinite in epoch {min(diverged)}")
     if len(runs) > 1:
         ends = {of_set: mean_interval(last(runs, of_set), CONFIDENCE) for of_set in sets}
         measure.metric("test_accuracy_low", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
@@ -197,10 +287,19 @@ def last(runs: list[Measured], of_set: str, name: str = "test_accuracy") -> list
 
 
 def figures(run: Measured, sample: Sample, name: str) -> list[float]:
-    """Return a figure, such as the test accuracy, after each epoch: the mean over all ranks."""
+    """Return a figure, such as the test accuracy, after each epoch: the mean over all ranks.
+
+    The loss of a training that diverged is NaN.
+    """
     assert isinstance(run.spec, RunSpec)
-    ranks = run.spec.world_size
-    return [mean(sample.counters[f"{name}_{epoch}"][:ranks]) for epoch in range(1, run.spec.epochs + 1)]
+    names = [f"{name}_{epoch}" for epoch in range(1, run.spec.epochs + 1)]
+    return [mean(sample.counters.get(name, [math.nan])[: run.spec.world_size]) for name in names]
+
+
+def diverged_epoch(run: Measured, sample: Sample) -> int:
+    """Return the number of the first epoch without a finite loss, or 0 if there is none."""
+    losses = zip(figures(run, sample, "train_loss"), figures(run, sample, "test_loss"), strict=True)
+    return next((epoch for epoch, found in enumerate(losses, 1) if not all(map(math.isfinite, found))), 0)
 
 
 def slowest(run: Measured, sample: Sample) -> list[float]:
@@ -216,10 +315,11 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     Two mistakes are measured, too: training without set_epoch, and a learning rate that fits the
     batch size of one rank.
     """
-    runs = by_seed(measure, spec)
+    recipe = largest_tuned(measure.machine.device)
+    runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
-    alone = dataclasses.replace(largest_tuned(measure.machine.device), devices=1).like(spec)
-    ones = [measure.reference(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
+    alone = dataclasses.replace(recipe, devices=1).like(spec)
+    ones = references(measure, "one_device", alone, runs)
     cost_metrics(measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training")
     if not compare(measure, "accuracy_over_one_device", runs, ones):
         measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
@@ -233,13 +333,12 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
 
 
 @pytest.mark.specs(cases=long_runs, core=core.never)
-def test_long_run(measure: Measure, spec: RunSpec) -> None:
+def test_long_run(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which test accuracy does a training of 50 epochs reach, and what do more devices cost?"""
-    runs = by_seed(measure, spec, "long_seeds")
+    runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
     if spec.world_size > 1:
-        alone = on_one_device(spec)
-        ones = [measure.reference(f"one_device, seed={run.spec.seed}", of_seed(alone, run)) for run in runs]
+        ones = references(measure, "one_device", on_one_device(spec), runs)
         cost_metrics(
             measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training"
         )

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 
 from ddpperf.machine.hardware import computes_bf16
-from ddpperf.plugin.cases import Case, if_valid, skipped
+from ddpperf.plugin.cases import Case, if_valid, named, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -49,20 +49,25 @@ def trainings(options: Options) -> Iterator[Case]:
     for precision in precisions_of(options.device):
         for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
             recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
-            case = if_valid(f"b{batch_size}-{precision}", recipe.spec, options, precision=precision)
-            yield unless_emulated(options, case) if isinstance(case, TrainingSpec) else case
+            identity = f"b{batch_size}-{precision}"
+            case = if_valid(identity, recipe.spec, options, precision=precision)
+            case = unless_emulated(options, case, identity) if isinstance(case, TrainingSpec) else case
+            yield named(identity, case)
 
 
 def plain_recipe(device: str) -> Recipe:
-    """Return the first recipe of perf/recipes.toml, which trains a small batch on one device."""
-    first, *_ = read_recipes(device)
+    """Return the recipe of the reports' plain loop with a small batch on one device."""
+    first, *_ = read_recipes(device, "remedy")
     return first
 
 
-def unless_emulated(options: Options, spec: TrainingSpec) -> Case:
-    """Return a training spec, or a skipped test for bf16 on a CPU without bf16 instructions."""
+def unless_emulated(options: Options, spec: TrainingSpec, identity: str = "") -> Case:
+    """Return a training spec, or a skipped test for bf16 on a CPU without bf16 instructions.
+
+    identity: the id of the skipped test, instead of the id that the spec gives.
+    """
     is_emulated = spec.precision == "bf16" and options.device == "cpu" and not computes_bf16()
-    return skipped(spec, SLOW_BF16) if is_emulated and options.precision != "bf16" else spec
+    return skipped(identity or spec, SLOW_BF16) if is_emulated and options.precision != "bf16" else spec
 
 
 def slower_precisions(precision: Precision, device: str) -> tuple[Precision, ...]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, named
+from ddpperf.plugin.cases import Case, if_valid, named, of_recipe
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
-from perf.common.recipes import rate_id, read_recipes
+from perf.common.recipes import rate_id, read_recipes, tuning_seeds
 from perf.test_large_batch import by_seed, learned
 
 FIRST_SEED = 1000  # not a seed of the tests, because the best of several rates is partly luck
@@ -27,7 +27,7 @@ def grid(options: Options) -> Iterator[Case]:
             for rate in recipe.rates:
                 identity = rate_id(recipe, rate)
                 case = if_valid(identity, recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)
-                yield named(identity, case)
+                yield of_recipe(recipe.name, named(identity, case))
 
 
 @pytest.mark.specs(cases=grid)
@@ -36,4 +36,4 @@ def test_rates(measure: Measure, spec: RunSpec) -> None:
 
     If the loss becomes NaN, the test fails and the learning rate is not chosen.
     """
-    learned(measure, by_seed(measure, spec, "tuning_seeds"))
+    learned(measure, by_seed(measure, spec, tuning_seeds(measure.machine.device)))

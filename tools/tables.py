@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,37 +72,68 @@ def gate_table(run: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def recipes_table(run: str) -> str:
-    """Return a Markdown table of the training recipes of a test run, the best accuracy first.
+def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_long_run")) -> str:
+    """Return a Markdown table of the trainings of a test run, the best accuracy first.
 
-    Intervals are 95% confidence intervals over random seeds.
+    tests: the test functions that trained. Intervals are 95% confidence intervals over random seeds.
+    Columns without any figure are left out.
     """
-    header = (
-        "| recipe | devices | global batch | trained by | test accuracy | points over | images/s | training |"
-    )
-    rows: list[tuple[float, str]] = []
+    document = json.loads((ROOT / run).read_text())
+    names = document["ddpperf"].get("recipes", {})
+    rows: list[tuple[float, dict[str, str]]] = []
     notes: list[str] = []
-    for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
+    for benchmark in document["benchmarks"]:
         stored = benchmark["extra_info"]["ddpperf"]
         spec = Measured.from_json(stored).spec
-        if not isinstance(spec, RunSpec) or benchmark["name"].startswith("test_same_result"):
+        function = benchmark["name"].partition("[")[0]
+        if not isinstance(spec, RunSpec) or function not in tests:
             continue
         values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-        accuracy, over = f"{values['test_accuracy']:.2%}", "-"
-        if "test_accuracy_low" in values:
-            accuracy += f" ({values['test_accuracy_low']:.1%} to {values['test_accuracy_high']:.1%})"
-        if "accuracy_over_baseline" in values:
-            ends = (values[f"accuracy_over_baseline{end}"] * 100 for end in ("", "_low", "_high"))
-            over = "{:+.1f} ({:+.1f} to {:+.1f})".format(*ends)
         speed = values["images_per_second"]
         warnings = warnings_of(stored)
         notes += map(of_any_gpu, warnings)
-        cases = [recipe_name(spec), str(spec.world_size), f"{spec.global_batch_size:,}", work(spec)]
-        cases += [accuracy, over, f"{speed:,.0f} {MARK * bool(warnings)}".rstrip()]
-        cases.append(units.seconds(spec.images / speed))
-        rows.append((-values["test_accuracy"], f"| {' | '.join(cases)} |"))
-    lines = [header, "|---" * (header.count("|") - 1) + "|", *(row for _, row in sorted(rows)), ""]
-    return "\n".join([*lines, *footnotes(notes)])
+        row = {
+            "recipe": names.get(benchmark["fullname"]) or recipe_name(spec),
+            "devices": str(spec.world_size),
+            "global batch": f"{spec.global_batch_size:,}",
+            "trained by": work(spec),
+            "training accuracy": accuracy_text(values, "train_accuracy"),
+            "test accuracy": accuracy_text(values, "test_accuracy"),
+            "points over": points_text(values, "accuracy_over_baseline"),
+            "points over as it is": points_text(values, "accuracy_over_as_it_is"),
+            "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
+            "training": units.seconds(spec.images / speed),
+        }
+        rows.append((-values["test_accuracy"], row))
+    sorted_rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    columns = [name for name in sorted_rows[0] if any(row[name] != "-" for row in sorted_rows)]
+    lines = [
+        f"| {' | '.join(line)} |" for line in (columns, *([row[n] for n in columns] for row in sorted_rows))
+    ]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:], "", *footnotes(notes)])
+
+
+def accuracy_text(values: Mapping[str, float], name: str) -> str:
+    """Return an accuracy with its interval over seeds, and what course reports state."""
+    text = f"{values[name]:.2%}"
+    if f"{name}_low" in values:
+        text += f" ({values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
+    prefix = f"reported_{name}_"
+    stated = [
+        f"{key.removeprefix(prefix)}: {value:.2%}" for key, value in values.items() if key.startswith(prefix)
+    ]
+    return f"{text}; reports {', '.join(stated)}" if stated else text
+
+
+def points_text(values: Mapping[str, float], name: str) -> str:
+    """Return a difference of two accuracies in percentage points, with its interval over seeds."""
+    if name not in values:
+        return "-"
+    if f"{name}_low" not in values:
+        return f"{100 * values[name]:+.1f}"
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(
+        *(100 * values[f"{name}{end}"] for end in ("", "_low", "_high"))
+    )
 
 
 def of_any_gpu(warning: str) -> str:
@@ -116,13 +147,23 @@ def footnotes(notes: Sequence[str]) -> list[str]:
 
 def work(spec: RunSpec) -> str:
     """Return a short description of a training recipe, such as its optimizer and learning rate."""
+    is_plain_loop = spec.decay_vectors and not spec.nesterov
     words = [f"{spec.optimizer} {spec.rate:g}, momentum {spec.momentum:g}, decay {spec.weight_decay:g}"]
+    words = [f"plain loop, rate {spec.rate:g}"] if is_plain_loop else words
     first = spec.warmup_epochs
     words += [f"{first} epoch{'s' * (first > 1)} of warm-up"] * bool(first)
-    words += [f"{spec.schedule} schedule"] * (spec.schedule != "linear")
+    usual = "constant" if is_plain_loop else "linear"
+    words += [f"{spec.schedule.replace('_', '-')} schedule"] * (spec.schedule != usual)
+    words += [f"{spec.accumulation_steps} parts of a batch"] * (spec.accumulation_steps > 1)
+    words += [f"gradients clipped to {spec.clip_norm:g}"] * bool(spec.clip_norm)
+    words += ["recomputed statistics"] * spec.recompute_statistics
     words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
     words += [f"cutout of {spec.cutout} pixels"] * bool(spec.cutout)
+    words += [f"CutMix in {spec.cutmix:.0%} of the images"] * bool(spec.cutmix)
+    words += [f"crops of {spec.crop_padding} pixels"] * (spec.crop_padding != RunSpec.crop_padding)
+    words += [f"the last {spec.uncropped_epochs} epochs uncropped"] * bool(spec.uncropped_epochs)
+    words += ["averaged weights"] * spec.average_weights
     return ", ".join(words)
 
 

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     ALL_RUNS: over_runs,
     "the gate in ": gate_table,  # an A/B run with equal sides
     "the recipes in ": recipes_table,  # a run of test_large_batch or test_long_run
+    "the remedies in ": partial(recipes_table, tests=("test_remedies",)),
+    "the trainings of reports in ": partial(recipes_table, tests=("test_report_training",)),
     "the batches in ": batches_table,  # a run of test_largest_batch
     "the all_reduces in ": algorithms_table,
     "the trials in ": trials_table,  # a folder

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.specs import RunSpec, from_json
-from perf.common.recipes import FOLDER, rate_id, read_recipes, seeds_of, tuned
+from perf.common.recipes import FOLDER, rate_id, read_recipes, tuned, tuning_seeds
 
 
 def found(document: dict[str, Any], device: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
         name: {
             "rate": best[name],
             "test_accuracy": row[best[name]],
-            "seeds": seeds_of(device, "tuning_seeds"),
+            "seeds": tuning_seeds(device),
             "grid": {f"{rate:g}": row[rate] for rate in sorted(row)},
         }
         for name, row in rows.items()

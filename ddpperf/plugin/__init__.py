@@ -29,6 +29,7 @@ from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.outputs import requested_outputs
 from ddpperf.plugin.options.prepare import lacking_side
 from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.recipe_option import recipes_of, refusal_of
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import Spec
@@ -65,6 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
+    )
+    config.addinivalue_line(
+        "markers", "recipe(name): a training with a recipe, which --recipe selects by its name"
     )
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -133,18 +137,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Remove tests for which the options leave no case, and tests that this run leaves out."""
     collection = config.stash[SESSION].collection
     collection.in_files = [item.nodeid for item in items]
+    requested = config.getoption("--recipe")
+    if requested and not collection.refusal:
+        collection.refusal = refusal_of(items, requested)
     yield
     items[:] = [item for item in items if not _has_no_cases(item)]
     collection.paths = [_relative(argument, config) for argument in config.args]
     left_out = outside_core(
         items,
         collection.paths,
-        full=bool(config.getoption("--full")),
+        full=bool(config.getoption("--full") or requested),
         markers=config.getoption("markexpr"),
     )
     collection.left_out = [item.nodeid for item in left_out]
     if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
         left_out = list(dict.fromkeys([*left_out, *filter(measures, items)]))
+    if requested:
+        others = [item for item in items if not recipes_of([item]).intersection(requested)]
+        left_out = list(dict.fromkeys([*left_out, *others]))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

@@ -89,12 +89,14 @@ Predicate = Callable[[Options, Any], bool]
 def _parameter(
     case: Case, options: Options, machine: Machine, gate: Predicate, core: Predicate
 ) -> ParameterSet:
-    case = possible(case, machine) if isinstance(case, Spec) else case
     case = pytest.param(case) if isinstance(case, Spec) else case
     (spec,) = case.values
     if not isinstance(spec, Spec):
         return case
     marks = list(case.marks)
+    if not any(mark.name == "skip" for mark in marks):
+        found = possible(spec, machine)
+        marks += [] if isinstance(found, Spec) else found.marks
     if not any(mark.name == "skip" for mark in marks) and (outcome := side_outcome(spec, options, machine)):
         marks.append(pytest.mark.skip(reason=outcome.reason))
         if outcome.kind is OutcomeKind.CANDIDATE_CANNOT:
@@ -144,6 +146,12 @@ def skipped(case: Spec | str, reason: str) -> ParameterSet:
 def named(identity: str, case: Case) -> Case:
     """Return a test case with the given id in place of the id that its spec would give."""
     return pytest.param(case, id=identity) if isinstance(case, Spec) else case
+
+
+def of_recipe(name: str, case: Case) -> ParameterSet:
+    """Return a test case that `--recipe` selects by the given name."""
+    case = case if isinstance(case, ParameterSet) else pytest.param(case)
+    return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.recipe(name)])
 
 
 def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields: Any) -> Case:
@@ -257,7 +265,13 @@ RECIPE_WORDS = {
     "weight_decay": "decay{:g}",
     "label_smoothing": "smooth{:g}",
     "cutout": "cutout{}",
+    "cutmix": "cutmix{:g}",
+    "crop_padding": "padding{}",
+    "uncropped_epochs": "uncropped{}",
+    "average_weights": "averaged",
     "clip_norm": "clip{:g}",
+    "nesterov": "no_nesterov",
+    "decay_vectors": "decay_all",
     "set_epoch": "no_set_epoch",
     "seed": "seed{}",
 }

@@ -21,6 +21,7 @@ class Collection:
     deselected: tests that this run does not run.
     left_out: the deselected tests that are not in the core suite.
     gate: tests that `-m gate` selects.
+    recipes: the name of the training recipe of each test that has one.
     candidate_cannot: skipped tests that only the candidate of an A/B run cannot measure.
     paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
     ignores: whether the command line has --ignore or --ignore-glob.
@@ -35,6 +36,7 @@ class Collection:
         self.deselected: set[str] = set()
         self.left_out: list[str] = []
         self.gate: list[str] = []
+        self.recipes: dict[str, str] = {}
         self.candidate_cannot: set[str] = set()
         self.paths: list[str] = []
         self.ignores = False
@@ -46,6 +48,9 @@ class Collection:
         tests = [item.nodeid for item in items if measures(item)]
         self.tests = sorted(tests, key=lambda test: place.get(test, len(place)))
         self.gate = [item.nodeid for item in items if item.get_closest_marker("gate")]
+        self.recipes = {
+            item.nodeid: str(mark.args[0]) for item in items if (mark := item.get_closest_marker("recipe"))
+        }
         self.candidate_cannot = {item.nodeid for item in items if item.get_closest_marker("candidate_cannot")}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

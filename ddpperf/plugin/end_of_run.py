@@ -193,6 +193,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         **session.run.to_json(),
         "thresholds": session.setup.thresholds.to_json(),
         "gate": session.collection.gate,
+        "recipes": session.collection.recipes,
         "left_out": by_file(session.collection.left_out),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,

@@ -27,8 +27,9 @@ class Case:
 
     measured: the test's own measurement; of an A/B run, that of the candidate. side: the side of an
     A/B run whose measurements count, or "". properties: what the test measures, by name, such as
-    "batch". change: the comparison with a stored run. ab: the stored row of an A/B run that a row of
-    a table shows. hour_price: the price of an hour of one device, or None.
+    "batch". recipe: the name of the training recipe, or "". change: the comparison with a stored
+    run. ab: the stored row of an A/B run that a row of a table shows. hour_price: the price of an
+    hour of one device, or None.
     """
 
     test: str
@@ -36,6 +37,7 @@ class Case:
     stored: Mapping[str, Any]
     measured: Measured
     properties: Mapping[str, str]
+    recipe: str
     side: str
     change: Change | None
     is_new: bool
@@ -106,13 +108,15 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
     for test, outcome in header["outcomes"].items():
         if test not in stored:
             continue
+        recipe = header.get("recipes", {}).get(test, "")
         measured, experiment = _of_side(Measured.from_json(stored[test]), side), experiment_of(test)
         case = Case(
             test=test,
             experiment=experiment,
             stored=stored[test],
             measured=measured,
-            properties=_properties(measured, experiment, header, stored[test]["references"]),
+            properties=_properties(measured, experiment, header, stored[test]["references"], recipe),
+            recipe=recipe,
             side=side,
             change=comparison.changes.get(test) if comparison is not None else None,
             is_new=comparison is not None and test in comparison.new,
@@ -158,7 +162,11 @@ def _of_side(measured: Measured, side: str) -> Measured:
 
 
 def _properties(
-    measured: Measured, experiment: Experiment, header: Mapping[str, Any], references: Mapping[str, Any]
+    measured: Measured,
+    experiment: Experiment,
+    header: Mapping[str, Any],
+    references: Mapping[str, Any],
+    recipe: str,
 ) -> dict[str, str]:
     """Return what a test measures, by name, with the kind of its experiment first."""
     device = header["options"].get("device", "cpu")
@@ -166,6 +174,9 @@ def _properties(
     found |= facets(measured.spec, device=device, global_batch=experiment.global_batch)
     if found.get("algorithm") == "backend":
         found["algorithm"] = header["environment"].get("backend") or "backend"
-    if seeds := sum(name.startswith(SEED) for name in references):
+    seeds = sum(name.startswith(SEED) for name in references)
+    if seeds or recipe:
         found |= {"seed": "", "seeds": str(seeds + 1)}
+    if recipe:
+        found["recipe"] = recipe
     return found

@@ -41,6 +41,7 @@ TRAINING = (
     "train_accuracy",
     "mirrored_test_accuracy",
     "accuracy_over_*",
+    "reported_*",
     "accuracy_without_set_epoch",
     "accuracy_unscaled_rate",
     "gpu_utilization_mean",
@@ -217,6 +218,8 @@ EXPERIMENTS = {
         title="largest batch", metrics=("largest_batch_size", "images_per_second_at_*")
     ),
     "test_large_batch": Experiment(title="whole trainings", metrics=TRAINING, time_last=True),
+    "test_remedies": Experiment(title="remedies for large batches", metrics=TRAINING, time_last=True),
+    "test_report_training": Experiment(title="trainings of reports", metrics=TRAINING, time_last=True),
     "test_long_run": Experiment(title="long trainings", metrics=TRAINING, time_last=True),
     "test_same_result_on_more_devices": Experiment(
         title="the same training on more devices", metrics=TRAINING, time_last=True

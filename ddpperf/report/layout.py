@@ -65,7 +65,7 @@ def _abbreviated(facets: Sequence[Column]) -> tuple[list[Column], list[str]]:
     short: dict[str, str] = {}
     columns = []
     for column in facets:
-        for cell in column.cells if column.is_text else ():
+        for cell in column.cells if column.is_text and not column.is_name else ():
             first = f"{re.split('[-+:_ ]', cell)[0]}[{ascii_lowercase[len(short) % 26]}]"
             if len(first) < len(cell) > LONGEST_TEXT and cell not in short:
                 short[cell] = first

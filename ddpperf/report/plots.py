@@ -457,7 +457,10 @@ def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None
 
 
 Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
-TRAININGS = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
+TRAININGS = (
+    *("test_large_batch", "test_remedies", "test_report_training", "test_long_run"),
+    "test_same_result_on_more_devices",
+)
 CURVES = (*TRAININGS, "test_precision_accuracy")
 # The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (

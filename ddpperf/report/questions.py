@@ -331,7 +331,23 @@ def _accuracies(case: Case) -> Cells:
     if ends := case.interval("test_accuracy"):
         cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
     cells |= _cells(case, {"mirrored test accuracy": ("mirrored_test_accuracy", units.percent)})
-    return cells | _cells(case, {"points over the small batch": ("accuracy_over_baseline", _points)})
+    cells |= _cells(
+        case,
+        {
+            "points over the small batch": ("accuracy_over_baseline", _points),
+            "points over as it is": ("accuracy_over_as_it_is", _points),
+        },
+    )
+    for kind, heading in (("train", "training"), ("test", "test")):
+        prefix = f"reported_{kind}_accuracy_"
+        stated = [
+            f"{name.removeprefix(prefix)}: {units.percent(metric['value'])}"
+            for name, metric in case.metrics.items()
+            if name.startswith(prefix)
+        ]
+        if stated:
+            cells[f"{heading} accuracy in reports"] = ", ".join(stated)
+    return cells
 
 
 def _points(fraction: float) -> str:
@@ -340,7 +356,8 @@ def _points(fraction: float) -> str:
 
 def _about_accuracy(cases: Sequence[Case]) -> str:
     """Compare the best training with the largest batch and the first one with the smallest batch."""
-    trained = [case for case in of_functions(cases, "test_large_batch") if "train_accuracy" in case.metrics]
+    compared = of_functions(cases, "test_large_batch", "test_remedies")
+    trained = [case for case in compared if "train_accuracy" in case.metrics]
     sizes = {case.test: _training(case).global_batch_size for case in trained}
     if len(set(sizes.values())) < 2:
         return "Not two batch sizes were trained, so nothing is compared."
@@ -888,7 +905,10 @@ def _about_usage(cases: Sequence[Case]) -> str:
     return " ".join(sentences)
 
 
-LARGE_BATCH = ("test_large_batch", "test_long_run", "test_same_result_on_more_devices")
+LARGE_BATCH = (
+    *("test_large_batch", "test_remedies", "test_report_training", "test_long_run"),
+    "test_same_result_on_more_devices",
+)
 SHARDS = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
 EPOCHS = ("test_batch_size", "test_epoch_scaling")
 FORMULAS = Question(

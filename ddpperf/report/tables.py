@@ -28,7 +28,7 @@ class Column:
     """A column of a table: its heading, its unit or "", and a text for each row.
 
     is_text: whether the cells are no numbers. is_clear: whether the cells are clear without the
-    heading.
+    heading. is_name: whether the cells are names, which are never abbreviated.
     """
 
     heading: str
@@ -36,6 +36,7 @@ class Column:
     cells: tuple[str, ...]
     is_text: bool = False
     is_clear: bool = False
+    is_name: bool = False
 
     def sentence(self, row: int) -> str:
         """Return the heading, the text of one row, and the unit."""
@@ -137,7 +138,11 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
             continue
         cells = tuple(value or "-" for value in values)
         numeric = all(cell.replace(",", "").isdigit() for cell in cells)
-        columns.append(Column(heading="" if name == "kind" else name, cells=cells, is_text=not numeric))
+        heading, is_name = (
+            "" if name == "kind" else name,
+            name == "recipe" and all(case.recipe for case in cases),
+        )
+        columns.append(Column(heading=heading, cells=cells, is_text=not numeric, is_name=is_name))
     if len({case.ab["metric"] for case in cases if case.ab}) > 1:
         found = tuple(case.ab["metric"] if case.ab else "-" for case in cases)
         columns.append(Column(heading="metric", cells=found, is_text=True))

@@ -12,7 +12,8 @@ from ddpperf.specs.base import Fraction, Positive
 from ddpperf.specs.training import TrainingSpec
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
-ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic"]
+ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
+SGD_ONLY = ("nesterov", "decay_vectors")
 WORDS = {  # how a spec's id names the fields that differ from their defaults
     "warmup_epochs": "warmup={}",
     "grow_from": "grow={}",
@@ -24,6 +25,8 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
     "momentum": "momentum={:g}",
     "weight_decay": "decay={:g}",
     "clip_norm": "clip={:g}",
+    "nesterov": "no_nesterov",
+    "decay_vectors": "decay_all",
     "recompute_statistics": "statistics",
     "average_weights": "averaged",
     "set_epoch": "no_set_epoch",
@@ -37,7 +40,9 @@ class RunSpec(TrainingSpec):
     """Measurement spec for training a model over `epochs` epochs, each followed by an evaluation.
 
     test_images: the number of images in each evaluation.
-    optimizer: SGD with Nesterov's momentum, LARS, LAMB, or Muon.
+    optimizer: SGD, LARS, LAMB, or Muon.
+    nesterov: whether SGD has Nesterov's momentum.
+    decay_vectors: whether SGD's weight decay also holds for biases and normalizations.
     rate: the highest learning rate.
     schedule: the schedule of the learning rate after the warm-up.
     warmup_epochs: the number of first epochs in which the learning rate rises linearly.
@@ -50,6 +55,8 @@ class RunSpec(TrainingSpec):
     grow_from: the per-rank batch size of the first epoch, or 0 for a constant batch size. The batch
     size doubles each epoch up to `per_rank_batch_size`.
     recompute_statistics: whether BatchNorm's statistics are recomputed before each evaluation.
+    may_diverge: whether a loss that is NaN or infinite is a result instead of an error. The epochs
+    with such a loss have no loss in the report.
     average_weights: whether the evaluated weights are an average over the last steps.
     set_epoch: whether the images are shuffled differently in each epoch.
     seed: the random seed of the parameters, the order of the images, the crops and the hidden
@@ -76,6 +83,9 @@ class RunSpec(TrainingSpec):
     clip_norm: Annotated[float, 1e6] = 0.0
     grow_from: int = 0
     recompute_statistics: bool = False
+    nesterov: bool = True
+    decay_vectors: bool = False
+    may_diverge: bool = False
     average_weights: bool = False
     set_epoch: bool = True  # type: ignore[misc]
     seed: int = 0  # type: ignore[misc]
@@ -113,6 +123,10 @@ class RunSpec(TrainingSpec):
             yield "rate must be more than 0, got 0"
         if not 0 < self.momentum < 1:
             yield f"momentum must be between 0 and 1, got {self.momentum:g}"
+        for name in SGD_ONLY:
+            value = getattr(self, name)
+            if self.optimizer != "sgd" and value != type(self).__dataclass_fields__[name].default:
+                yield f"{name}={value} is an option of sgd, got optimizer {self.optimizer}; leave it out"
         for batch_size in set(self.batch_sizes) - {batch}:
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
 

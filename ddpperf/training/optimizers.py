@@ -51,9 +51,10 @@ def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> 
 
 
 def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:
-    """Return a training recipe's optimizer, without weight decay for biases and normalizations.
+    """Return a training recipe's optimizer.
 
-    Muon leaves the weight of the last layer, the classifier, to SGD.
+    Only SGD with decay_vectors has weight decay for biases and normalizations. Muon leaves the
+    weight of the last layer, the classifier, to SGD.
     """
     trained = trained_parameters(model)
     weights = [parameter for parameter in trained if parameter.ndim > 1]
@@ -67,9 +68,10 @@ def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.o
         rest = [*weights[-1:], *vectors]
         groups = [{"params": weights[:-1], "orthogonal": True}, {"params": rest, "orthogonal": False}]
         return Muon(groups, settings)
-    plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
-    on_gpu = device.type == "cuda"
-    return torch.optim.SGD([{"params": weights}, plain], **settings, nesterov=True, fused=on_gpu)
+    groups = [{"params": weights}, {"params": vectors, "weight_decay": 0.0}]
+    if spec.decay_vectors:
+        groups = [{"params": trained}]
+    return torch.optim.SGD(groups, **settings, nesterov=spec.nesterov, fused=device.type == "cuda")
 
 
 class Lars(torch.optim.Optimizer):

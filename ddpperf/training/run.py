@@ -80,8 +80,9 @@ class StepRecord:
     def of_epoch(self, epoch: int) -> Epoch:
         """Return the mean loss and the accuracy on the training images in one epoch.
 
-        In fp16, the number of skipped steps is returned, too. Raises FloatingPointError on every
-        rank if a step's loss is NaN or infinite on any rank.
+        In fp16, the number of skipped steps is returned, too. If a step's loss is NaN or infinite on
+        any rank, there is no loss. Then every rank raises FloatingPointError, unless the spec says
+        that the training may diverge.
         """
         spec = self.spec
         first, steps = sum(spec.epoch_steps[:epoch]), spec.epoch_steps[epoch]
@@ -91,12 +92,13 @@ class StepRecord:
             dist.all_reduce(sums)
         *losses, right, skipped = (sums / spec.processes).tolist()
         for number, loss in enumerate(losses):
-            if not math.isfinite(loss):
+            if not math.isfinite(loss) and not spec.may_diverge:
                 where = f"in epoch {epoch + 1}, step {number + 1} of {steps}"
                 advice = "use a smaller learning rate, or a warm-up"
                 raise FloatingPointError(f"the loss is {loss} {where}; {advice}")
-        accuracy = right / (steps * spec.batch_sizes[epoch])
-        found = {"train_loss": math.fsum(losses) / steps, "train_accuracy": accuracy}
+        found = {"train_accuracy": right / (steps * spec.batch_sizes[epoch])}
+        if all(map(math.isfinite, losses)):
+            found["train_loss"] = math.fsum(losses) / steps
         return found | ({"skipped_steps": skipped} if spec.precision == "fp16" else {})
 
 
@@ -237,11 +239,13 @@ class TrainingRun(Measurement):
         if spec.grouped:
             average_buffers(module, spec.world_size)
         test_loss, test_accuracy = self.evaluation(module, autocast)
-        if not math.isfinite(test_loss):
+        tested = {"test_accuracy": test_accuracy, "train_seconds": seconds}
+        if math.isfinite(test_loss):
+            tested["test_loss"] = test_loss
+        elif not spec.may_diverge:
             what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
             raise FloatingPointError(f"{what}; use a smaller learning rate")
         self.report(self._done(epoch + 1))
-        tested = {"test_loss": test_loss, "test_accuracy": test_accuracy, "train_seconds": seconds}
         return {**trained, **tested, "epoch_seconds": time.perf_counter() - began}
 
     def _done(self, epochs: float) -> float:

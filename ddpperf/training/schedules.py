@@ -52,6 +52,8 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
     third. "multistep" falls to a tenth after a half and after three quarters (He et al. 2016).
     "cosine" follows half a cosine to 0 (Loshchilov and Hutter 2017). "linear" falls to a
     thousandth. "cyclic" makes two triangles between a tenth of the peak and the peak (Smith 2017).
+    "one_cycle" rises from 1/25 of the peak during the first 30% of the steps, and then falls to
+    almost 0 (Smith and Topin 2018, with torch's defaults).
     """
     rest = steps - warm_up
     drops = [-(-rest // 2), -(-rest * 3 // 4)]
@@ -65,6 +67,9 @@ def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int
         "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=max(1, rest)),
         "linear": partial(linear, start_factor=1.0, end_factor=LEAST_RATE, total_iters=max(1, rest - 1)),
         "cyclic": partial(cyclic, base_lr=peak / 10, max_lr=peak, cycle_momentum=False),
+        "one_cycle": partial(
+            lr_scheduler.OneCycleLR, max_lr=peak, total_steps=max(1, rest), cycle_momentum=False
+        ),
     }
     scheduled = _rates(schedules[name], peak, rest)
     first = scheduled[0] if scheduled else peak

@@ -61,6 +61,30 @@ def test_every_execution_learns_like_the_eager_one(
     assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"accumulation_steps": 4},
+        {"clip_norm": 1.0},
+        {"schedule": "one_cycle"},
+        {"optimizer": "lars", "rate": 5.0, "nesterov": True, "decay_vectors": False},
+    ],
+)
+def test_plain_loop_is_captured_with_each_remedy(fields: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "recompute_statistics": False}
+    plain |= {"nesterov": False, "decay_vectors": True, "may_diverge": True}
+    eager, captured = (trained(execution=each, **plain | fields) for each in ("eager", "graph"))
+    assert losses(captured, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
+    assert losses(captured, 3)[-1] < losses(captured, 1)[0]
+
+
+def test_a_diverging_training_ends_in_a_graph() -> None:
+    run = trained(execution="graph", rate=1e3, nesterov=False, weight_decay=1.0, may_diverge=True)
+    assert "test_loss" not in run.history[-1]
+    assert 0 <= run.history[-1]["test_accuracy"] < 0.4
+
+
 @pytest.mark.parametrize("execution", ["eager", "graph", "compile+graph"])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5])
 def test_fp16_skips_overflowing_steps_and_repeats(execution: Execution, clip_norm: float) -> None:

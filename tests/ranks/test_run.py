@@ -18,11 +18,13 @@ from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import OptimizerName
 from ddpperf.training.evaluation import Evaluation, recompute_statistics
+from ddpperf.training.models import build
 from ddpperf.training.run import TrainingRun
 from ddpperf.training.schedules import rates_of
 from ddpperf.training.task import epoch_batches
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from perf.common.recipes import find_recipe
 
 CPU = torch.device("cpu")
 SMALL = RunSpec(
@@ -388,7 +390,7 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
         (
             {"schedule": "none"},
-            "schedule must be one of constant, step, multistep, cosine, linear, cyclic, got 'none'",
+            "schedule must be one of constant, step, multistep, cosine, linear, cyclic, one_cycle, got",
         ),
         ({"rate": 0}, "rate must be more than 0, got 0"),
         ({"rate": True}, "rate must be a number from 0 to 1000, got True"),
@@ -408,6 +410,15 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         (
             {"execution": "compile", "grow_from": 8},
             "execution compile compiles one batch size, got grow_from=8; use eager or graph",
+        ),
+        ({"clip_norm": -1.0}, "clip_norm must be a number from 0 to 1e+06, got -1.0"),
+        (
+            {"optimizer": "lars", "nesterov": False},
+            "nesterov=False is an option of sgd, got optimizer lars; leave it out",
+        ),
+        (
+            {"optimizer": "muon", "decay_vectors": True},
+            "decay_vectors=True is an option of sgd, got optimizer muon; leave it out",
         ),
         ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
         (
@@ -446,7 +457,8 @@ def test_different_recipes_have_different_ids() -> None:
         {"rate": 0.2},
         {"seed": 9},
     ]
-    changed += [{"cutout": 4}, {"cutout": 8}, {"cutmix": 0.5}, {"crop_padding": 2}]
+    changed += [{"cutout": 4}, {"cutout": 8}, {"nesterov": False}, {"decay_vectors": True}]
+    changed += [{"cutmix": 0.5}, {"crop_padding": 2}]
     changed += [{"uncropped_epochs": 1}, {"average_weights": True}]
     assert len({SMALL.id, *(dataclasses.replace(SMALL, **fields).id for fields in changed)}) == 1 + len(
         changed
@@ -460,3 +472,67 @@ def test_an_id_names_the_recipe() -> None:
         "world_size=1-batch=16-resnet10_cifar-single-fp32-eager-device-epochs=2-"
         "muon+rate=0.02+linear+warmup=1+grow=4+smooth=0.1+cutout=12-seed=3"
     )
+
+
+PLAIN = dataclasses.replace(
+    SMALL, nesterov=False, decay_vectors=True, schedule="constant", rate=0.1, per_rank_batch_size=16
+)
+
+
+def plain_loop(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Train as the course reports do."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    model.train()
+    for images, labels in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def test_plain_recipe_trains_like_a_plain_loop() -> None:
+    """The recipe "as it is" of perf/recipes.toml, with its BatchNorm statistics."""
+    recipe = find_recipe("cpu", "16, as it is")
+    spec = dataclasses.replace(recipe.like(SMALL), epochs=2)
+    assert spec == dataclasses.replace(PLAIN, may_diverge=True)
+    run = TrainingRun(spec, rank=0, device=CPU)
+    batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+    take = run.training.take
+
+    def taken() -> tuple[torch.Tensor, torch.Tensor]:
+        batches.append(tuple(part.clone() for part in take()))  # type: ignore[arg-type]
+        return batches[-1]
+
+    run.training.take = taken
+    run.warm_up(2)
+    batches.clear()
+    run.step()
+    torch.manual_seed(spec.seed)
+    model = build(spec.model)
+    plain_loop(model, batches)
+    assert len(batches) == 8
+    for name, value in run.training.task.module.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"nesterov": True}, {"decay_vectors": False}])
+def test_fields_of_the_plain_loop_change_it(fields: dict[str, Any]) -> None:
+    trained = []
+    for spec in (PLAIN, dataclasses.replace(PLAIN, **fields)):
+        run = TrainingRun(spec, rank=0, device=CPU)
+        run.step()
+        trained.append(run.training.task.module.state_dict()["bn1.weight"])
+    assert not torch.equal(*trained)
+
+
+def test_diverging_training_ends_with_chance() -> None:
+    run = run_of(epochs=2, may_diverge=True)
+    weight = next(run.training.task.module.parameters())
+
+    def spoil() -> None:
+        weight.data.fill_(math.nan)
+
+    run.after_step = spoil
+    run.step()
+    counters = run.finish()
+    assert counters["test_accuracy_2"] < 0.3
+    assert not {"train_loss_1", "test_loss_1", "train_loss_2", "test_loss_2"} & counters.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,12 +17,13 @@ from _pytest.mark import ParameterSet
 
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.run import TrainingRun
 from perf.common import recipes
-from perf.common.recipes import read_recipes, seeds_of
-from perf.test_large_batch import largest_tuned
-from perf.test_large_batch import recipes as cases
+from perf.common.recipes import KINDS, find_recipe, read_recipes, require_outputs, tuning_seeds
+from perf.test_large_batch import compare_with_reports, largest_tuned, remedies, reports
+from perf.test_large_batch import recipes as together
 from perf.tuning import FIRST_SEED, grid
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters, with_experiments
@@ -38,19 +40,82 @@ def options(pytester: pytest.Pytester) -> Any:
     return read
 
 
+def specs_of(make: Any, read: Options) -> list[RunSpec]:
+    """Return the training specs of all cases that are not skipped."""
+    values = [case.values[0] for case in make(read)]
+    return [spec for spec in values if isinstance(spec, RunSpec)]
+
+
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda", 4), ("cuda", 8)])
-def test_every_recipe_can_be_trained(options: Any, device: str, gpus: int) -> None:
+@pytest.mark.parametrize(("make", "kind"), [(together, "recipe"), (remedies, "remedy")])
+def test_every_recipe_can_be_trained(options: Any, device: str, gpus: int, make: Any, kind: str) -> None:
     read = options(gpus=gpus)
-    specs = [spec for spec in cases(read) if isinstance(spec, RunSpec)]
-    assert len({spec.id for spec in specs}) == len(specs) >= len(read_recipes(device)) - 2
-    assert {spec.global_batch_size for spec in specs} == (
-        {16, 64} if device == "cpu" else {128, 512, 2048, 8192}
-    )
+    specs = specs_of(make, read)
+    count = len(read_recipes(device, kind))
+    assert len(set(specs)) == len(specs) >= count - (2 if kind == "recipe" else 0)
+    sizes = {16, 64} if device == "cpu" else {128, 2048, 8192} | ({512} if kind == "recipe" else set())
+    assert {spec.global_batch_size for spec in specs} == sizes
     assert all(
         spec.world_size == (1 if spec.global_batch_size in (16, 128) else read.world_sizes[-1])
         for spec in specs
     )
     assert {spec.epoch_images for spec in specs} == ({256} if device == "cpu" else {50_000})
+
+
+def test_names_of_recipes_are_unique() -> None:
+    """--recipe selects a recipe of any kind by its name."""
+    for device in ("cpu", "cuda"):
+        names = [recipe.name for kind in KINDS for recipe in read_recipes(device, kind)]
+        assert len(set(names)) == len(names)
+        assert all(find_recipe(device, name).name == name for name in names)
+
+
+@pytest.mark.parametrize(("device", "small", "large"), [("cpu", 16, 64), ("cuda", 128, 2048)])
+def test_each_remedy_changes_one_thing(device: str, small: int, large: int) -> None:
+    plain = find_recipe(device, f"{large}, as it is")
+    alone = [recipe for recipe in read_recipes(device, "remedy") if recipe.name.startswith(f"{large}, ")]
+    assert len(alone) == 18
+    for recipe in alone[1:]:
+        changed = {name for name, value in recipe.fields.items() if value != plain.fields[name]}
+        changed |= {"images_at_once"} if recipe.images_at_once == small else set()
+        if "optimizer" in changed:  # these optimizers have their own rates, and none of SGD's options
+            assert changed == {"optimizer", "nesterov", "decay_vectors"}
+        else:
+            assert len(changed) == (0 if "scaling" in recipe.name else 1), recipe.name
+            scale = {"linear": large / small, "square-root": (large / small) ** 0.5}
+            name = recipe.name.removeprefix(f"{large}, ").partition(" scaling")[0]
+            assert recipe.rate == pytest.approx(0.1 * scale.get(name, 1))
+
+
+def test_reports_are_trained_on_gpus_only(options: Any) -> None:
+    skipped = list(reports(options()))
+    reasons = {mark.kwargs["reason"] for case in skipped for mark in case.marks if mark.name == "skip"}
+    assert reasons == {"whole trainings of ResNets take hours on a CPU; run them on GPUs"}
+    specs = specs_of(reports, options(gpus=4))
+    batches = {spec.global_batch_size for spec in specs if spec.epochs == 5}
+    assert batches == {32, 64, 128, 256, 512, 1024, 2048}
+    assert {(spec.epochs, spec.world_size) for spec in specs} == {(5, 1), (10, 1), (50, 1)}
+    assert "resnet50_cifar" in {
+        spec.model for spec in specs_of(reports, options("--model", "resnet18", gpus=1))
+    }
+
+
+def test_accumulation_keeps_the_global_batch(options: Any) -> None:
+    for gpus, parts in ((1, 16), (4, 4)):
+        spec = find_recipe("cuda", "2048, accumulation").spec(options(gpus=gpus))
+        assert (spec.global_batch_size, spec.accumulation_steps) == (2048, parts)
+    with pytest.raises(ValueError, match="batch 64 per device does not divide into parts of 128 images"):
+        dataclasses.replace(find_recipe("cuda", "2048, accumulation"), global_batch_size=512).spec(
+            options(gpus=8)
+        )
+
+
+def test_too_many_classes_are_refused(options: Any) -> None:
+    data = dataclasses.replace(options().data, name="imagefolder", classes=100)
+    sentence = "the recipe's model resnet10_cifar has 10 outputs, imagefolder has 100 classes; use another"
+    with pytest.raises(ValueError, match=sentence):
+        find_recipe("cpu", "64, as it is").spec(dataclasses.replace(options(), images=data))
+    require_outputs("resnet18", data)
 
 
 def test_batch_that_does_not_fit_is_refused(options: Any) -> None:
@@ -69,19 +134,19 @@ def test_model_option_is_trained(options: Any) -> None:
     assert largest_tuned("cpu").spec(options("--model", "resnet18_cifar")).model == "resnet18_cifar"
 
 
-def test_large_batch_as_it_is_has_the_small_batchs_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "tuned", lambda: {"cpu": {"small batch": {"rate": 0.8}}})
+def test_rate_of_another_recipe_is_its_tuned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "tuned", lambda: {"cpu": {"16, warm-up + linear decay": {"rate": 0.8}}})
     rates = {each.name: each.rate for each in read_recipes("cpu")}
-    assert rates["small batch"] == rates["large batch as it is"] == 0.8
-    assert rates["large batch, its own rate"] == 0.1, "the first of its grid, where none was tuned"
+    assert rates["16, warm-up + linear decay"] == rates["64, warm-up + linear decay"] == 0.8
+    assert rates["64, tuned rate + warm-up + linear decay"] == 0.1, "the first of its grid"
 
 
 def test_scaled_rates_start_from_the_small_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "tuned", lambda: {"cuda": {"small batch, SGD": {"rate": 0.2}}})
+    monkeypatch.setattr(recipes, "tuned", lambda: {"cuda": {"128, warm-up + linear decay": {"rate": 0.2}}})
     rates = {each.name: each.rate for each in read_recipes("cuda")}
-    assert rates["2048 as it is"] == 0.2
-    assert rates["2048, rate scaled linearly"] == pytest.approx(16 * 0.2)
-    assert rates["2048, rate scaled by the square root"] == pytest.approx(4 * 0.2)
+    assert rates["2048, warm-up + linear decay"] == 0.2
+    assert rates["2048, linear scaling + warm-up + linear decay"] == pytest.approx(16 * 0.2)
+    assert rates["2048, square-root scaling + warm-up + linear decay"] == pytest.approx(4 * 0.2)
 
 
 def test_recipe_is_applied_to_another_ones_data(options: Any) -> None:
@@ -96,7 +161,7 @@ def test_best_rate_of_the_grid_is_kept(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = script("update_recipes")
-    small = next(each for each in read_recipes("cpu") if each.name == "small batch")
+    small, *_ = read_recipes("cpu")
     reached = {0.05: 0.5, 0.1: 0.9, 0.2: 0.7}
     benchmarks = [
         {
@@ -112,7 +177,7 @@ def test_best_rate_of_the_grid_is_kept(
     ]
     *others, diverged = sorted(set(small.rates) - reached.keys())
     outcomes = {
-        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"kind": "failed"}
+        f"perf/tuning.py::test_rates[{small.name}, rate={rate:g}]": {"kind": "failed"}
         for rate in (*others, diverged)
     }
     run = tmp_path / "run.json"
@@ -126,7 +191,7 @@ def test_best_rate_of_the_grid_is_kept(
         "cuda": {"kept": {}},
         "cpu": {
             "another": {},
-            "small batch": {
+            small.name: {
                 "rate": 0.1,
                 "test_accuracy": 0.9,
                 "seeds": 2,
@@ -138,16 +203,17 @@ def test_best_rate_of_the_grid_is_kept(
     benchmarks[1]["name"] = "test_large_batch[it is no try]"
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     with pytest.raises(
-        ValueError, match=r"the run has 'small batch' without its rate 0\.1; run all rates of a recipe"
+        ValueError,
+        match=r"the run has '16, warm-up \+ linear decay' without its rate 0\.1; run all rates of a recipe",
     ):
         update.main(str(run))
     del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
     outcomes |= {
-        f"perf/tuning.py::test_rates[small batch, rate={rate:g}]": {"kind": "failed"} for rate in (0.05, 0.1)
+        f"perf/tuning.py::test_rates[{small.name}, rate={rate:g}]": {"kind": "failed"} for rate in (0.05, 0.1)
     }
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     update.main(str(run))
-    assert json.loads((tmp_path / "recipes.json").read_text())["cpu"]["small batch"]["rate"] == 0.2
+    assert json.loads((tmp_path / "recipes.json").read_text())["cpu"][small.name]["rate"] == 0.2
     run.write_text(
         json.dumps({"ddpperf": {"environment": {"backend": "nccl"}, "outcomes": {}}, "benchmarks": []})
     )
@@ -159,11 +225,16 @@ def test_best_rate_of_the_grid_is_kept(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "least"), [("small batch", 0.9), ("large batch, its own rate", 0.5), ("growing batch", 0.7)]
+    ("name", "least"),
+    [
+        ("16, warm-up + linear decay", 0.9),
+        ("64, tuned rate + warm-up + linear decay", 0.5),
+        ("64, growing batch + warm-up + linear decay", 0.7),
+    ],
 )
 def test_cpu_recipes_learn(options: Any, name: str, least: float) -> None:
     """By the rates that are stored, on one rank; a tenth is chance."""
-    (recipe,) = [each for each in read_recipes("cpu") if each.name == name]
+    recipe = find_recipe("cpu", name)
     run = TrainingRun(recipe.spec(options("--world-sizes", "1")), rank=0, device=torch.device("cpu"))
     run.warm_up(2)
     run.step()
@@ -183,15 +254,86 @@ def test_tuning_tries_every_rate_of_every_recipe(options: Any) -> None:
     assert min(spec.seed for spec in tried if isinstance(spec, RunSpec)) == FIRST_SEED
 
 
-def test_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NAME, BATCH = 'name = "64, warm-up"\n', "global_batch_size = 64\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (NAME, f"{NAME}device = 1\n", "has the unknown key 'device'; correct it to devices"),
+        (NAME, f"{NAME}clip_norm = -1.0\n", "clip_norm must be a number from 0 to 1e+06, got -1.0"),
+        (NAME, f"{NAME}momentum = -0.9\n", "momentum must be a number from 0 to 1, got -0.9"),
+        (NAME, f'{NAME}rate = "fast"\n', "must be a number above 0, got 'fast'"),
+        (NAME, f"{NAME}rate = nan\n", "must be a number above 0, got nan"),
+        (NAME, f"{NAME}rates = []\n", "must be a list of numbers above 0, got []"),
+        (NAME, f"{NAME}seeds = 0\n", "must be a whole number of at least 1, got 0"),
+        (NAME, f"{NAME}epochs = true\n", "must be a whole number of at least 1, got True"),
+        (NAME, f'{NAME}rate_of = "64, warm-up"\n', "no earlier recipe of its kind; name an earlier one"),
+        (NAME, f'{NAME}scale = "cubic"\n', "must be linear or sqrt, got 'cubic'"),
+        (NAME, f'{NAME}schedule = "slow"\n', "schedule must be one of constant, step"),
+        (NAME, f'{NAME}optimizer = "lars"\nnesterov = false\n', "nesterov=False is an option of sgd"),
+        (NAME, f"{NAME}grow_from = 8\nimages_at_once = 8\n", "exclude each other; remove one"),
+        (NAME, f"{NAME}reported_train_accuracy = {{ A = 84.9 }}\n", "must be fractions by report"),
+        (f"{NAME}{BATCH}warmup_epochs = 1", f"{NAME}{BATCH}warmup_epochs = 9",
+         "a warm-up of 9 epochs is longer than the run of 4; shorten it"),
+        (f"{NAME}{BATCH}", NAME, "'64, warm-up' of cpu in recipes.toml has no global_batch_size"),
+        (NAME, 'name = "64, cosine"\n', "recipe '64, cosine' of cpu in recipes.toml stands there twice"),
+        (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
+    ],
+)  # fmt: skip
+def test_wrong_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sentence: str
+) -> None:
     text = (REPOSITORY / "perf" / "recipes.toml").read_text()
-    (tmp_path / "recipes.toml").write_text(text.replace("\ndevices = 1", "\ndevice = 1", 1))
+    assert old in text
+    (tmp_path / "recipes.toml").write_text(text.replace(old, new, 1))
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=r"recipe 'small batch' of cpu has the unknown key 'device'; correct it in recipes\.toml",
-    ):
-        read_recipes("cpu")
+    with pytest.raises(ValueError, match=re.escape(sentence)) as refused:
+        read_recipes("cpu", "remedy")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("perf", "64, warm up"),
+            "--recipe '64, warm up' is no recipe of the named files; pass '64, warm-up' or",
+        ),
+        (("perf/test_sampler.py", "64, LARS"), "but the named files have none; name perf/ or"),
+        (
+            ("perf", "ResNet-18, 50 epochs"),
+            "cannot be measured here: whole trainings of ResNets take hours on",
+        ),
+        (("perf", "50 epochs"), "'50 epochs' cannot be measured here: 50 epochs take hours on a CPU"),
+    ],
+)
+def test_recipe_that_cannot_be_selected_is_refused(
+    canned_suite: CannedSuite, arguments: tuple[str, str], sentence: str
+) -> None:
+    with_experiments(canned_suite)
+    path, name = arguments
+    canned_suite.run(path, "--recipe", name).assert_one_sentence(4, "ERROR: --recipe", sentence)
+
+
+def test_recipe_selects_its_training_alone(canned_suite: CannedSuite) -> None:
+    with_experiments(canned_suite)
+    canned_suite.canned.counters = canned_counters
+    run = canned_suite.run("perf", "--recipe", "64, warm-up", "--recipe", "64, LARS")
+    run.assert_one_sentence(0, "PASS: 2 tests measured")
+    assert set(canned_suite.measured()) == {"test_remedies[64, warm-up]", "test_remedies[64, LARS]"}
+    (document,) = canned_suite.saved_runs()
+    assert set(document["ddpperf"]["recipes"].values()) == {"64, warm-up", "64, LARS"}
+
+
+def test_wrong_recipes_file_ends_the_run(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_experiments(canned_suite)
+    monkeypatch.setattr(recipes, "FOLDER", canned_suite.root / "perf")
+    file = canned_suite.root / "perf" / "recipes.toml"
+    file.write_text(file.read_text().replace(NAME, f"{NAME}clip_norm = -1.0\n"))
+    run = canned_suite.run("perf/test_large_batch.py")
+    run.assert_one_sentence(4, "recipe '64, warm-up' of cpu in recipes.toml cannot be trained: clip_norm")
+    assert "Traceback" not in run.output
 
 
 def test_stored_grid_belongs_to_these_recipes() -> None:
@@ -201,7 +343,7 @@ def test_stored_grid_belongs_to_these_recipes() -> None:
         assert found.keys() == grids.keys()
         for name, row in found.items():
             assert {float(rate) for rate in row["grid"]} == grids[name]
-            assert row["seeds"] == seeds_of(device, "tuning_seeds")
+            assert row["seeds"] == tuning_seeds(device)
             assert row["test_accuracy"] == max(row["grid"].values()) == row["grid"][f"{row['rate']:g}"]
 
 
@@ -222,7 +364,7 @@ def test_training_resumes_from_its_checkpoint(project: Project) -> None:
     project.experiment.write_text(LARGE.replace("RATE", "0.1"))
     arguments = ("perf", "--world-sizes", "1", "--checkpoints", "kept")
     first = project.run(*arguments)
-    first.assert_one_sentence(0, "test_it", "accuracy", "images/s")
+    first.assert_one_sentence(0, "train accuracy", "test accuracy")
     first.assert_one_sentence(0, "PASS: 1 test measured")
     assert "spread is unknown" not in first.output
     (kept,) = (project.root / "kept").iterdir()
@@ -264,7 +406,9 @@ def assert_compared(project: Project, run: Finished) -> None:
     """The stored accuracies are means over seeds, and differences to the references' means."""
     trained = [str(dataclasses.replace(each, name="", rates=())) for each in read_recipes("cpu")]
     alike = len(trained) - len(set(trained))  # a rate may be another's best
-    run.assert_one_sentence(0, f"PASS: {len(trained) - alike + 1} tests measured, {alike + 1} skipped")
+    measured = len(trained) - alike + len(read_recipes("cpu", "remedy")) + 1
+    skipped = alike + len(read_recipes("cuda", "report")) + 1
+    run.assert_one_sentence(0, f"PASS: {measured} tests measured, {skipped} skipped")
     run.assert_one_sentence(0, "by epoch: train loss", "test accuracy")
 
     def accuracies(part: dict[str, Any]) -> float:
@@ -272,6 +416,9 @@ def assert_compared(project: Project, run: Finished) -> None:
 
     for name, stored in project.measured().items():
         references = stored["references"]
+        if name.startswith("test_remedies"):
+            assert_remedy(name, stored, accuracies)
+            continue
         own = mean([accuracies(stored), accuracies(references["seed=1"])])
         values = {metric: each["value"] for metric, each in stored["metrics"].items()}
         assert values["test_accuracy"] == pytest.approx(own)
@@ -295,3 +442,90 @@ def assert_compared(project: Project, run: Finished) -> None:
             for part in (stored, references["seed=1"])
         )
         assert values["images_per_second"] == pytest.approx(4 * 64 / seconds)
+
+
+def assert_remedy(name: str, stored: dict[str, Any], accuracies: Callable[[dict[str, Any]], float]) -> None:
+    """A remedy is compared with the small batch, and with the same batch as it is."""
+    values = {metric: each["value"] for metric, each in stored["metrics"].items()}
+    assert values["test_accuracy"] == pytest.approx(accuracies(stored))
+    assert "test_accuracy_low" not in values, "one seed has no interval"
+    references = stored["references"]
+    batches = {"accuracy_over_baseline": ("baseline", 16), "accuracy_over_as_it_is": ("as_it_is", 64)}
+    for metric, (reference, batch) in batches.items():
+        if name == "test_remedies[16, as it is]" or (batch == 64 and "as it is" in name):
+            assert metric not in values
+            continue
+        other = references[f"{reference}, seed=0"]
+        spec = other["spec"]
+        assert values[metric] == pytest.approx(accuracies(stored) - accuracies(other))
+        assert spec["world_size"] * spec["per_rank_batch_size"] == batch
+        plain = (spec["nesterov"], spec["decay_vectors"], spec["schedule"], spec["accumulation_steps"])
+        assert plain == (False, True, "constant", 1)
+
+
+class Notes:
+    """A `measure` fixture that keeps metrics and notes."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.notes: list[str] = []
+
+    def metric(self, name: str, by_set: dict[str, float]) -> None:
+        self.metrics[name] = by_set
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics", "note"),
+    [
+        (
+            "128, as it is",
+            {"reported_train_accuracy_A": 0.849, "reported_train_accuracy_B": 0.8222},
+            "train accuracy after 5 epochs: 80.00% here, 84.90% in report A and 82.22% in report B",
+        ),
+        (
+            "8192, as it is",
+            {"reported_train_accuracy_A": 0.739},
+            "train accuracy after 5 epochs: 80.00% here, 73.90% in report A",
+        ),
+        (
+            "ResNet-18, 50 epochs",
+            {"reported_test_accuracy_C": 0.8755},
+            "test accuracy after 50 epochs: 60.00% here, 87.55% in report C",
+        ),
+    ],
+)
+def test_reports_are_compared_by_the_same_accuracy(
+    options: Any, name: str, metrics: dict[str, float], note: str
+) -> None:
+    recipe, measure = find_recipe("cuda", name), Notes()
+    spec = recipe.spec(options(gpus=1))
+    accuracies = {"train_accuracy": 0.8, "test_accuracy": 0.6}
+    counters: dict[str, tuple[float, ...]] = {
+        f"{figure}_{epoch}": (value,) for figure, value in accuracies.items() for epoch in range(1, 51)
+    }
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=((1.0,),), counters=counters)
+    compare_with_reports(
+        measure,  # type: ignore[arg-type]
+        recipe,
+        [Measured(spec=spec, iterations=1, samples=(sample,))],
+    )
+    assert measure.metrics == {}, "synthetic images are not those of the reports"
+    real = dataclasses.replace(spec, data="imagefolder", digest="0" * 12)
+    compare_with_reports(
+        measure,  # type: ignore[arg-type]
+        recipe,
+        [Measured(spec=real, iterations=1, samples=(sample,))],
+    )
+    assert measure.metrics == {metric: {"A1": value} for metric, value in metrics.items()}
+    assert measure.notes == [f"{name}: {note}"]
+
+
+def test_losses_of_reports_are_those_of_both_batches() -> None:
+    small = find_recipe("cuda", "128, as it is")
+    for name, report, lost in (("8192, as it is", "A", 0.11), ("2048, as it is", "B", 0.1885)):
+        ((metric, of_report, value),) = find_recipe("cuda", name).reported_losses(small)
+        assert (metric, of_report, round(value, 6)) == ("train_accuracy", report, lost)
+    assert find_recipe("cuda", "ResNet-18, 50 epochs").reported_losses(small) == []

@@ -38,7 +38,7 @@ def test_each_name_belongs_to_one_metric() -> None:
     names = [metric.name for metric in metrics.registered()]
     assert len(set(names)) == len(names)
     for metric in metrics.registered():
-        example = metric.name.format(N=4, size="64KiB", algorithm="ring")
+        example = metric.name.format(N=4, size="64KiB", algorithm="ring", report="A")
         matching = [other.name for other in metrics.registered() if metrics.find(example).name == other.name]
         assert matching == ([] if "{" in metric.name else [example])
 

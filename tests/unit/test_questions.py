@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddpperf.report.__main__ import main as report
+from ddpperf.report.cases import cases_of, of_functions
 from ddpperf.report.questions import QUESTIONS, claim, report_tables
 
 ROOT = Path(__file__).parents[2] / "perf" / "baselines"
@@ -557,6 +558,24 @@ def test_question_that_was_not_measured_names_its_command() -> None:
             f"## {question.title}\n\nNot measured in this run: `python -m pytest perf/{question.file}`."
             in text
         )
+
+
+def test_large_batches_stand_beside_what_reports_state() -> None:
+    document = copy.deepcopy(run(CPU))
+    (test,) = [test for test in document["benchmarks"] if test["name"].startswith("test_large_batch[")]
+    stated = {"A": 0.849, "B": 0.8222}
+    for name, value in stated.items():
+        metric = {"value": value, "unit": "1", "by_set": {"A1": value}}
+        test["extra_info"]["ddpperf"]["metrics"][f"reported_train_accuracy_{name}"] = metric
+    document["ddpperf"]["recipes"] = {test["fullname"]: "128, as it is"}
+    (case,) = of_functions(cases_of(document), "test_large_batch")
+    assert case.properties["recipe"] == case.recipe == "128, as it is"
+    text = report_tables(document)
+    lines = [line for line in text.split("## Q4")[1].split("## Q5")[0].splitlines() if line.startswith("|")]
+    heading, row = (lines[place].strip("| ").split(" | ") for place in (0, 2))
+    cells = dict(zip(heading, row, strict=True))
+    assert cells["training accuracy in reports"] == "A: 84.9%, B: 82.2%"
+    assert "test accuracy in reports" not in cells
 
 
 def with_part_speedups() -> Json:

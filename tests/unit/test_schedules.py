@@ -20,6 +20,8 @@ from tests.generated import BOUNDED
 STEPS = 5
 
 TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
+# From 2 in step 2 of 10 to 8e-6 in step 9, along half a cosine
+FALL = [8e-6 + (1 - 4e-6) * (1 + math.cos(math.pi * step / 7)) for step in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,7 @@ TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
         ("linear", 5, [2.0, 1.5005, 1.001, 0.5015, 0.002]),
         ("cyclic", 12, TRIANGLE * 2),
         ("cyclic", 6, [0.2, 1.4, 1.4, 0.2, 1.4, 1.4]),
+        ("one_cycle", 10, [0.08, 1.04, *FALL, 8e-6]),
     ],
 )
 def test_each_schedule_has_its_rates(name: ScheduleName, steps: int, rates: list[float]) -> None:
@@ -41,7 +44,7 @@ def test_each_schedule_has_its_rates(name: ScheduleName, steps: int, rates: list
 @pytest.mark.parametrize("name", get_args(ScheduleName))
 def test_a_warm_up_comes_first_and_the_schedule_has_the_rest(name: ScheduleName) -> None:
     rates = scheduled_rates(name, 3.0, steps=14, warm_up=4)
-    first = 0.3 if name == "cyclic" else 3.0  # which begins below its peak
+    first = 3.0 * {"cyclic": 0.1, "one_cycle": 0.04}.get(name, 1)  # these begin below their peak
     assert rates[:4] == pytest.approx([first * (0.001 + 0.999 * step / 4) for step in range(4)])
     assert rates[4:] == scheduled_rates(name, 3.0, steps=10, warm_up=0)
     assert len(rates) == 14
@@ -54,7 +57,7 @@ def test_the_shortest_runs_have_rates_too(name: ScheduleName, steps: int) -> Non
         rates = scheduled_rates(name, 1.0, steps=steps, warm_up=warm_up)
         assert len(rates) == steps
         assert all(0 < rate <= 1 + 1e-9 for rate in rates)
-        if warm_up < steps:
+        if warm_up < steps and name != "one_cycle":  # so few steps are only its end
             assert rates[warm_up] == pytest.approx(0.1 if name == "cyclic" else 1), (
                 "as if there had been no warm-up"
             )

@@ -13,6 +13,7 @@ from ddpperf.plugin.options.read import read_options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling
+from perf.common.recipes import find_recipe
 from perf.test_large_batch import long_runs, on_one_device
 
 pytest_plugins = ["pytester"]
@@ -77,11 +78,12 @@ LONG: dict[str, Any] = {"epochs": 50, "epoch_images": 64, "test_images": 8, "inp
 def test_long_training_costs_what_all_devices_take() -> None:
     """50 epochs take 3 s each on one device and 2 s each on two. The slowest rank counts."""
     spec = RunSpec(world_size=2, per_rank_batch_size=4, strategy="ddp", **LONG)
+    recipe = find_recipe("cuda", "50 epochs")
     measure: Any = FakeMeasure(lambda spec: 3.0 if spec.world_size == 1 else 2.0)
-    test_large_batch.test_long_run(measure, spec)
+    test_large_batch.test_long_run(measure, spec, recipe)
     assert measure.costs("of_training") == pytest.approx([200.0, 50.0, 50.0])
     alone: Any = FakeMeasure(lambda spec: 3.0)
-    test_large_batch.test_long_run(alone, on_one_device(spec))
+    test_large_batch.test_long_run(alone, on_one_device(spec), recipe)
     assert alone.costs("of_training") == [pytest.approx(150.0), None, None]
 
 

@@ -96,6 +96,7 @@ NEW_FILE = Parser("FILE", "a file", "verdict.md")
 INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
 NOTHING = Parser("", "no value", "")
+RECIPE = Parser("NAME", "the name of a training recipe", "'2048, warm-up'")
 
 FIELDS = (
     Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train one model.", "ddp"),
@@ -136,6 +137,13 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             NOTHING,
             "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
             "off",
+        ),
+        Option(
+            "--recipe",
+            RECIPE,
+            "Run only the trainings with this recipe of perf/recipes.toml.",
+            "all recipes",
+            repeated=True,
         ),
         Option("--device", DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
         Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
