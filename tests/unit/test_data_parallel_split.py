@@ -17,7 +17,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
 from tests.unit.test_training_metrics import FakeMeasure
-from tools.default_suite import default_options
+from tools.default_suite import options_on
 
 STORED = Path(__file__).parents[2] / "perf" / "baselines" / "h200x2" / "0001_where.json"
 SPEC = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="data_parallel", epoch_images=640)
@@ -28,7 +28,7 @@ STEPS = 10  # of an epoch
 
 def cases(gpus: int) -> dict[str, tuple[TrainingSpec | None, str]]:
     """The spec of each default case, and why it is skipped."""
-    options = default_options(gpus)
+    options = options_on(gpus)
     (mark,) = (mark for mark in getattr(data_parallel_split, "pytestmark", ()) if mark.name == "specs")
     found = {}
     for case in parameters("test_it", mark, options, Machine(device=options.device)):
