@@ -19,7 +19,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
 from perf.common.recipes import Recipe, find_recipe, read_recipes
-from perf.common.training_metrics import cost_metrics
+from perf.common.training_metrics import cost_metrics, usage_metrics
 
 CONFIDENCE = 0.95
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -243,6 +243,7 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     if spec.precision == "fp16":
         skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
         measure.metric("skipped_steps", skipped)
+    usage_metrics(measure, runs[0])
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
 

@@ -7,7 +7,7 @@ GPU does not support. It also refuses what is no handle, and arguments that are 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,12 @@ import pytest
 from ddpperf.machine.hardware import Gpu
 
 NOTHING = object()
+ALLOWED = {  # the arguments that a function takes, besides the handle
+    "nvmlDeviceGetMemoryInfo": {pynvml.nvmlMemory_v2},
+    "nvmlDeviceGetTemperature": {pynvml.NVML_TEMPERATURE_GPU},
+    "nvmlDeviceGetTotalEnergyConsumption": set(),
+    "nvmlDeviceGetPowerUsage": set(),
+}
 
 
 @dataclass(eq=False)
@@ -50,12 +56,49 @@ def _answering(name: str) -> Callable[..., Any]:
             return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         if not all(isinstance(argument, int | list) for argument in arguments):
             return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if name in ALLOWED and not set(arguments) <= ALLOWED[name]:
+            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = handle.answers.get(name, NOTHING)
         if found is NOTHING:
             return _refuse()
         return found(*arguments) if callable(found) else found
 
     return answer
+
+
+def field_values(values: Mapping[int, int]) -> Callable[[list[int]], list[SimpleNamespace]]:
+    """Return an answer of nvmlDeviceGetFieldValues that knows these fields; it refuses each other."""
+
+    def answer(fields: list[int]) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(
+                fieldId=field,
+                nvmlReturn=pynvml.NVML_SUCCESS if field in values else pynvml.NVML_ERROR_NOT_SUPPORTED,
+                value=SimpleNamespace(uiVal=values.get(field, 0), ullVal=values.get(field, 0)),
+            )
+            for field in fields
+        ]
+
+    return answer
+
+
+def training(index: int = 0, **answers: Any) -> FakeGpu:
+    """An H200 that trains: 97% busy, at 612.5 W, with an energy counter."""
+    usual = {
+        "UtilizationRates": SimpleNamespace(gpu=97, memory=40),
+        "MemoryInfo": SimpleNamespace(used=20_000_000_000, total=150_754_820_096),
+        "ClockInfo": lambda kind: 1980,
+        "Temperature": 55,
+        "FieldValues": field_values({pynvml.NVML_FI_DEV_POWER_INSTANT: 612_500}),
+        "PowerUsage": 600_000,
+        "TotalEnergyConsumption": 1_000_000,
+    }
+    return healthy(index, **usual | answers)
+
+
+def refuses(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Callable[..., Any]:
+    """Return an answer with which the driver refuses a function."""
+    return lambda *arguments: _refuse(code)
 
 
 def _refuse(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Any:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.usage import EnergySource, Usage
 from ddpperf.specs import (
     FLOAT32_BYTES,
     AllReduceSpec,
@@ -167,6 +168,24 @@ specs: st.SearchStrategy[Spec] = training_specs() | epoch_specs() | all_reduce_s
 
 
 @st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    value = st.floats(allow_nan=False, allow_infinity=False)
+    points = draw(st.integers(0, 3))
+    rows = st.tuples(*[st.tuples(*[value | st.none()] * points)] * draw(st.integers(1, 2)))
+    of_devices = st.dictionaries(st.text(max_size=4), st.tuples(value, value | st.none()), max_size=2)
+    joules = draw(st.lists(value, max_size=2))
+    return Usage(
+        joules=tuple(joules),
+        source=draw(st.sampled_from(EnergySource)) if joules else None,
+        seconds=tuple(draw(st.tuples(*[value] * points))),
+        series=draw(st.dictionaries(st.text(max_size=4), rows, max_size=2)),
+        mean=draw(of_devices),
+        peak=draw(of_devices),
+        sampler_cpu_fraction=draw(value),
+    )
+
+
+@st.composite
 def samples(draw: st.DrawFn, ranks: int) -> Sample:
     counters = st.floats(allow_nan=False, allow_infinity=False)
     return Sample(
@@ -175,6 +194,7 @@ def samples(draw: st.DrawFn, ranks: int) -> Sample:
         torch=draw(st.text(max_size=4)),
         seconds=tuple(draw(st.lists(st.tuples(*[seconds] * ranks), min_size=1, max_size=5))),
         counters=draw(st.dictionaries(st.text(max_size=4), st.tuples(*[counters] * ranks), max_size=2)),
+        usage=draw(st.none() | usages()),
     )
 
 

@@ -33,9 +33,9 @@ def gpu_count(hardware_key: str) -> int:
     return 0 if hardware_key.startswith("cpu") else int(hardware_key.rpartition("x")[2])
 
 
-def default_options(gpus: int) -> Options:
-    """Return the options of a run without any option, on a machine with this many GPUs."""
-    config = _prepareconfig(["-p", "ddpperf.plugin", "-c", "/dev/null", "--rootdir", "/"])
+def options_on(gpus: int, arguments: Sequence[str] = ()) -> Options:
+    """Return the options of a command line, without any by default, on a machine with this many GPUs."""
+    config = _prepareconfig(["-p", "ddpperf.plugin", "-c", "/dev/null", "--rootdir", "/", *arguments])
     try:
         return read_options(config, gpus)
     finally:
@@ -49,7 +49,7 @@ def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) ->
     core suite are enough, instead of those of the full suite.
     """
     left_out = {"skip", "slow"} if core else {"skip"}
-    options = default_options(gpu_count(hardware_key))
+    options = options_on(gpu_count(hardware_key))
     if digest:
         images = dataclasses.replace(options.data, name="imagefolder", digest=digest)
         options = dataclasses.replace(options, images=images)

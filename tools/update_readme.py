@@ -19,6 +19,23 @@ from typing import Any
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
 from tools.projection import projection_table
+from tools.report_figures import figures_table, terms_table
+from tools.report_mistakes import (
+    accuracies_table,
+    bandwidths_table,
+    busy_table,
+    clocks_table,
+    communications_table,
+    data_parallel_table,
+    efficiencies_table,
+    epoch_ends_table,
+    first_epochs_table,
+    formulas_table,
+    laws_table,
+    mistakes_table,
+    shards_table,
+    speedups_table,
+)
 from tools.tables import (
     ROOT,
     algorithms_table,
@@ -37,7 +54,9 @@ DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
 # Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
 OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
-OTHERS = tuple(DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp"))
+OTHERS = tuple(
+    DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports")
+)
 PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
@@ -56,6 +75,22 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the trials in ": trials_table,  # a folder
     "the projection in ": projection_table,  # two runs
     "the baselines in ": baselines_table,  # a folder
+    "the figures in ": figures_table,  # perf/reports.toml
+    "the terms in ": terms_table,  # perf/reports.toml
+    "the speedups in ": speedups_table,
+    "the efficiencies in ": efficiencies_table,  # the files of a pattern
+    "the ends of epochs in ": epoch_ends_table,
+    "the laws in ": laws_table,
+    "the busy GPUs in ": busy_table,
+    "the communication in ": communications_table,
+    "the bandwidths in ": bandwidths_table,
+    "the formulas in ": formulas_table,
+    "the DataParallel steps in ": data_parallel_table,
+    "the accuracies in ": accuracies_table,
+    "the shards in ": shards_table,
+    "the changed trainings in ": mistakes_table,
+    "the clocks in ": clocks_table,  # a folder with results of tools/plain_timing.py
+    "the first epochs in ": first_epochs_table,  # the same folder
 }
 
 

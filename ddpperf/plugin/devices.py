@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
+from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
+from ddpperf.machine.energy import EnergyCounters, cpu_counters, gpu_counters
 from ddpperf.machine.gpu_watch import GpuWatch
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.hardware import Gpu, query_nvml
+from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
 from ddpperf.results.notes import Note, warning
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, TrainingSpec
 
 
 class Devices:
@@ -27,9 +32,10 @@ class Devices:
         self._locks = ExitStack()
         self.pinning = Pinning()
         self._watch: GpuWatch | None = None
+        self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
-        """Lock the GPUs or the CPU, and start watching the GPUs.
+        """Lock the GPUs or the CPU, start watching the GPUs, and find the energy counters.
 
         Raises Refused if another test run uses one of them.
         """
@@ -37,6 +43,7 @@ class Devices:
         self._locks = lock_devices(uuids or ["cpu"])
         if uuids:
             self._watch = GpuWatch(uuids)
+        _ = self._energy  # found now, as this takes half a second, in which the GPUs' clocks may fall
 
     def cores(self) -> Sequence[Sequence[int]] | None:
         """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
@@ -52,6 +59,28 @@ class Devices:
         """
         self.pinning.hold()
         return self._watch.look(processes, done) if self._watch is not None else ""
+
+    def recorder(self, spec: Spec, processes: list[int], alone: bool) -> Recorder:
+        """Return what records the devices' energy and utilization while a spec is measured.
+
+        Only epochs and whole trainings are sampled over time, because a sample takes about as long as
+        a short step. processes: ids of the ranks. alone: whether one process set measures.
+        """
+        if not isinstance(spec, TrainingSpec):
+            return Recorder()
+        sampler = None
+        if not spec.repeats:
+            cpu = CpuSampler(self._cores, processes, with_children=spec.loader_workers > 0)
+            sampler = Sampler(self._handles[: spec.world_size], cpu, None if self._gpus else self._energy)
+        return Recorder(self._energy, spec.world_size, sampler, alone=alone)
+
+    @cached_property
+    def _handles(self) -> list[Any]:
+        return [query_nvml("nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in self._gpus]
+
+    @cached_property
+    def _energy(self) -> EnergyCounters | None:
+        return gpu_counters(self._handles) if self._gpus else cpu_counters()
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed the devices in the measurement that just ended."""

@@ -197,6 +197,7 @@ class Session:
             step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
             check_round=self._devices.check_round,
+            recorder=self._devices.recorder,
         )
         self.passes.append(Measuring(pool, self._devices, run.sides, order=list(self.outcomes.measured)))
 

@@ -1,7 +1,8 @@
 """Make a page, pictures, tables or exports from a stored run, without measuring anything.
 
     python -m ddpperf.report [RUN.json] [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
-                             [--gpu-hour-price PRICE] [--csv FILE] [--curves FILE] [--prometheus FILE]
+                             [--gpu-hour-price PRICE] [--csv FILE] [--curves FILE]
+                             [--utilization FILE] [--prometheus FILE]
 
 Without RUN.json, the newest run of this project is used. Without another option, the summary of the
 run is printed.
@@ -22,9 +23,11 @@ from ddpperf.report.exports import (
     CSV_BEGINS,
     CURVES_BEGINS,
     PROMETHEUS_BEGINS,
+    UTILIZATION_BEGINS,
     write_csv,
     write_curves,
     write_prometheus,
+    write_utilization,
 )
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import History, write_plots
@@ -108,6 +111,12 @@ def main() -> int:
         "--curves", type=Path, metavar="FILE.csv", help="write losses and accuracies by epoch to this file"
     )
     parser.add_argument(
+        "--utilization",
+        type=Path,
+        metavar="FILE.csv",
+        help="write the utilization over time of epochs and trainings to this file as CSV",
+    )
+    parser.add_argument(
         "--prometheus", type=Path, metavar="FILE.prom", help="write a file for Prometheus' node exporter"
     )
     given = parser.parse_args()
@@ -145,6 +154,13 @@ def _requested(given: argparse.Namespace) -> list[Output]:
         ("-o", given.output, PAGE_BEGINS, "pages", write_page),
         ("--csv", given.csv, CSV_BEGINS, "exports", lambda path, run, kept: write_csv(path, run)),
         ("--curves", given.curves, CURVES_BEGINS, "exports", lambda path, run, kept: write_curves(path, run)),
+        (
+            "--utilization",
+            given.utilization,
+            UTILIZATION_BEGINS,
+            "exports",
+            lambda path, run, kept: write_utilization(path, run),
+        ),
         (
             "--prometheus",
             given.prometheus,

@@ -44,6 +44,10 @@ TRAINING = (
     "reported_*",
     "accuracy_without_set_epoch",
     "accuracy_unscaled_rate",
+    "gpu_utilization_mean",
+    "cpu_utilization_mean",
+    "power_watts_mean",
+    "joules_per_epoch",
 )
 SAMPLER = ("missing_images", "repeated_images", "repeated_places")
 PART_SPEEDUPS = tuple(f"{part}_speedup" for part in ("forward", "backward", "optimizer", "loading", "data"))
@@ -199,7 +203,13 @@ EXPERIMENTS = {
     ),
     "test_batch_size": Experiment(
         title="batch size",
-        metrics=("images_per_second", "loading_fraction", "peak_memory_bytes"),
+        metrics=(
+            "images_per_second",
+            "loading_fraction",
+            "peak_memory_bytes",
+            "gpu_utilization_mean",
+            "joules_per_epoch",
+        ),
     ),
     "test_loader_workers": Experiment(
         title="loader workers", metrics=("enough_workers", "loading_fraction_with_*_workers")

@@ -22,9 +22,21 @@ from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
+UTILIZATION_BEGINS = b"test,process_set,quantity,"
 PROMETHEUS_BEGINS = b"# HELP ddpperf_"
 OWN_GAUGES = ("verdict", "run_timestamp_seconds", "run_info", "test_passed")
-UNITS = {"1": "ratio or count", "s": "seconds", "B": "bytes", "B/s": "bytes per second", "1/s": "per second"}
+UNITS = {
+    "1": "ratio or count",
+    "s": "seconds",
+    "B": "bytes",
+    "B/s": "bytes per second",
+    "1/s": "per second",
+    "J": "joules",
+    "1/J": "per joule",
+    "W": "watts",
+    "Hz": "hertz",
+    "degC": "degrees Celsius",
+}
 TIME = "{work}_time_seconds"  # the metric that stands for the time of a test, such as step_time_seconds
 
 
@@ -124,6 +136,31 @@ def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
 def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
     """Write losses and accuracies by epoch to a CSV file; raise OSError if that fails."""
     return write_atomically(path, curves_csv_text(document))
+
+
+def utilization_text(document: Mapping[str, Any]) -> str:
+    """Return the utilization over time of epochs and trainings as CSV, with one line for each value.
+
+    A value that the driver did not report has no line. device: the number of the GPU or rank.
+    """
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(["test", "process_set", "quantity", "device", "seconds", "value"])
+    for case in cases_of(document):
+        for sample in case.measured.samples:
+            if sample.usage is None:
+                continue
+            for quantity, rows in sample.usage.series.items():
+                for device, row in enumerate(rows):
+                    for seconds, value in zip(sample.usage.seconds, row, strict=True):
+                        if value is not None:
+                            writer.writerow([case.test, sample.set, quantity, device, seconds, value])
+    return output.getvalue()
+
+
+def write_utilization(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write the utilization over time to a CSV file; raise OSError if that fails."""
+    return write_atomically(path, utilization_text(document))
 
 
 def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:

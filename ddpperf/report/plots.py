@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median
 from textwrap import wrap
@@ -20,6 +22,7 @@ from ddpperf.report.facets import facets, in_words, usual_properties
 from ddpperf.report.questions import measured_speedups, predicted_by
 from ddpperf.report.text import short
 from ddpperf.results.metrics import MESSAGE_KINDS
+from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import write_atomically
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec
 
@@ -32,7 +35,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
-WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT, PANEL_HEIGHT = 7.5, 0.32, 0.16, 2.6, 1.3  # inches
 PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 MOST_ROWS = 40  # of a picture with a bar for each case
@@ -92,6 +95,7 @@ def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Pict
             if figure is not None:
                 title = chosen[0].experiment.title
                 drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
+        drawn += [_utilization(case, header) for case in of_functions(cases, *TRAININGS)]
         drawn += [_forest(header), _history(history)]
     return [picture for picture in drawn if picture is not None]
 
@@ -506,6 +510,64 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ),
     ("accuracy", TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
 )
+
+
+# --- one picture for each training
+
+
+# The panels: for each unit, the quantities by their names in the legend, and their scale.
+PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
+    ("utilization (%)", {"GPU": "gpu_utilization", "CPU cores, mean": "cpu_utilization"}, 100.0),
+    ("memory (GB)", {"GPU": "gpu_memory_bytes", "rank": "rank_memory_bytes"}, 1e-9),
+    ("power (W)", {"GPU": "power_watts"}, 1.0),
+    ("temperature (C)", {"GPU": "temperature_celsius"}, 1.0),
+)
+
+
+def _utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
+    from matplotlib.figure import Figure
+
+    usage = case.measured.samples[0].usage
+    if usage is None or len(usage.seconds) < 2:
+        return None
+    panels = [panel for panel in PANELS if panel[1].values() & usage.series.keys()]
+    figure = Figure(figsize=(WIDTH, 0.8 + PANEL_HEIGHT * len(panels)), layout="constrained")
+    places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (unit, quantities, scale) in zip(places, panels, strict=True):
+        lines = [
+            (f"{name} {number}" if len(rows) > 1 else name, row)
+            for name, quantity in quantities.items()
+            for rows in [usage.series.get(quantity, ())]
+            for number, row in enumerate(rows)
+        ]
+        for number, (name, row) in enumerate(lines):
+            values = [float("nan") if value is None else value * scale for value in row]
+            look = {**_look(number), "marker": "." if len(values) < 50 else ""}
+            axes.plot(usage.seconds, values, label=name, linewidth=1, **look)
+        for ended in _epoch_ends(case.measured):
+            axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
+        axes.set_ylabel(unit)
+        known = [value * scale for _, row in lines for value in row if value is not None]
+        axes.set_ylim(0, 1.08 * max(known, default=1.0) or 1.0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
+    figure.suptitle(label(case, header) or case.experiment.title, fontsize=8)
+    return Picture(
+        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', short(case.test)).strip('-')}",
+        experiment=case.experiment.title,
+        description=f"Utilization over time while {short(case.test)} trained",
+        figure=figure,
+    )
+
+
+def _epoch_ends(measured: Measured) -> list[float]:
+    """Return when each epoch of a training ended, with its evaluation; nothing if it was resumed."""
+    spec, counters = measured.spec, measured.samples[0].counters
+    if not isinstance(spec, RunSpec) or max(counters.get("resumed_epochs", (0.0,))):
+        return []
+    names = [f"epoch_seconds_{epoch}" for epoch in range(1, spec.epochs + 1)]
+    return list(accumulate(counters[name][0] for name in names if name in counters))
 
 
 # --- pictures of the whole run

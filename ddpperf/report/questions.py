@@ -863,11 +863,54 @@ def _about_enough(cases: Sequence[Case]) -> str:
     return said + (more if len(enough) > MOST_NAMED else "")
 
 
+# --- utilization and energy
+
+
+def _used(case: Case) -> Cells:
+    def both(name: str, form: Form) -> str:
+        found = [case.value(f"{name}_{ending}") for ending in ("mean", "peak")]
+        return NOTHING if None in found else " / ".join(form(value) for value in found if value is not None)
+
+    quantities: dict[str, tuple[str, Form]] = {
+        "GPU": ("gpu_utilization", units.percent),
+        "GPU memory": ("gpu_memory_bytes", units.nbytes),
+        "power": ("power_watts", units.watts),
+        "temperature": ("temperature_celsius", units.celsius),
+        "CPU cores": ("cpu_utilization", units.percent),
+        "memory of a rank": ("rank_memory_bytes", units.nbytes),
+    }
+    texts = {heading: both(name, form) for heading, (name, form) in quantities.items()}
+    cells = {heading: text for heading, text in texts.items() if text != NOTHING}
+    return cells | _cells(
+        case,
+        {
+            "energy per epoch": ("joules_per_epoch", units.joules),
+            "energy per step": ("joules_per_step", units.joules),
+            "images/J": ("images_per_joule", "{:.3g}".format),
+        },
+    )
+
+
+def _about_usage(cases: Sequence[Case]) -> str:
+    sentences = ["A cell with two figures has the mean and the peak."]
+    if any("gpu_utilization_mean" in case.metrics for case in cases):
+        sentences.append("The driver averages a GPU's utilization over 1/6 s to 1 s.")
+    if any("images_per_joule" in case.metrics for case in cases):
+        most, case = _extreme(cases, "images_per_joule", most=True)
+        sentences.append(f"The most images per joule are {most:.3g} ({case.described()}).")
+    else:
+        sentences.append(
+            "No energy is known: no energy counter could be read, or the rounds were too short for it."
+        )
+    return " ".join(sentences)
+
+
 LARGE_BATCH = (
     *("test_large_batch", "test_remedies", "test_report_training", "test_long_run"),
     "test_same_result_on_more_devices",
 )
 SHARDS = ("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat")
+EPOCHS = ("test_batch_size", "test_epoch_scaling")
 FORMULAS = Question(
     title="Q3: formulas of reports beside the measured all_reduce",
     tests=("test_all_reduce",),
@@ -1005,5 +1048,13 @@ QUESTIONS = (
         needs="efficiency",
         rows=_enough_rows,
         sentence=_about_enough,
+    ),
+    Question(
+        title="Utilization and energy",
+        tests=(*LARGE_BATCH, *EPOCHS),
+        file="test_large_batch.py",
+        needs="cpu_utilization_mean",
+        row=_used,
+        sentence=_about_usage,
     ),
 )

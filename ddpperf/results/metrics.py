@@ -144,6 +144,12 @@ def _interval(metric: Metric) -> Iterator[Metric]:
         yield replace(metric, name=name, heading=heading, better=None, threshold=False)
 
 
+def _over_time(metric: Metric) -> Iterator[Metric]:
+    """Yield the mean and the largest value of a quantity that is sampled over time."""
+    yield replace(metric, name=f"{metric.name}_mean")
+    yield replace(metric, name=f"{metric.name}_peak", heading=f"peak {metric.heading}")
+
+
 def _of_each_part() -> Iterator[Metric]:
     """Yield metrics that compare a step part on several devices with the part on one device."""
     for part in PARTS:
@@ -299,6 +305,19 @@ _ALL = (
     *_interval(_ratio("accuracy_over_one_device", "accuracy over one device's", units.change)),
     *_interval(_ratio("accuracy_without_set_epoch", "accuracy lost without set_epoch", units.change)),
     *_interval(_ratio("accuracy_unscaled_rate", "accuracy by the unscaled rate", units.change)),
+    # Utilization over time, and energy
+    *_over_time(_ratio("gpu_utilization", "GPU utilization", units.percent)),
+    *_over_time(_bytes("gpu_memory_bytes", "GPU memory in use")),
+    *_over_time(_in("W", units.watts)("power_watts", "power of a GPU")),
+    *_over_time(_in("degC", units.celsius)("temperature_celsius", "GPU temperature")),
+    *_over_time(_in("Hz", units.hertz)("sm_clock_hertz", "SM clock")),
+    *_over_time(_ratio("cpu_utilization", "CPU utilization", units.percent)),
+    *_over_time(_ratio("core_utilization", "utilization of the busiest core", units.percent)),
+    *_over_time(_ratio("rank_cpus", "busy cores per rank", units.decimal)),
+    *_over_time(_bytes("rank_memory_bytes", "resident memory of a rank")),
+    *_over_time(_bytes("host_memory_bytes", "main memory in use")),
+    *(_in("J", units.joules)(f"joules_per_{of}", f"energy per {of}") for of in ("step", "epoch")),
+    _in("1/J", units.images_per_joule)("images_per_joule", "images per joule"),
     # The sampler
     _ratio("missing_images", "missing images", units.whole),
     _ratio("repeated_images", "repeated images", units.whole),

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf import specs
+from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
@@ -21,7 +22,8 @@ class Sample:
 
     `seconds[round][rank]` is the time of all steps of a round. `counters[name][rank]` holds other
     numbers of a rank, such as `peak_memory_bytes`. `kernels` is a digest of the GPU kernels of a
-    step on all ranks, empty if unknown.
+    step on all ranks, empty if unknown. `usage` is the energy and the utilization of the devices,
+    None if unknown.
     """
 
     set: str
@@ -30,6 +32,7 @@ class Sample:
     seconds: tuple[tuple[float, ...], ...]
     counters: dict[str, tuple[float, ...]] = field(default_factory=dict)
     kernels: str = ""
+    usage: Usage | None = None
 
     def __post_init__(self) -> None:
         where = f"set {self.set}"
@@ -194,4 +197,5 @@ def _sample(fields: dict[str, Any]) -> Sample:
         seconds=tuple(tuple(float(value) for value in ranks) for ranks in fields["seconds"]),
         counters={name: tuple(values) for name, values in fields["counters"].items()},
         kernels=fields.get("kernels", ""),
+        usage=Usage.from_json(usage) if (usage := fields.get("usage")) is not None else None,
     )

@@ -9,6 +9,7 @@ from statistics import median
 SCALES = {
     "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
     "B": (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0)),
+    "J": (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3)),
     "B/s": (("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0)),
 }
 
@@ -40,11 +41,25 @@ def money(value: float) -> str:
     return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
+def joules(value: float) -> str:
+    """Format joules with at most four significant digits: 1.234 kJ, 45.6 J, 7.89 mJ."""
+    unit, scale = next((found for found in SCALES["J"] if abs(value) >= found[1]), SCALES["J"][-1])
+    return f"{value / scale:.4g} {unit}"
+
+
+def hertz(value: float) -> str:
+    """Format a clock: 1,980 MHz."""
+    return f"{value / 1e6:,.0f} MHz"
+
+
 percent = "{:.1%}".format  # 95.0%
 change = "{:+.1%}".format  # +1.2%
 factor = "{:.2f}x".format  # 1.95x
 whole = "{:,.0f}".format  # 12,346
 decimal = "{:.3f}".format  # 2.303
+watts = "{:.0f} W".format  # 612 W
+celsius = "{:.0f} C".format  # 58 C
+images_per_joule = "{:.3g} images/J".format  # 45.6 images/J
 rate = "{:,.0f} images/s".format  # 12,346 images/s
 
 

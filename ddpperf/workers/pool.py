@@ -12,6 +12,7 @@ from typing import Any
 
 from ddpperf import specs
 from ddpperf.instruments.kernels import digest_of_ranks
+from ddpperf.machine.utilization import Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.failures import SetFailure
@@ -49,6 +50,8 @@ class Pool:
     check_round: called before the first round and after each round, with the process ids of all
     ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
     string. A spoiled round is measured again.
+    recorder: called with a spec, the process ids of the ranks that measure it, and whether a single
+    process set measures. It returns what records the energy and the utilization of the devices.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Pool:
         step_seconds: Mapping[Spec, float] = MappingProxyType({}),
         progress: Callable[[Spec, float], None] = lambda spec, fraction: None,
         check_round: Callable[[list[int], int], str] = lambda processes, done: "",
+        recorder: Callable[[Spec, list[int], bool], Recorder] = lambda spec, processes, alone: Recorder(),
     ) -> None:
         self.options = options
         self.sets_made = sets_made
@@ -70,6 +74,7 @@ class Pool:
         self._step_seconds = step_seconds
         self._progress = progress
         self._check_round = check_round
+        self._recorder = recorder
         self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
@@ -204,15 +209,31 @@ class Pool:
             iterations = max(calibrated(*job, limit, parts) for job in of_sides)
         whole_seconds = WHOLE_SECONDS if len(jobs) == 1 else SHARED_WHOLE_SECONDS
         enough = math.inf if spec.repeats else whole_seconds * len(jobs)
+        recorders = {live.name: self._recorder_of(live, of_set, len(jobs) == 1) for live, of_set in jobs}
         seconds = sample_rounds(
-            jobs, iterations, rounds=rounds, enough_seconds=enough, check=self._check_round, progress=progress
+            jobs,
+            iterations,
+            rounds=rounds,
+            enough_seconds=enough,
+            check=self._check_round,
+            progress=progress,
+            recorders=recorders,
         )
-        samples = tuple(_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs)
+        closed = [_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs]
+        samples = tuple(replace(sample, usage=recorders[sample.set].usage()) for sample in closed)
         for process_set, _ in jobs:
             process_set.require_alive()
         measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
         self.counted_seconds += measured.counted_seconds()
         return measured
+
+    def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
+        """Return what records the usage of a process set's devices; nothing if ranks take turns."""
+        turns = spec.turns(self.options.devices_in_turn)
+        if self.options.time_only or len(turns) > 1:
+            return Recorder()
+        processes = [rank.pid for rank in process_set.ranks if rank.rank in turns[0]]
+        return self._recorder(spec, processes, alone)
 
     def _replace_sets_that_cannot_map(self, size: int, ranks: int) -> None:
         """End the process sets in which fewer than `size` ranks have mapped GPU memory.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from ddpperf.machine.utilization import Recorder
 from ddpperf.specs import Spec
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress
 
@@ -50,6 +51,7 @@ def sample_rounds(
     enough_seconds: float,
     check: Callable[[list[int], int], str],
     progress: Callable[[int, float], None],
+    recorders: Mapping[str, Recorder],
 ) -> dict[str, list[Seconds]]:
     """Measure up to `rounds` rounds on each process set and return their durations in seconds.
 
@@ -57,7 +59,8 @@ def sample_rounds(
     calls spoiled is measured again, by all process sets in the same order. This happens at most
     `rounds` times, and only until spoiled rounds have taken `enough_seconds`. Later spoiled rounds
     count. check: `check_round` of the pool. progress: called with the number of rounds that count
-    so far, and the fraction of the next round that is done.
+    so far, and the fraction of the next round that is done. recorders: for each process set, what
+    records the energy and the utilization of its devices in its rounds.
     """
     processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
     kept: list[dict[str, Seconds]] = []
@@ -77,7 +80,11 @@ def sample_rounds(
         # alike. Reversing A B B A would let the first process set follow itself, and never one of B.
         order = jobs if is_balanced or index % 2 == 0 else jobs[::-1]
         report = partial(progress, index)
-        taken = {live.name: sample(live, spec, iterations, report, warm=warm) for live, spec in order}
+        taken = {}
+        for live, spec in order:
+            has_untimed = spec.repeats and not warm
+            with recorders[live.name].round(iterations + has_untimed):
+                taken[live.name] = sample(live, spec, iterations, report, warm=warm)
         lasted = sum(map(max, taken.values()))
         spoiled = check(processes, index + 1)
         if spoiled and again < rounds and again_seconds < enough_seconds:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import mean
 
 from ddpperf.analysis.breakdown import epoch_cost
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
-from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from ddpperf.verdict.judged_work import is_launch_bound
 
 FEWEST_STEPS = 8  # in a shorter epoch, most rounds wait for the shuffling of the next epoch
@@ -34,6 +36,7 @@ def training_metrics(measure: Measure, step: Measured) -> None:
         measure.metric("communicated_bytes_per_epoch", communicated)
     if bound := step.launch_bound():
         measure.metric("launch_bound", bound)
+    usage_metrics(measure, step)
     for name in COUNTED:
         if by_set := step.counter(name):
             measure.metric(name, by_set)
@@ -54,6 +57,49 @@ def cost_metrics(
     costs = {name: epoch_cost(T1[name], seconds, N) for name, seconds in TN.items()}
     for field in ("device_seconds", "saved_seconds", "extra_device_seconds")[: None if N > 1 else 1]:
         measure.metric(f"{field}_{of}", {name: cost[field] for name, cost in costs.items()})
+
+
+def usage_metrics(measure: Measure, measured: Measured) -> None:
+    """Store the energy and the mean and peak utilization of a training, as far as they are known.
+
+    A mean is the mean over all GPUs or ranks, except that of the busiest core. A peak is that of any
+    GPU or rank. The energy is that of all GPUs together.
+    """
+    usages = {sample.set: sample.usage for sample in measured.samples if sample.usage is not None}
+    by_name: dict[str, dict[str, float]] = {}
+    for process_set, usage in usages.items():
+        for ending, combine, rows in (("mean", mean, usage.mean), ("peak", max, usage.peak)):
+            for quantity, row in rows.items():
+                if known := [value for value in row if value is not None]:
+                    busiest = quantity == "core_utilization"
+                    found = max(known) if busiest else combine(known)
+                    by_name.setdefault(f"{quantity}_{ending}", {})[process_set] = found
+    for name, by_set in by_name.items():
+        measure.metric(name, by_set)
+    energy_metrics(measure, measured, usages)
+
+
+def energy_metrics(measure: Measure, measured: Measured, usages: Mapping[str, Usage]) -> None:
+    """Store the joules of a step and an epoch, and the images per joule."""
+    spec = measured.spec
+    assert isinstance(spec, TrainingSpec)
+    known = {name: joules for name, usage in usages.items() if (joules := sum(usage.joules)) > 0}
+    if not known or any(measured.counter("resumed_epochs").values()):
+        return  # of a training that was resumed, the energy is known of a part
+    if isinstance(spec, RunSpec):
+        steps, epochs, images = sum(spec.epoch_steps), float(spec.epochs), float(spec.images)
+    elif isinstance(spec, EpochSpec):
+        steps, epochs, images = spec.steps_per_epoch, 1.0, float(spec.images_per_epoch)
+    else:
+        steps, epochs = 1, 1 / spec.steps_per_epoch
+        images = spec.images_per_epoch * epochs
+    measure.metric("joules_per_step", {name: joules / steps for name, joules in known.items()})
+    measure.metric("joules_per_epoch", {name: joules / epochs for name, joules in known.items()})
+    measure.metric("images_per_joule", {name: images / joules for name, joules in known.items()})
+    sources = {usages[name].source for name in known}
+    if sources != {EnergySource.COUNTER}:
+        listed = " and ".join(sorted(source for source in sources if source is not None))
+        measure.note(f"the energy comes from {listed}")
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:

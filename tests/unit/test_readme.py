@@ -39,6 +39,7 @@ OTHER_TOOLS = {
     "--csv",
     "--file",
     "--prometheus",
+    "--utilization",
 }  # options, but not pytest's
 
 

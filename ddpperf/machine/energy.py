@@ -1,0 +1,162 @@
+"""The energy that GPUs or CPUs have used, by the counters of the GPU driver or of the CPU.
+
+A counter counts everything that its device does, also for other processes and while it is idle.
+CUDA is never initialised here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddpperf.machine.hardware import query_nvml
+from ddpperf.results.usage import EnergySource
+
+POWERCAP = Path("/sys/class/powercap")
+WATCH_SECONDS = 0.5  # how long a GPU's counter is watched for its update period
+CPU_UPDATE_SECONDS = 1e-3  # of the CPU's counter (RAPL)
+# A window must last this many update periods, so that an update that falls beside it changes the energy
+# by at most a twentieth.
+LEAST_UPDATES = 20
+FULL = 0.9  # the rounds must fill this fraction of a window; the rest is energy of waiting
+
+Joules = tuple[float, ...]  # by device
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyCounters:
+    """The energy counters of all GPUs of a run, or of the CPU packages.
+
+    read: returns the joules of each device since some moment, or None if a counter cannot be read.
+    update_seconds: the time between two updates of the counters.
+    """
+
+    read: Callable[[], Joules | None]
+    update_seconds: float
+    source: EnergySource
+
+
+def gpu_counters(handles: Sequence[Any]) -> EnergyCounters | None:
+    """Return the energy counters of GPUs, or None if one of them has none.
+
+    The first GPU's counter is watched for up to half a second, to learn how often it is updated.
+    """
+
+    def read() -> Joules | None:
+        found = [query_nvml("nvmlDeviceGetTotalEnergyConsumption", handle) for handle in handles]
+        known = tuple(millijoules / 1e3 for millijoules in found if millijoules is not None)
+        return known if len(known) == len(handles) else None
+
+    if not handles or read() is None:
+        return None
+    first = handles[0]
+    period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", first), WATCH_SECONDS)
+    return EnergyCounters(read=read, update_seconds=period, source=EnergySource.COUNTER)
+
+
+def update_seconds(read: Callable[[], Any], watch_seconds: float) -> float:
+    """Return the median time between two changes of a counter, or infinity if it hardly changes."""
+    changes: list[float] = []
+    began, last = time.monotonic(), read()
+    while (now := time.monotonic()) - began < watch_seconds:
+        if (current := read()) != last:
+            changes.append(now)
+            last = current
+        time.sleep(1e-3)
+    gaps = [after - before for before, after in pairwise(changes)]
+    return median(gaps) if gaps else math.inf
+
+
+def cpu_counters(folder: Path = POWERCAP) -> EnergyCounters | None:
+    """Return the energy counters of all CPU packages together, or None if they cannot be read.
+
+    Since Linux 5.10 only root can read them. Virtual machines have none.
+    """
+    zones = [
+        zone
+        for zone in sorted(folder.glob("intel-rapl:*"))  # AMD's CPUs have the same name
+        if _text(zone / "name").startswith("package")  # others are parts of one, or the whole machine
+    ]
+    packages = [_Package(zone) for zone in zones]
+    if not packages or any(package.read() is None for package in packages):
+        return None
+
+    def read() -> Joules | None:
+        known = [joules for package in packages if (joules := package.read()) is not None]
+        return (sum(known),) if len(known) == len(packages) else None
+
+    return EnergyCounters(read=read, update_seconds=CPU_UPDATE_SECONDS, source=EnergySource.PACKAGES)
+
+
+class _Package:
+    """The energy counter of one CPU package, which starts at zero again when it is full."""
+
+    def __init__(self, zone: Path) -> None:
+        self._zone = zone
+        self._range = float(_text(zone / "max_energy_range_uj") or math.inf)
+        self._last: float | None = None
+        self._total = 0.0
+
+    def read(self) -> float | None:
+        """Return the joules since the first reading, or None if the counter cannot be read."""
+        if not (text := _text(self._zone / "energy_uj")):
+            return None
+        now = float(text)
+        if self._last is not None:
+            moved = now - self._last
+            self._total += moved if moved >= 0 else moved + self._range
+        self._last = now
+        return self._total * 1e-6
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A time without interruption in which one process set measured rounds.
+
+    before, after: the counters' joules of each device; None if they cannot be read. busy_seconds:
+    the time within the rounds. steps: the number of steps, of rounds that did not count, too.
+    """
+
+    began: float
+    before: Joules | None
+    ended: float = 0.0
+    after: Joules | None = None
+    busy_seconds: float = 0.0
+    steps: int = 0
+
+    def used(self) -> list[float] | None:
+        """Return the joules that each device used, or None if they are unknown."""
+        if self.before is None or self.after is None:
+            return None
+        return [after - before for before, after in zip(self.before, self.after, strict=True)]
+
+
+def joules_per_step(windows: Sequence[Window], update_seconds: float) -> Joules:
+    """Return the energy of each device in one step, or nothing if it is not known well.
+
+    It is known well if each window lasts LEAST_UPDATES update periods of the counters, and if the
+    rounds fill at least the fraction FULL of it.
+    """
+    used = []
+    for window in windows:
+        lasted = window.ended - window.began
+        joules = window.used()
+        is_short = lasted < LEAST_UPDATES * update_seconds
+        if joules is None or is_short or window.busy_seconds < FULL * lasted:
+            return ()
+        used.append(joules)
+    steps = sum(window.steps for window in windows)
+    return tuple(sum(joules) / steps for joules in zip(*used, strict=True)) if steps else ()

@@ -1,0 +1,92 @@
+"""What the devices of a process set used during a measurement: energy, and utilization over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+MOST_POINTS = 600  # of a stored series; a longer one is averaged
+DIGITS = 4  # significant digits of a stored value
+
+Row = tuple[float | None, ...]  # the values of one device, or of one rank; None where one is missing
+
+
+class EnergySource(StrEnum):
+    """How the energy of a measurement was determined."""
+
+    COUNTER = "the GPUs' energy counters"
+    POWER = "sampled power"
+    PACKAGES = "the energy counters of the CPU packages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The energy of a process set's devices in a measurement, and their utilization over time.
+
+    joules: the energy of each GPU, or of all CPU packages together, in one step, epoch or training;
+    empty if it is unknown. source: how the energy was determined. seconds: the time of each point
+    since the first round began. series: the values of each quantity, such as power_watts, as
+    `series[quantity][device][point]`. A quantity of the ranks has a row for each rank, and a
+    quantity of the whole machine has one row. mean, peak: of each quantity and device over all
+    samples, before points were averaged. sampler_cpu_fraction: the CPU time that sampling took, as a
+    fraction of one core.
+    """
+
+    joules: tuple[float, ...] = ()
+    source: EnergySource | None = None
+    seconds: tuple[float, ...] = ()
+    series: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    mean: Mapping[str, Row] = field(default_factory=dict)
+    peak: Mapping[str, Row] = field(default_factory=dict)
+    sampler_cpu_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.joules) != (self.source is not None):
+            raise ValueError("energy needs its source, and a source needs an energy")
+        rows = [row for of_devices in self.series.values() for row in of_devices]
+        rows += [*self.mean.values(), *self.peak.values()]
+        numbers = [*self.joules, *self.seconds, self.sampler_cpu_fraction]
+        numbers += [value for row in rows for value in row if value is not None]
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
+            raise ValueError("the utilization has a value that is no finite number")
+        for quantity, of_devices in self.series.items():
+            if any(len(row) != len(self.seconds) for row in of_devices):
+                raise ValueError(f"{quantity} must have a value for each of {len(self.seconds)} times")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Usage:
+        """Read what `asdict` made of a usage; raise an error for anything else."""
+        source = fields["source"]
+        return cls(
+            joules=tuple(fields["joules"]),
+            source=None if source is None else EnergySource(source),
+            seconds=tuple(fields["seconds"]),
+            series={name: tuple(map(tuple, rows)) for name, rows in fields["series"].items()},
+            mean={name: tuple(values) for name, values in fields["mean"].items()},
+            peak={name: tuple(values) for name, values in fields["peak"].items()},
+            sampler_cpu_fraction=fields["sampler_cpu_fraction"],
+        )
+
+
+def averaged(values: Sequence[float | None], most: int = MOST_POINTS) -> Row:
+    """Return at most `most` points: the rounded means of equally many neighbouring values.
+
+    Missing values are left out of a mean. A point without any value is None.
+    """
+    size = -(-len(values) // most) or 1
+    groups = (values[start : start + size] for start in range(0, len(values), size))
+    return tuple(mean_of(group) for group in groups)
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the rounded mean of the values that are known, or None if none is."""
+    known = [value for value in values if value is not None]
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def rounded(value: float) -> float:
+    """Round a value to `DIGITS` significant digits."""
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,94 @@
+"""Utilization and energy of a real GPU, compared with nvidia-smi and with each other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from ddpperf.machine.hardware import visible_gpus
+from ddpperf.machine.utilization import MOST_CPU
+from ddpperf.plugin.devices import Devices
+from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.specs import EpochSpec, RunSpec
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+FIELDS: dict[str, Any] = {
+    "world_size": 1,
+    "strategy": "single",
+    "per_rank_batch_size": 512,
+    "model": "resnet18_cifar",
+    "input": "device",
+    "precision": "bf16",
+    "execution": "graph",
+    "memory_format": "channels_last",
+    "epoch_images": 50_000,
+}
+EPOCH = EpochSpec(**FIELDS)
+RUN = RunSpec(**FIELDS, test_images=10_000, epochs=15, rate=0.1)  # about 10 s on one H200
+SMI = "nvidia-smi -i {uuid} --query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits -lms 100"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    devices = Devices(visible_gpus(), 1)
+    options = SetOptions(size=1, device="cuda", rounds=10, deadline_seconds=120)
+    with Pool(options, recorder=devices.recorder) as pool:
+        yield pool
+
+
+def usage_of(pool: Pool, spec: EpochSpec | RunSpec) -> tuple[Usage, float]:
+    """Return the usage and the seconds of a measurement."""
+    measured = pool.measure(spec)
+    usage = measured.samples[0].usage
+    assert usage is not None
+    return usage, sum(measured.all_step_seconds())
+
+
+def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("nvidia-smi is not installed")
+    command = SMI.format(uuid=visible_gpus()[0].uuid).split()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as beside:
+        try:
+            usage, seconds = usage_of(pool, RUN)
+        finally:
+            beside.terminate()
+        printed = beside.communicate()[0]
+    theirs = [tuple(map(float, line.split(","))) for line in printed.splitlines() if line.count(",") == 1]
+    # The training is at the end. The first and the last second belong to the averaging of the driver.
+    within = slice(-int(seconds * 10) + 10, -10)
+    ours = [value for value in usage.series["gpu_utilization"][0] if value is not None][10:-10]
+    smi = mean(utilization for utilization, _ in theirs[within])
+    print(f"nvidia-smi {smi:.1f}%, ours {100 * mean(ours):.1f}%; {len(theirs)} and {len(ours)} samples")
+    assert abs(100 * mean(ours) - smi) <= 5
+    memory = mean(megabytes for _, megabytes in theirs[within]) * 2**20
+    assert usage.mean["gpu_memory_bytes"][0] == pytest.approx(memory, rel=0.05)
+    assert usage.sampler_cpu_fraction < 2 * MOST_CPU
+
+
+def test_energy_is_the_integral_of_the_power(pool: Pool) -> None:
+    usage, seconds = usage_of(pool, RUN)
+    assert usage.source is EnergySource.COUNTER
+    watts = usage.mean["power_watts"][0]
+    assert watts is not None
+    print(f"counter {usage.joules[0]:.0f} J, sampled power {watts * seconds:.0f} J in {seconds:.1f} s")
+    assert usage.joules[0] == pytest.approx(watts * seconds, rel=0.05)
+
+
+def test_epochs_and_a_training_agree_in_energy(pool: Pool) -> None:
+    of_run, _ = usage_of(pool, RUN)
+    of_epoch, _ = usage_of(pool, EPOCH)
+    assert of_epoch.source is EnergySource.COUNTER
+    print(
+        f"{of_run.joules[0] / RUN.epochs:.1f} J an epoch with evaluation, {of_epoch.joules[0]:.1f} J without"
+    )
+    assert 0.8 < of_run.joules[0] / RUN.epochs / of_epoch.joules[0] < 1.4

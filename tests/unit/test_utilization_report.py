@@ -1,0 +1,236 @@
+"""Utilization and energy in reports: metrics, the table, the picture, the page and the CSV file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.report.__main__ import main as report
+from ddpperf.report.cases import cases_of
+from ddpperf.report.exports import UTILIZATION_BEGINS, csv_text, utilization_text
+from ddpperf.report.page import page
+from ddpperf.report.plots import pictures_of
+from ddpperf.report.questions import report_tables
+from ddpperf.results.metrics import find
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
+from perf.common.training_metrics import usage_metrics
+from tests.project import REPOSITORY
+
+CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
+SECONDS = tuple(round(0.1 * number, 2) for number in range(1, 31))
+FALLING: tuple[float | None, ...] = (None, *(1 - 0.01 * number for number in range(29)))
+USAGE = Usage(  # of two GPUs
+    joules=(1200.0, 600.0),
+    source=EnergySource.COUNTER,
+    seconds=SECONDS,
+    series={
+        "gpu_utilization": (FALLING, (0.5,) * 30),
+        "gpu_memory_bytes": ((20e9,) * 30, (10e9,) * 30),
+        "power_watts": ((612.5,) * 30, (300.0,) * 30),
+        "temperature_celsius": ((55,) * 30, (50,) * 30),
+        "cpu_utilization": ((0.25,) * 30,),
+        "rank_memory_bytes": ((2e9,) * 30, (2e9,) * 30),
+    },
+    mean={
+        "gpu_utilization": (0.86, 0.5),
+        "power_watts": (612.5, 300.0),
+        "temperature_celsius": (55, None),
+        "cpu_utilization": (0.25,),
+        "core_utilization": (0.1, 0.9),
+    },
+    peak={
+        "gpu_utilization": (1.0, 0.5),
+        "power_watts": (650.0, 310.0),
+        "temperature_celsius": (56, None),
+        "cpu_utilization": (0.3,),
+        "core_utilization": (0.2, 1.0),
+    },
+)
+ON_CPU = replace(
+    USAGE,
+    joules=(),
+    source=None,
+    series={name: rows for name, rows in USAGE.series.items() if name.startswith(("cpu", "rank"))},
+)
+
+
+class FakeMeasure:
+    """A `measure` fixture that keeps metrics and notes."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.notes: list[str] = []
+
+    def metric(self, name: str, by_set: dict[str, float]) -> None:
+        self.metrics[name] = by_set
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def metrics_of(spec: TrainingSpec, *usages: Usage | None, **counters: float) -> FakeMeasure:
+    by_rank: dict[str, tuple[float, ...]] = {name: (value,) for name, value in counters.items()}
+    samples = tuple(
+        Sample(set=f"A{number}", side="A", torch="2.11", seconds=((2.0,),), counters=by_rank, usage=usage)
+        for number, usage in enumerate(usages, 1)
+    )
+    measure = FakeMeasure()
+    usage_metrics(measure, Measured(spec=spec, iterations=1, samples=samples))  # type: ignore[arg-type]
+    return measure
+
+
+COMMON: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 4, "strategy": "ddp", "epoch_images": 80}
+RUN = RunSpec(**COMMON, input="device", test_images=8, epochs=3, rate=0.1)
+
+
+# --- metrics
+
+
+def test_means_and_peaks_are_over_gpus() -> None:
+    found = metrics_of(RUN, USAGE, None).metrics
+    assert found["gpu_utilization_mean"] == {"A1": pytest.approx(0.68)}
+    assert found["gpu_utilization_peak"] == {"A1": 1.0}
+    assert found["power_watts_mean"] == {"A1": pytest.approx(456.25)}
+    assert found["temperature_celsius_mean"] == {"A1": 55}  # the other GPU has no sensor
+    assert (found["core_utilization_mean"], found["core_utilization_peak"]) == ({"A1": 0.9}, {"A1": 1.0})
+    for name in found:
+        assert find(name).better is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "epochs"),
+    [
+        (TrainingSpec(**COMMON), 1, 0.1),
+        (EpochSpec(**COMMON), 10, 1),
+        (RUN, 30, 3),
+    ],
+    ids=["step", "epoch", "training"],
+)
+def test_energy_is_that_of_all_gpus(spec: TrainingSpec, steps: int, epochs: float) -> None:
+    found = metrics_of(spec, USAGE).metrics
+    assert found["joules_per_step"] == {"A1": pytest.approx(1800 / steps)}
+    assert found["joules_per_epoch"] == {"A1": pytest.approx(1800 / epochs)}
+    assert found["images_per_joule"] == {"A1": pytest.approx(8 * steps / 1800)}
+
+
+def test_resumed_training_has_no_energy() -> None:
+    assert "joules_per_step" in metrics_of(RUN, USAGE, resumed_epochs=0).metrics
+    assert "joules_per_step" not in metrics_of(RUN, USAGE, resumed_epochs=1).metrics
+
+
+def test_source_besides_gpu_counters_is_said() -> None:
+    assert metrics_of(RUN, USAGE).notes == []
+    (note,) = metrics_of(RUN, replace(USAGE, source=EnergySource.POWER)).notes
+    assert note == "the energy comes from sampled power"
+
+
+def test_unknown_usage_has_no_metrics() -> None:
+    assert metrics_of(RUN, None).metrics == {}
+
+
+# --- reports of a stored run
+
+
+def with_usage(usage: Usage | None) -> dict[str, Any]:
+    """Return a stored run whose trainings used the devices like this."""
+    document: dict[str, Any] = json.loads(CPU.read_text())
+    for test in document["benchmarks"]:
+        stored = test["extra_info"]["ddpperf"]
+        measured = Measured.from_json(stored)
+        if isinstance(measured.spec, RunSpec) and usage is not None:
+            samples = tuple(replace(sample, usage=usage) for sample in measured.samples)
+            stored |= json.loads(json.dumps(replace(measured, samples=samples).to_json()))
+            name = measured.samples[0].set
+            for metric, value in ("gpu_utilization", 0.68), ("cpu_utilization", 0.25), ("power_watts", 456.0):
+                for ending in ("mean", "peak"):
+                    stored["metrics"][f"{metric}_{ending}"] = {
+                        "value": value,
+                        "unit": "1",
+                        "by_set": {name: value},
+                    }
+            stored["metrics"]["joules_per_epoch"] = {"value": 600.0, "unit": "J", "by_set": {name: 600.0}}
+            stored["metrics"]["images_per_joule"] = {"value": 12.0, "unit": "1/J", "by_set": {name: 12.0}}
+    return document
+
+
+def drawn(document: dict[str, Any]) -> list[str]:
+    return [picture.name for picture in pictures_of(document) if picture.name.startswith("utilization-")]
+
+
+def test_older_runs_have_no_picture() -> None:
+    document = with_usage(None)
+    assert drawn(document) == []
+    assert "## Utilization and energy\n\nNot measured in this run" in report_tables(document)
+    assert utilization_text(document).encode() == UTILIZATION_BEGINS + b"device,seconds,value\n"
+
+
+@pytest.mark.parametrize(("usage", "panels"), [(USAGE, 4), (ON_CPU, 2)], ids=["gpu", "cpu"])
+def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
+    document = with_usage(usage)
+    pictures = [picture for picture in pictures_of(document) if picture.name.startswith("utilization-")]
+    trainings = [case for case in cases_of(document) if isinstance(case.measured.spec, RunSpec)]
+    assert len(pictures) == len(trainings) > 0
+    for picture, case in zip(pictures, trainings, strict=True):
+        assert case.test.partition("::")[2] in picture.description
+        axes = picture.figure.axes
+        assert len(axes) == panels
+        assert isinstance(case.measured.spec, RunSpec)
+        lines = 3 if usage is USAGE else 1  # of the GPUs, and of the CPU cores
+        assert len(axes[0].lines) == lines + case.measured.spec.epochs
+        assert picture.rendered("svg").startswith(b"<?xml")
+        ends = [line.get_xdata()[0] for line in axes[0].lines[lines:]]  # type: ignore[index]
+        counters = case.measured.samples[0].counters
+        names = [f"epoch_seconds_{epoch}" for epoch in range(1, case.measured.spec.epochs + 1)]
+        assert ends[-1] == pytest.approx(sum(counters[name][0] for name in names))
+
+
+def test_page_has_the_pictures() -> None:
+    plain, used = page(with_usage(None)), page(with_usage(USAGE))
+    assert used.count("<img") - plain.count("<img") == len(drawn(with_usage(USAGE))) > 0
+
+
+def test_table_has_means_peaks_and_energy() -> None:
+    section = report_tables(with_usage(USAGE)).split("## Utilization and energy\n")[1].split("\n## ")[0]
+    for text in ("68.0% / 68.0%", "456 W / 456 W", "25.0% / 25.0%", "600 J", "| 12 |", "1/6 s to 1 s"):
+        assert text in section
+    assert "The most images per joule are 12 (" in section
+    assert "temperature" not in section  # without values there is no column
+
+
+def test_csv_has_every_known_value() -> None:
+    document = with_usage(USAGE)
+    rows = list(csv.DictReader(utilization_text(document).splitlines()))
+    count = len(drawn(document))
+    known = sum(value is not None for of_gpus in USAGE.series.values() for row in of_gpus for value in row)
+    assert len(rows) == count * known
+    second = [row for row in rows if (row["quantity"], row["device"]) == ("gpu_utilization", "0")]
+    assert (second[0]["seconds"], second[0]["value"]) == ("0.2", "1.0")  # the first value is unknown
+    assert "power_watts_mean,456.0,1" in csv_text(document)
+
+
+def test_command_writes_the_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, output = tmp_path / "run.json", tmp_path / "used.csv"
+    run.write_text(json.dumps(with_usage(USAGE)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report", str(run), "--utilization", str(output)])
+    assert report() == 0
+    assert output.read_bytes().startswith(UTILIZATION_BEGINS)
+    assert report() == 0  # an earlier file of its kind is replaced
+    output.write_text("my notes\n")
+    assert report() != 0
+    assert "--utilization replaces earlier exports only" in capsys.readouterr().err
+    assert output.read_text() == "my notes\n"
+
+
+def test_usage_is_plain_json() -> None:
+    assert Usage.from_json(json.loads(json.dumps(asdict(USAGE)))) == USAGE

@@ -1,0 +1,372 @@
+"""Makes the tables of docs/reports.md: what common definitions give for the same stored measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
+from ddpperf.report.cases import Case, cases_of, of_functions
+from ddpperf.results import units
+from ddpperf.results.samples import Measured
+from ddpperf.specs import AllReduceSpec, RunSpec, TrainingSpec, format_bytes
+from tools.plain_timing import PARTS, WAYS
+from tools.report_figures import ROOT, is_row, markdown
+from tools.tables import work
+
+BATCH = 128  # the batch size of the tables that show one batch size
+BUFFER = 2**30  # the bytes of the all_reduces
+CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
+EAGER = {"execution": "eager", "model": "resnet18_cifar"}
+MILLISECONDS = "{:.3f}".format
+
+
+def cases(run: str) -> list[Case]:
+    return cases_of(json.loads((ROOT / run).read_text()))
+
+
+def one(found: Sequence[Case], test: str, **fields: Any) -> Case:
+    """Return the only case of a test function whose spec has these attributes."""
+    (case,) = (case for case in of_functions(found, test) if is_row(case.measured.spec, fields))
+    return case
+
+
+def training(case: Case) -> TrainingSpec:
+    assert isinstance(case.measured.spec, TrainingSpec)
+    return case.measured.spec
+
+
+def value(case: Case, metric: str) -> float:
+    """Return the value of a metric that a case has."""
+    found: float = case.metrics[metric]["value"]
+    return found
+
+
+def single_device_seconds(case: Case) -> float:
+    """Return t(1) of the case: the step time of the slowest device alone."""
+    return median(case.references["one_device"].slowest_device_seconds(training(case).world_size).values())
+
+
+def world_sizes(found: Sequence[Case], test: str) -> list[int]:
+    """Return the world sizes above 1 that a test measured."""
+    return sorted({case.measured.spec.world_size for case in of_functions(found, test)} - {1})
+
+
+# --- speedup
+
+
+def speedups_table(run: str) -> str:
+    """Return a Markdown table of the speedups that common formulas give for the same step times."""
+    found = cases(run)
+    sizes = world_sizes(found, "test_weak_scaling")
+    columns = [speedups(found, N) for N in sizes]
+    rows = []
+    for place, (formula, kept, name) in enumerate(SPEEDUPS):
+        values = [column[place] for column in columns]
+        rows.append((formula, kept, *map(units.factor, values), name.format(*against(columns[-1], place))))
+    return markdown(("formula", "constant", *(f"{N} GPUs" for N in sizes), "what it is"), rows)
+
+
+# The formula, the constant batch size, and what the value is. {0} is the last value of the table over
+# the weak-scaling speedup, {1} over the strong-scaling speedup.
+SPEEDUPS = (
+    ("N t(1) / t(N), times of a step", f"{BATCH} images per GPU", "weak-scaling speedup"),
+    ("t(1) / t(N), times of a step", f"{BATCH} images per GPU", "efficiency, no speedup"),
+    ("T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "weak-scaling speedup, no strong scaling"),
+    ("N T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "wrong: {0:.2f} times the speedup"),
+    ("t(1) / t(N), times of a step", f"{BATCH} images of all GPUs", "strong-scaling speedup"),
+    (
+        "T(1) / T(N), called strong scaling",
+        f"{BATCH} images per GPU",
+        "wrong: {1:.2f} times the strong speedup",
+    ),
+)
+
+
+def speedups(found: Sequence[Case], N: int) -> list[float]:
+    """Return the value of each formula of SPEEDUPS on N devices."""
+    weak = one(found, "test_weak_scaling", world_size=N, per_rank_batch_size=BATCH, **CAPTURED)
+    strong = one(found, "test_strong_scaling", world_size=N, global_batch_size=BATCH, **CAPTURED)
+    t1, tN = single_device_seconds(weak), weak.seconds
+    spec = training(weak)
+    epochs = spec.one_device().steps_per_epoch * t1 / (spec.steps_per_epoch * tN)
+    return [N * t1 / tN, t1 / tN, epochs, N * epochs, single_device_seconds(strong) / strong.seconds, epochs]
+
+
+def against(values: Sequence[float], place: int) -> tuple[float, float]:
+    """Return a value over the weak-scaling speedup and over the strong-scaling speedup."""
+    return values[place] / values[0], values[place] / values[4]
+
+
+def efficiencies_table(pattern: str) -> str:
+    """Return a Markdown table of the efficiency of the same cases in several stored runs.
+
+    pattern: a glob pattern for the files of the runs.
+    """
+    runs = [cases(str(path.relative_to(ROOT))) for path in sorted(ROOT.glob(pattern))]
+    rows = []
+    for execution in ("graph", "eager"):
+        fields = {**CAPTURED, "execution": execution, "per_rank_batch_size": 32, "world_size": 2}
+        values = [value(one(found, "test_weak_scaling", **fields), "efficiency") for found in runs]
+        spread = f"{units.percent(min(values))} to {units.percent(max(values))}"
+        rows.append((execution, units.percent(median(values)), spread, str(len(values))))
+    return markdown(("execution", "median efficiency", "lowest to highest", "runs"), rows)
+
+
+def epoch_ends_table(run: str) -> str:
+    """Return a Markdown table of the images that an epoch leaves out, by devices and batch size.
+
+    The last column is how much T(1) / T(N) gains because N devices train fewer images.
+    """
+    rows = []
+    for case in of_functions(cases(run), "test_weak_scaling"):
+        spec = training(case)
+        if spec.world_size == 1 or not is_row(spec, CAPTURED):
+            continue
+        alone = spec.one_device()
+        lost = alone.images_per_epoch / spec.images_per_epoch - 1
+        left_out = spec.epoch_images - spec.images_per_epoch
+        batch = f"{spec.per_rank_batch_size:,}"
+        images = (f"{spec.images_per_epoch:,}", f"{left_out:,}", f"{alone.images_per_epoch:,}")
+        rows.append((str(spec.world_size), batch, f"{spec.steps_per_epoch:,}", *images, f"{lost:+.2%}"))
+    rows.sort(key=lambda row: (int(row[0]), int(row[1])))
+    headings = ("GPUs", "batch per GPU", "steps", "images trained", "images left out")
+    return markdown((*headings, "images trained on 1 GPU", "error of T(1) / T(N)"), rows)
+
+
+def laws_table(run: str) -> str:
+    """Return a Markdown table of the speedup on 32 devices that laws predict from the same stored run.
+
+    Amdahl's law is fitted to the speedups of strong scaling, which it describes, and to those of
+    weak scaling, which it does not describe.
+    """
+    found = cases(run)
+    most = max(world_sizes(found, "test_amdahl"))
+    strong = one(found, "test_amdahl", world_size=most, global_batch_size=BATCH)
+    weak = one(found, "test_gustafson", world_size=most, per_rank_batch_size=BATCH)
+    fits = (
+        ("Amdahl's law", strong, f"{BATCH} images of all GPUs", fit_amdahl, amdahl_speedup),
+        ("Gustafson's law", weak, f"{BATCH} images per GPU", fit_gustafson, gustafson_speedup),
+        ("Amdahl's law, wrong here", weak, f"{BATCH} images per GPU", fit_amdahl, amdahl_speedup),
+    )
+    rows = []
+    for name, case, constant, fit, law in fits:
+        speedups = {N: case.value(f"speedup_of_{N}") for N in range(2, most + 1)}
+        known = {N: speedup for N, speedup in speedups.items() if speedup is not None}
+        fraction = fit(list(known), list(known.values())).value
+        measured = ", ".join(f"{units.factor(speedup)} on {N}" for N, speedup in known.items())
+        rows.append((name, constant, measured, units.percent(fraction), units.factor(law(fraction, 32))))
+    headings = ("law", "constant", "measured speedups", "serial fraction", "predicted speedup on 32 GPUs")
+    return markdown(headings, rows)
+
+
+# --- the use of a GPU
+
+
+def busy_table(run: str) -> str:
+    """Return a Markdown table of how busy a GPU is in a step, and of its model FLOPs utilization."""
+    rows = [
+        (
+            str(training(case).world_size),
+            *step_of(case),
+            units.percent(value(case, "gpu_busy_fraction")),
+            units.percent(value(case, "mfu")),
+        )
+        for case in of_functions(cases(run), "test_step_breakdown")
+    ]
+    return markdown(("GPUs", "execution", "batch per GPU", "GPU busy", "MFU"), rows)
+
+
+# --- communication and bandwidth
+
+
+def communications_table(run: str) -> str:
+    """Return a Markdown table of the communication of a DDP step by several definitions, in ms."""
+    metrics = {
+        "t(N) - t(1)": "step_minus_one_device_seconds",
+        "exposed, by difference": "exposed_comm_seconds",
+        "exposed, by trace": "traced_exposed_comm_seconds",
+        "kernels of the rank that waits most": "traced_comm_seconds",
+        "kernels of the rank that waits least": "comm_without_waiting_seconds",
+        "all_reduces alone": "replayed_comm_seconds",
+    }
+    rows = []
+    for case in of_functions(cases(run), "test_comm_split"):
+        found = (MILLISECONDS(1e3 * value(case, metric)) for metric in metrics.values())
+        rows.append((*step_of(case), MILLISECONDS(1e3 * case.seconds), *found))
+    return markdown(("execution", "batch per GPU", "step", *metrics), rows)
+
+
+def step_of(case: Case) -> tuple[str, str]:
+    spec = training(case)
+    return spec.execution, str(spec.per_rank_batch_size)
+
+
+def bandwidths_table(run: str) -> str:
+    """Return a Markdown table of the bandwidths that common formulas give for the same DDP steps.
+
+    S is the bytes of the gradients. Behind each value stands the value over the first column.
+    """
+    rows = []
+    for case in of_functions(cases(run), "test_comm_split"):
+        spec = training(case)
+        N, S = spec.world_size, value(case, "communicated_bytes_per_epoch") / spec.steps_per_epoch
+        sent = 2 * (N - 1) / N * S  # bytes that a rank of a ring sends in a step
+        epoch = value(case, "epoch_seconds")
+        found = [
+            value(case, "gradient_busbw_bytes_per_second"),
+            sent / value(case, "step_minus_one_device_seconds"),
+            sent * spec.steps_per_epoch / epoch,
+            sent / epoch,
+        ]
+        cells = (f"{units.bandwidth(rate)} ({rate / found[0]:.1%})" for rate in found[1:-1])
+        last = f"{units.bandwidth(found[-1])} (1/{found[0] / found[-1]:,.0f})"
+        rows.append((*step_of(case), units.bandwidth(found[0]), *cells, last))
+    headings = ("bytes of a step / time of its all_reduces", "bytes of a step / (t(N) - t(1))")
+    more = ("bytes of an epoch / time of an epoch", "bytes of a step / time of an epoch")
+    return markdown(("execution", "batch per GPU", *headings, *more), rows)
+
+
+def formulas_table(run: str) -> str:
+    """Return a Markdown table of one all_reduce's bandwidth by each formula, on several devices."""
+    found = cases(run)
+    rows = []
+    for N in world_sizes(found, "test_all_reduce"):
+        fields = {"algorithm": "backend", "execution": "eager", "in_place": True, "nbytes": BUFFER}
+        case = one(found, "test_all_reduce", world_size=N, **fields)
+        assert isinstance(case.measured.spec, AllReduceSpec)
+        t, S = case.seconds, case.measured.spec.nbytes
+        volumes = (S, 2 * (N - 1) * S / N, S * (N - 1).bit_length(), 2 * (N - 1) * S)
+        rates = (units.bandwidth(volume / t) for volume in volumes)
+        rows.append((str(N), format_bytes(S), units.seconds(t), *rates))
+    formulas = ("S / t", "2 (N-1) S / N / t", "S log2(N) / t", "2 (N-1) S / t")
+    return markdown(("GPUs", "S", "t", *formulas), rows)
+
+
+# --- DataParallel
+
+
+def data_parallel_table(run: str) -> str:
+    """Return a Markdown table of DataParallel and DDP with the same batch_size of the DataLoader.
+
+    The last column compares both with the same number of images per device.
+    """
+    found = cases(run)
+    rows = []
+    for N in world_sizes(found, "test_weak_scaling"):
+        weak = {"world_size": N, "per_rank_batch_size": BATCH, **EAGER}
+        ddp = one(found, "test_weak_scaling", strategy="ddp", **weak)
+        as_many = one(found, "test_weak_scaling", strategy="data_parallel", **weak)
+        split = {"world_size": N, "global_batch_size": BATCH, "strategy": "data_parallel"}
+        same_argument = one(found, "test_strong_scaling", **split)
+        speeds = [value(case, "images_per_second") for case in (same_argument, ddp, as_many)]
+        counts = (str(N), str(BATCH), str(BATCH // N), str(BATCH))
+        ratios = (units.factor(speeds[1] / speeds[0]), units.factor(speeds[1] / speeds[2]))
+        rows.append((*counts, *map(units.rate, speeds[:2]), *ratios))
+    headings = ("GPUs", "batch_size", "per GPU in DataParallel", "per GPU in DDP", "DataParallel", "DDP")
+    return markdown((*headings, "DDP's lead, same batch_size", "DDP's lead, same images per GPU"), rows)
+
+
+# --- accuracy
+
+
+def accuracies_table(run: str) -> str:
+    """Return a Markdown table of training and test accuracies, and of the accuracies of single seeds."""
+    rows = []
+    for case in of_functions(cases(run), "test_large_batch"):
+        spec = case.measured.spec
+        assert isinstance(spec, RunSpec)
+        trained, tested = value(case, "train_accuracy"), value(case, "test_accuracy")
+        seeds = list(accuracies_of_seeds(case))
+        spread = f"{units.percent(min(seeds))} to {units.percent(max(seeds))}"
+        figures = (units.percent(trained), units.percent(tested), f"{100 * (trained - tested):+.1f}")
+        rows.append((f"{spec.global_batch_size:,}", work(spec), *figures, spread))
+    rows.sort(key=lambda row: int(row[0].replace(",", "")))
+    headings = ("global batch", "trained by", "training accuracy", "test accuracy", "difference in points")
+    return markdown((*headings, "test accuracy of single seeds"), rows)
+
+
+def accuracies_of_seeds(case: Case) -> Iterator[float]:
+    """Yield the final test accuracy of each random seed with which a recipe was trained."""
+    others = (run for name, run in case.references.items() if name.startswith("seed="))
+    for run in (case.measured, *others):
+        yield final_accuracy(run)
+
+
+def final_accuracy(run: Measured) -> float:
+    assert isinstance(run.spec, RunSpec)
+    return float(run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0])
+
+
+def mistakes_table(run: str) -> str:
+    """Return a Markdown table of how test accuracy changes by more devices and by two mistakes."""
+    metrics = {
+        "all GPUs instead of one": "accuracy_over_one_device",
+        "learning rate of one GPU's batch": "accuracy_unscaled_rate",
+        "without set_epoch": "accuracy_without_set_epoch",
+    }
+    case = one(cases(run), "test_same_result_on_more_devices")
+    rows = []
+    for change, metric in metrics.items():
+        low, high = case.interval(metric) or (float("nan"),) * 2
+        points = [f"{100 * fraction:+.1f}" for fraction in (value(case, metric), low, high)]
+        rows.append((change, points[0], f"{points[1]} to {points[2]}"))
+    return markdown(("change", "change of test accuracy in points", "95% interval"), rows)
+
+
+def shards_table(run: str) -> str:
+    """Return a Markdown table of how uncertain an accuracy is that one of N ranks computes alone.
+
+    The accuracy is that of the first recipe of the stored run. A rank has a random part of the images.
+    """
+    case, *_ = of_functions(cases(run), "test_large_batch")
+    spec, accuracy = case.measured.spec, value(case, "test_accuracy")
+    assert isinstance(spec, RunSpec)
+    rows = []
+    for N in (1, 2, 4, 8):
+        images = spec.test_images // N
+        half = 1.96 * (accuracy * (1 - accuracy) / images) ** 0.5
+        rows.append((str(N), f"{images:,}", units.percent(accuracy), f"{100 * half:.1f} points"))
+    return markdown(("GPUs", "test images of a rank", "test accuracy", "95% margin of one rank"), rows)
+
+
+# --- clocks
+
+
+def timings(folder: str) -> list[dict[str, Any]]:
+    """Return the results of tools/plain_timing.py in a folder."""
+    return [json.loads(path.read_text()) for path in sorted((ROOT / folder).glob("*.json"))]
+
+
+def clocks_table(folder: str) -> str:
+    """Return a Markdown table of the same steps, timed with and without waiting for the device.
+
+    folder: a folder with a result of tools/plain_timing.py in each file.
+    """
+    rows = []
+    for found in timings(folder):
+        for step in found["steps"]:
+            batch = f"{step['batch_size']:,}"
+            for way in WAYS:
+                parts = (units.seconds(step[way][part]) for part in (*PARTS, "step"))
+                error = f"{step[way]['step'] / step[WAYS[-1]]['step'] - 1:+.0%}"
+                rows.append((found["hardware"], batch, way, *parts, error))
+    headings = ("machine", "batch", "the loop waits", *PARTS, "step", "error of the step")
+    return markdown(headings, rows)
+
+
+def first_epochs_table(folder: str) -> str:
+    """Return a Markdown table of the first epoch of a process, and of the mean that contains it.
+
+    folder: a folder with a result of tools/plain_timing.py in each file.
+    """
+    rows = []
+    for found in timings(folder):
+        first, *later = found["epochs"]["seconds"]
+        usual, mean = median(later), (first + sum(later)) / (1 + len(later))
+        times = map(units.seconds, (first, usual, mean))
+        rows.append((found["hardware"], *times, f"{mean / usual - 1:+.0%}"))
+    headings = ("machine", "first epoch", "median of the next 4", "mean of all 5")
+    return markdown((*headings, "error of the mean"), rows)
