@@ -113,7 +113,9 @@ def test_gpus_are_read_in_joules(monkeypatch: pytest.MonkeyPatch, clock: Clock) 
 
 
 @pytest.mark.parametrize(
-    "gpus", [[], [training(), training(1, TotalEnergyConsumption=refuses())], [None]], ids=str
+    "gpus",
+    [[], [training(), training(1, TotalEnergyConsumption=refuses())], [None]],
+    ids=["no GPU", "one refuses", "unknown GPU"],
 )
 def test_gpu_without_counter_has_no_energy(monkeypatch: pytest.MonkeyPatch, gpus: list[FakeGpu]) -> None:
     install(monkeypatch, [gpu for gpu in gpus if gpu is not None])
