@@ -152,12 +152,12 @@ def work(spec: RunSpec) -> str:
     words = [f"plain loop, rate {spec.rate:g}"] if is_plain_loop else words
     first = spec.warmup_epochs
     words += [f"{first} epoch{'s' * (first > 1)} of warm-up"] * bool(first)
-    usual = "constant" if is_plain_loop else "linear"
-    words += [f"{spec.schedule.replace('_', '-')} schedule"] * (spec.schedule != usual)
+    schedule = "linear decay" if spec.schedule == "linear" else f"{spec.schedule.replace('_', '-')} schedule"
+    words += [schedule] * (spec.schedule != "constant")
     words += [f"{spec.accumulation_steps} parts of a batch"] * (spec.accumulation_steps > 1)
     words += [f"gradients clipped to {spec.clip_norm:g}"] * bool(spec.clip_norm)
-    words += ["recomputed statistics"] * spec.recompute_statistics
-    words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
+    words += ["recomputed BatchNorm statistics"] * spec.recompute_statistics
+    words += [f"batch size grows from {spec.world_size * spec.grow_from}"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
     words += [f"cutout of {spec.cutout} pixels"] * bool(spec.cutout)
     words += [f"CutMix in {spec.cutmix:.0%} of the images"] * bool(spec.cutmix)
@@ -183,7 +183,7 @@ def recipe_name(spec: RunSpec) -> str:
         if recipe.rate == spec.rate:
             return recipe.name
         had += [recipe.name] * (spec.rate in recipe.rates)
-    return had[0] if had else "none of today's recipes"
+    return had[0] if had else "an earlier recipe"
 
 
 def over_runs(pattern: str) -> str:

@@ -98,6 +98,8 @@ def in_words(name: str, value: str) -> str:
         return f"{value} {name if value != '1' else name.removesuffix('s')}"
     if name == "batch":
         return f"batch {value} per rank"
+    if name == "recipe":
+        return f'recipe "{value}"'  # the names of recipes contain commas
     return f"{name} {value}" if name in ("global batch", "seed", "set_epoch", "uneven end") else value
 
 
