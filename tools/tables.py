@@ -99,6 +99,7 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
             "trained by": work(spec),
             "training accuracy": accuracy_text(values, "train_accuracy"),
             "test accuracy": accuracy_text(values, "test_accuracy"),
+            "mirrored": f"{mirrored:.2%}" if (mirrored := values.get("mirrored_test_accuracy")) else "-",
             "points over": points_text(values, "accuracy_over_baseline"),
             "points over as it is": points_text(values, "accuracy_over_as_it_is"),
             "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
@@ -152,8 +153,9 @@ def work(spec: RunSpec) -> str:
     words = [f"plain loop, rate {spec.rate:g}"] if is_plain_loop else words
     first = spec.warmup_epochs
     words += [f"{first} epoch{'s' * (first > 1)} of warm-up"] * bool(first)
-    schedule = "linear decay" if spec.schedule == "linear" else f"{spec.schedule.replace('_', '-')} schedule"
-    words += [schedule] * (spec.schedule != "constant")
+    schedules = {"constant": "constant rate", "linear": "linear decay", "multistep": "multi-step schedule"}
+    schedule = schedules.get(spec.schedule, f"{spec.schedule.replace('_', '-')} schedule")
+    words += [schedule] * (spec.schedule != "constant" or not is_plain_loop)
     words += [f"{spec.accumulation_steps} parts of a batch"] * (spec.accumulation_steps > 1)
     words += [f"gradients clipped to {spec.clip_norm:g}"] * bool(spec.clip_norm)
     words += ["recomputed BatchNorm statistics"] * spec.recompute_statistics
