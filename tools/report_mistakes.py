@@ -73,8 +73,8 @@ def speedups_table(run: str) -> str:
 # the weak-scaling speedup, {1} over the strong-scaling speedup.
 SPEEDUPS = (
     ("N t(1) / t(N), times of a step", f"{BATCH} images per GPU", "weak-scaling speedup"),
-    ("t(1) / t(N), times of a step", f"{BATCH} images per GPU", "efficiency, no speedup"),
-    ("T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "weak-scaling speedup, no strong scaling"),
+    ("t(1) / t(N), times of a step", f"{BATCH} images per GPU", "efficiency, not a speedup"),
+    ("T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "weak-scaling speedup, not strong scaling"),
     ("N T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "wrong: {0:.2f} times the speedup"),
     ("t(1) / t(N), times of a step", f"{BATCH} images of all GPUs", "strong-scaling speedup"),
     (
