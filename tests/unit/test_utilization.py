@@ -325,6 +325,21 @@ def test_too_few_samples_of_power_give_none(
     assert ("power_watts" in usage.series) == (watts is not None)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mean would be that of the begin of a training."""
+    of_cpu, answers = cpu(), iter([{"cpu_utilization": [0.5]}])
+    monkeypatch.setattr(of_cpu, "now", lambda: next(answers))  # the second call raises StopIteration
+    sampler = Sampler([], of_cpu)
+    recorder = Recorder(sampler=sampler)
+    with recorder.round(1):
+        end = time.monotonic() + 20
+        while samplers() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert (len(sampler.samples), sampler.failed) == (1, True)
+    assert recorder.usage() is None
+
+
 def test_nothing_recorded_is_none() -> None:
     recorder = Recorder()
     with recorder.round(1):
