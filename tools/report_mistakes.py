@@ -269,6 +269,24 @@ def data_parallel_table(run: str) -> str:
     return markdown((*headings, "DDP's lead, same batch_size", "DDP's lead, same images per GPU"), rows)
 
 
+# --- precision
+
+
+def precisions_table(run: str) -> str:
+    """Return a Markdown table of the step times in fp32, tf32, bf16 and fp16, with their ratios."""
+    found = cases(run)
+    batches = sorted({training(case).per_rank_batch_size for case in of_functions(found, "test_precision")})
+    rows = []
+    for batch in batches:
+        steps = {
+            precision: one(found, "test_precision", per_rank_batch_size=batch, precision=precision).seconds
+            for precision in ("fp32", "tf32", "bf16", "fp16")
+        }
+        over = [units.factor(steps[other] / steps["fp16"]) for other in ("fp32", "tf32")]
+        rows.append((str(batch), *map(units.seconds, steps.values()), *over))
+    return markdown(("batch", *steps, "fp16's speedup over fp32", "over tf32"), rows)
+
+
 # --- accuracy
 
 

@@ -99,6 +99,7 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
             "trained by": work(spec),
             "training accuracy": accuracy_text(values, "train_accuracy"),
             "test accuracy": accuracy_text(values, "test_accuracy"),
+            "mirrored": f"{mirrored:.2%}" if (mirrored := values.get("mirrored_test_accuracy")) else "-",
             "points over": points_text(values, "accuracy_over_baseline"),
             "points over as it is": points_text(values, "accuracy_over_as_it_is"),
             "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
