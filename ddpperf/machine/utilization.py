@@ -145,6 +145,7 @@ class Sampler:
 
     gpus: NVML's handles. overflowing: energy counters that are read with each sample, because they
     may overflow more than once in a round.
+    failed: whether an error ended the sampling of a round early, so that its samples are incomplete.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Sampler:
         self._cpu = cpu
         self._overflowing = overflowing
         self.samples: list[tuple[float, Values]] = []  # with the time on the monotonic clock
+        self.failed = False
         self._cpu_seconds = self._seconds = 0.0
 
     @property
@@ -175,13 +177,17 @@ class Sampler:
 
     def _run(self, stop: threading.Event) -> None:
         began = last = time.monotonic()
-        self._cpu.begin()
-        while True:
-            due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
-            if stop.wait(max(0.0, due - time.monotonic())):
-                break
-            last = time.monotonic()
-            self.samples.append((last, self._sample()))
+        try:
+            self._cpu.begin()
+            while True:
+                due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
+                if stop.wait(max(0.0, due - time.monotonic())):
+                    break
+                last = time.monotonic()
+                self.samples.append((last, self._sample()))
+        except Exception:
+            self.failed = True
+            raise  # Python prints it
         self._cpu_seconds += time.thread_time()
         self._seconds += time.monotonic() - began
 
@@ -238,7 +244,7 @@ class Recorder:
     def usage(self) -> Usage | None:
         """Return what was recorded in all rounds, or None if nothing was."""
         sampler = self._sampler
-        samples = sampler.samples if sampler is not None else []
+        samples = sampler.samples if sampler is not None and not sampler.failed else []
         rows = _rows([values for _, values in samples])
         joules, source = self._energy(rows.get("power_watts", []))
         if not joules and not samples:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,6 +150,29 @@ def test_rank_that_ends_meanwhile_raises_nothing(
     found = sampler.now()
     assert (found["rank_cpus"] == [None]) == (asked == "cpu_times")
     assert (found["rank_memory_bytes"] == [None]) == (asked == "memory_info")
+
+
+def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process stands for the rank's worker, with the memory and CPU time of this one."""
+    this, twice = psutil.Process(), SimpleNamespace()
+    for name in ("cpu_times", "memory_info"):
+        setattr(twice, name, getattr(this, name))
+    twice.pid = NO_PROCESS
+    monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [twice] if recursive else [])
+    for with_children, times in ((False, 1), (True, 2)):
+        sampler = cpu(this.pid, with_children=with_children)
+        sampler.begin()
+        sampler.now()  # finds the worker
+        began = time.process_time()
+        while time.process_time() - began < 0.1:
+            pass
+        before, elapsed = sampler._seconds, -sampler._when
+        found = sampler.now()
+        elapsed += sampler._when
+        (busy,), (memory,) = found["rank_cpus"], found["rank_memory_bytes"]
+        assert memory == pytest.approx(times * this.memory_info().rss, rel=0.2)
+        own = sampler._seconds[0][this.pid] - before[0][this.pid]
+        assert busy == pytest.approx(times * own / elapsed, rel=0.3)
 
 
 def test_children_that_begin_or_end_count_not() -> None:
@@ -301,6 +325,21 @@ def test_too_few_samples_of_power_give_none(
     assert ("power_watts" in usage.series) == (watts is not None)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mean would be that of the begin of a training."""
+    of_cpu, answers = cpu(), iter([{"cpu_utilization": [0.5]}])
+    monkeypatch.setattr(of_cpu, "now", lambda: next(answers))  # the second call raises StopIteration
+    sampler = Sampler([], of_cpu)
+    recorder = Recorder(sampler=sampler)
+    with recorder.round(1):
+        end = time.monotonic() + 20
+        while samplers() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert (len(sampler.samples), sampler.failed) == (1, True)
+    assert recorder.usage() is None
+
+
 def test_nothing_recorded_is_none() -> None:
     recorder = Recorder()
     with recorder.round(1):
@@ -326,6 +365,11 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     assert usage.joules == ()  # the counter did not move
     step = devices.recorder(TrainingSpec(world_size=1, strategy="single", **fields), [], True)
     assert step._sampler is None
+    loads = EpochSpec(world_size=1, strategy="single", input="dataloader", loader_workers=2, **fields)
+    sampled = [
+        devices.recorder(spec, [], True)._sampler for spec in (loads, replace(loads, loader_workers=0))
+    ]
+    assert [sampler._cpu._with_children for sampler in sampled if sampler is not None] == [True, False]
     assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._counters is None
 
 
