@@ -18,8 +18,9 @@ from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
 from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
 from ddpperf.report.curves import curve_points
+from ddpperf.report.experiments import WHOLE_TRAININGS
 from ddpperf.report.facets import facets, in_words, usual_properties
-from ddpperf.report.questions import measured_speedups, predicted_by
+from ddpperf.report.questions.laws import measured_speedups, predicted_by
 from ddpperf.report.text import short
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.results.samples import Measured
@@ -95,7 +96,7 @@ def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Pict
             if figure is not None:
                 title = chosen[0].experiment.title
                 drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
-        drawn += [_utilization(case, header) for case in of_functions(cases, *TRAININGS)]
+        drawn += [_utilization(case, header) for case in of_functions(cases, *WHOLE_TRAININGS)]
         drawn += [_forest(header), _history(history)]
     return [picture for picture in drawn if picture is not None]
 
@@ -457,11 +458,7 @@ def _accuracy(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None
 
 
 Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
-TRAININGS = (
-    *("test_large_batch", "test_remedies", "test_report_training", "test_long_run"),
-    "test_same_result_on_more_devices",
-)
-CURVES = (*TRAININGS, "test_precision_accuracy")
+CURVES = (*WHOLE_TRAININGS, "test_precision_accuracy")
 # The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     (
@@ -508,7 +505,7 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
         _accuracy_curves,
         "Accuracy on the training and the test images by epoch, a panel for each training",
     ),
-    ("accuracy", TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
+    ("accuracy", WHOLE_TRAININGS, _accuracy, "Test accuracy by batch size and recipe"),
 )
 
 

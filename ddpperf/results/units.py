@@ -63,6 +63,11 @@ images_per_joule = "{:.3g} images/J".format  # 45.6 images/J
 rate = "{:,.0f} images/s".format  # 12,346 images/s
 
 
+def points(fraction: float) -> str:
+    """Format a difference of two fractions in percentage points: +1.2."""
+    return f"{100 * fraction:+.1f}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural: 1 test, 2 tests."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
