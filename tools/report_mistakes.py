@@ -8,23 +8,18 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
-from ddpperf.report.cases import Case, cases_of, of_functions
+from ddpperf.report.cases import Case, of_functions
 from ddpperf.results import units
-from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, RunSpec, TrainingSpec, format_bytes
 from tools.plain_timing import PARTS, WAYS
 from tools.report_figures import is_row
-from tools.tables import ROOT, markdown, work
+from tools.tables import ROOT, cases, markdown, work
 
 BATCH = 128  # the batch size of the tables that show one batch size
 BUFFER = 2**30  # the bytes of the all_reduces
 CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
 EAGER = {"execution": "eager", "model": "resnet18_cifar"}
 MILLISECONDS = "{:.3f}".format
-
-
-def cases(run: str) -> list[Case]:
-    return cases_of(json.loads((ROOT / run).read_text()))
 
 
 def one(found: Sequence[Case], test: str, **fields: Any) -> Case:
@@ -308,14 +303,9 @@ def accuracies_table(run: str) -> str:
 
 def accuracies_of_seeds(case: Case) -> Iterator[float]:
     """Yield the final test accuracy of each random seed with which a recipe was trained."""
-    others = (run for name, run in case.references.items() if name.startswith("seed="))
-    for run in (case.measured, *others):
-        yield final_accuracy(run)
-
-
-def final_accuracy(run: Measured) -> float:
-    assert isinstance(run.spec, RunSpec)
-    return float(run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0])
+    for run in case.seeds:
+        assert isinstance(run.spec, RunSpec)
+        yield run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0]
 
 
 def mistakes_table(run: str) -> str:

@@ -9,11 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import markdown_table, short
 from ddpperf.report.warnings import warnings_of
@@ -27,6 +28,11 @@ from perf.common.recipes import read_recipes
 ROOT = Path(__file__).parents[1]
 MARK = "\\*"  # beside a value with warnings
 OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the tests of `over_runs`
+
+
+def cases(run: str) -> list[Case]:
+    """Return the measured tests of a stored run."""
+    return cases_of(json.loads((ROOT / run).read_text()))
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
@@ -83,31 +89,24 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
     tests: the test functions that trained. Intervals are 95% confidence intervals over random seeds.
     Columns without any figure are left out.
     """
-    document = json.loads((ROOT / run).read_text())
-    names = document["ddpperf"].get("recipes", {})
     rows: list[tuple[float, dict[str, str]]] = []
     notes: list[str] = []
-    for benchmark in document["benchmarks"]:
-        stored = benchmark["extra_info"]["ddpperf"]
-        spec = Measured.from_json(stored).spec
-        function = benchmark["name"].partition("[")[0]
-        if not isinstance(spec, RunSpec) or function not in tests:
-            continue
-        values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-        speed = values["images_per_second"]
-        warnings = warnings_of(stored)
-        notes += map(of_any_gpu, warnings)
+    for case in of_functions(cases(run), *tests):
+        spec, values = case.measured.spec, {name: metric["value"] for name, metric in case.metrics.items()}
+        assert isinstance(spec, RunSpec)
+        speed, mirrored = values["images_per_second"], case.value("mirrored_test_accuracy")
+        notes += map(of_any_gpu, case.warnings)
         row = {
-            "recipe": names.get(benchmark["fullname"]) or recipe_name(spec),
+            "recipe": case.recipe or recipe_name(spec),
             "devices": str(spec.world_size),
             "global batch": f"{spec.global_batch_size:,}",
             "trained by": work(spec),
-            "training accuracy": accuracy_text(values, "train_accuracy"),
-            "test accuracy": accuracy_text(values, "test_accuracy"),
-            "mirrored": f"{mirrored:.2%}" if (mirrored := values.get("mirrored_test_accuracy")) else "-",
-            "points over": points_text(values, "accuracy_over_baseline"),
-            "points over as it is": points_text(values, "accuracy_over_as_it_is"),
-            "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
+            "training accuracy": accuracy_text(case, "train_accuracy"),
+            "test accuracy": accuracy_text(case, "test_accuracy"),
+            "mirrored": "-" if mirrored is None else f"{mirrored:.2%}",
+            "points over": points_text(case, "accuracy_over_baseline"),
+            "points over as it is": points_text(case, "accuracy_over_as_it_is"),
+            "images/s": f"{speed:,.0f} {MARK * bool(case.warnings)}".rstrip(),
             "training": units.seconds(spec.images / speed),
         }
         rows.append((-values["test_accuracy"], row))
@@ -116,27 +115,21 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
     return markdown(columns, ([row[name] for name in columns] for row in best_first), footnotes(notes))
 
 
-def accuracy_text(values: Mapping[str, float], name: str) -> str:
+def accuracy_text(case: Case, metric: str) -> str:
     """Return an accuracy with its interval over seeds, and what course reports state."""
-    text = f"{values[name]:.2%}"
-    if f"{name}_low" in values:
-        text += f" ({values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
-    prefix = f"reported_{name}_"
-    stated = [
-        f"{key.removeprefix(prefix)}: {value:.2%}" for key, value in values.items() if key.startswith(prefix)
-    ]
+    text = f"{case.value(metric):.2%}"
+    if ends := case.interval(metric):
+        text += " ({:.1%} to {:.1%})".format(*ends)
+    stated = [f"{report}: {accuracy:.2%}" for report, accuracy in case.reported(metric).items()]
     return f"{text}; reports {', '.join(stated)}" if stated else text
 
 
-def points_text(values: Mapping[str, float], name: str) -> str:
+def points_text(case: Case, metric: str) -> str:
     """Return a difference of two accuracies in percentage points, with its interval over seeds."""
-    if name not in values:
+    if (difference := case.value(metric)) is None:
         return "-"
-    text = units.points(values[name])
-    if f"{name}_low" in values:
-        low, high = (units.points(values[f"{name}_{end}"]) for end in ("low", "high"))
-        text += f" ({low} to {high})"
-    return text
+    ends = case.interval(metric)
+    return units.points(difference) + (" ({} to {})".format(*map(units.points, ends)) if ends else "")
 
 
 def of_any_gpu(warning: str) -> str:

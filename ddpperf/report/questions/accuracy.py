@@ -37,15 +37,9 @@ def accuracies(case: Case) -> dict[str, str]:
             "points over as it is": ("accuracy_over_as_it_is", units.points),
         },
     )
-    for kind, heading in (("train", "training"), ("test", "test")):
-        prefix = f"reported_{kind}_accuracy_"
-        stated = [
-            f"{name.removeprefix(prefix)}: {units.percent(metric['value'])}"
-            for name, metric in case.metrics.items()
-            if name.startswith(prefix)
-        ]
-        if stated:
-            cells[f"{heading} accuracy in reports"] = ", ".join(stated)
+    for metric, heading in (("train_accuracy", "training accuracy"), ("test_accuracy", "test accuracy")):
+        if stated := [f"{report}: {units.percent(value)}" for report, value in case.reported(metric).items()]:
+            cells[f"{heading} in reports"] = ", ".join(stated)
     return cells
 
 
