@@ -12,7 +12,7 @@ from ddpperf.analysis.projection import Excess, project, sending_error, sending_
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess
-from tools.tables import ROOT, all_reduces, is_plain
+from tools.tables import ROOT, all_reduces, is_plain, markdown
 
 FEWER, MORE = 2, 4
 BATCHES = (128, 512)
@@ -33,10 +33,7 @@ def projection_table(runs: str) -> str:
         if is_plain(spec) and spec.captured and spec.world_size == FEWER
     }
     lines = choose_envelope([spec.nbytes for spec in twos], list(twos.values()))
-    rows = [
-        "| images per device | on 2 | on 4 | projected | 95% interval | error | error if as on 2 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for batch in BATCHES:
         weak = {N: captured_step(scaling, "test_weak_scaling", N, batch) for N in (FEWER, MORE)}
         split = captured_step(parts, "test_comm_split", FEWER, batch)["references"]
@@ -55,8 +52,9 @@ def projection_table(runs: str) -> str:
         figures = [units.seconds(t) for t in (measured[FEWER].seconds, there, projected.value)]
         figures.append(f"{units.seconds(projected.low)} to {units.seconds(projected.high)}")
         figures += [f"{t / there - 1:+.1%}" for t in (projected.value, measured[FEWER].seconds)]
-        rows.append(f"| {batch} | {' | '.join(figures)} |")
-    return "\n".join([*rows, ""])
+        rows.append((str(batch), *figures))
+    headings = ("images per device", "on 2", "on 4", "projected", "95% interval", "error", "error if as on 2")
+    return markdown(headings, rows)
 
 
 def benchmarks(run: str) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ddpperf.results import metrics
 from ddpperf.specs import Spec, format_bytes
+from tools.tables import ROOT, markdown
 
-ROOT = Path(__file__).parents[1]
 TIME = "time"  # the time of a test itself, which every stored test has
 RECIPE = "recipe"  # the name of a training recipe, by which a row may be selected
 # What the columns of reports call the attributes of a spec
@@ -110,9 +110,3 @@ def terms_table(path: str) -> str:
             heading = metrics.find(metric).heading if metric != TIME else "step, epoch or training"
             rows.append((term, name, heading, f"`{figure.command}`"))
     return markdown(("in a report", "metric here", "printed as", "command"), rows)
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
-    return "\n".join([lines[0], "|---" * len(headings) + "|", *lines[1:], ""])

@@ -8,23 +8,18 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
-from ddpperf.report.cases import Case, cases_of, of_functions
+from ddpperf.report.cases import Case, of_functions
 from ddpperf.results import units
-from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, RunSpec, TrainingSpec, format_bytes
 from tools.plain_timing import PARTS, WAYS
-from tools.report_figures import ROOT, is_row, markdown
-from tools.tables import work
+from tools.report_figures import is_row
+from tools.tables import ROOT, cases, markdown, work
 
 BATCH = 128  # the batch size of the tables that show one batch size
 BUFFER = 2**30  # the bytes of the all_reduces
 CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
 EAGER = {"execution": "eager", "model": "resnet18_cifar"}
 MILLISECONDS = "{:.3f}".format
-
-
-def cases(run: str) -> list[Case]:
-    return cases_of(json.loads((ROOT / run).read_text()))
 
 
 def one(found: Sequence[Case], test: str, **fields: Any) -> Case:
@@ -299,7 +294,7 @@ def accuracies_table(run: str) -> str:
         trained, tested = value(case, "train_accuracy"), value(case, "test_accuracy")
         seeds = list(accuracies_of_seeds(case))
         spread = f"{units.percent(min(seeds))} to {units.percent(max(seeds))}"
-        figures = (units.percent(trained), units.percent(tested), f"{100 * (trained - tested):+.1f}")
+        figures = (units.percent(trained), units.percent(tested), units.points(trained - tested))
         rows.append((f"{spec.global_batch_size:,}", work(spec), *figures, spread))
     rows.sort(key=lambda row: int(row[0].replace(",", "")))
     headings = ("global batch", "trained by", "training accuracy", "test accuracy", "difference in points")
@@ -308,14 +303,9 @@ def accuracies_table(run: str) -> str:
 
 def accuracies_of_seeds(case: Case) -> Iterator[float]:
     """Yield the final test accuracy of each random seed with which a recipe was trained."""
-    others = (run for name, run in case.references.items() if name.startswith("seed="))
-    for run in (case.measured, *others):
-        yield final_accuracy(run)
-
-
-def final_accuracy(run: Measured) -> float:
-    assert isinstance(run.spec, RunSpec)
-    return float(run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0])
+    for run in case.seeds:
+        assert isinstance(run.spec, RunSpec)
+        yield run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0]
 
 
 def mistakes_table(run: str) -> str:
@@ -329,7 +319,7 @@ def mistakes_table(run: str) -> str:
     rows = []
     for change, metric in metrics.items():
         low, high = case.interval(metric) or (float("nan"),) * 2
-        points = [f"{100 * fraction:+.1f}" for fraction in (value(case, metric), low, high)]
+        points = [units.points(fraction) for fraction in (value(case, metric), low, high)]
         rows.append((change, points[0], f"{points[1]} to {points[2]}"))
     return markdown(("change", "change of test accuracy in points", "95% interval"), rows)
 

@@ -9,13 +9,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import short
+from ddpperf.report.text import markdown_table, short
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
@@ -27,6 +28,16 @@ from perf.common.recipes import read_recipes
 ROOT = Path(__file__).parents[1]
 MARK = "\\*"  # beside a value with warnings
 OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the tests of `over_runs`
+
+
+def cases(run: str) -> list[Case]:
+    """Return the measured tests of a stored run."""
+    return cases_of(json.loads((ROOT / run).read_text()))
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
+    """Return a Markdown table. below: lines below it, such as footnotes."""
+    return "\n".join([*markdown_table(headings, rows), "", *below])
 
 
 def block(run: str, *, first: bool = False) -> str:
@@ -63,13 +74,13 @@ def gate_table(run: str) -> str:
         for row in rows
         if seconds[row["test"]] >= 0.5
     }
-    lines = ["| test | metric | detectable | seconds | information | gate |", "|---|---|---|---|---|---|"]
+    lines = []
     for row in sorted(rows, key=lambda row: -information.get(row["test"], math.inf)):
         test = row["test"]
         relative = f"{information[test] / max(information.values()):.2f}" if test in information else "-"
-        figures = f"{row['detectable']:.1%} | {seconds[test]:.0f} | {relative}"
-        lines.append(f"| {short(test)} | {row['metric']} | {figures} | {'yes' if test in selected else ''} |")
-    return "\n".join([*lines, ""])
+        figures = (f"{row['detectable']:.1%}", f"{seconds[test]:.0f}", relative)
+        lines.append((short(test), row["metric"], *figures, "yes" if test in selected else ""))
+    return markdown(("test", "metric", "detectable", "seconds", "information", "gate"), lines)
 
 
 def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_long_run")) -> str:
@@ -78,63 +89,47 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
     tests: the test functions that trained. Intervals are 95% confidence intervals over random seeds.
     Columns without any figure are left out.
     """
-    document = json.loads((ROOT / run).read_text())
-    names = document["ddpperf"].get("recipes", {})
     rows: list[tuple[float, dict[str, str]]] = []
     notes: list[str] = []
-    for benchmark in document["benchmarks"]:
-        stored = benchmark["extra_info"]["ddpperf"]
-        spec = Measured.from_json(stored).spec
-        function = benchmark["name"].partition("[")[0]
-        if not isinstance(spec, RunSpec) or function not in tests:
-            continue
-        values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-        speed = values["images_per_second"]
-        warnings = warnings_of(stored)
-        notes += map(of_any_gpu, warnings)
+    for case in of_functions(cases(run), *tests):
+        spec, values = case.measured.spec, {name: metric["value"] for name, metric in case.metrics.items()}
+        assert isinstance(spec, RunSpec)
+        speed, mirrored = values["images_per_second"], case.value("mirrored_test_accuracy")
+        notes += map(of_any_gpu, case.warnings)
         row = {
-            "recipe": names.get(benchmark["fullname"]) or recipe_name(spec),
+            "recipe": case.recipe or recipe_name(spec),
             "devices": str(spec.world_size),
             "global batch": f"{spec.global_batch_size:,}",
             "trained by": work(spec),
-            "training accuracy": accuracy_text(values, "train_accuracy"),
-            "test accuracy": accuracy_text(values, "test_accuracy"),
-            "mirrored": f"{mirrored:.2%}" if (mirrored := values.get("mirrored_test_accuracy")) else "-",
-            "points over": points_text(values, "accuracy_over_baseline"),
-            "points over as it is": points_text(values, "accuracy_over_as_it_is"),
-            "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
+            "training accuracy": accuracy_text(case, "train_accuracy"),
+            "test accuracy": accuracy_text(case, "test_accuracy"),
+            "mirrored": "-" if mirrored is None else f"{mirrored:.2%}",
+            "points over": points_text(case, "accuracy_over_baseline"),
+            "points over as it is": points_text(case, "accuracy_over_as_it_is"),
+            "images/s": f"{speed:,.0f} {MARK * bool(case.warnings)}".rstrip(),
             "training": units.seconds(spec.images / speed),
         }
         rows.append((-values["test_accuracy"], row))
-    sorted_rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-    columns = [name for name in sorted_rows[0] if any(row[name] != "-" for row in sorted_rows)]
-    lines = [
-        f"| {' | '.join(line)} |" for line in (columns, *([row[n] for n in columns] for row in sorted_rows))
-    ]
-    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:], "", *footnotes(notes)])
+    best_first = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    columns = [name for name in best_first[0] if any(row[name] != "-" for row in best_first)]
+    return markdown(columns, ([row[name] for name in columns] for row in best_first), footnotes(notes))
 
 
-def accuracy_text(values: Mapping[str, float], name: str) -> str:
+def accuracy_text(case: Case, metric: str) -> str:
     """Return an accuracy with its interval over seeds, and what course reports state."""
-    text = f"{values[name]:.2%}"
-    if f"{name}_low" in values:
-        text += f" ({values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
-    prefix = f"reported_{name}_"
-    stated = [
-        f"{key.removeprefix(prefix)}: {value:.2%}" for key, value in values.items() if key.startswith(prefix)
-    ]
+    text = f"{case.value(metric):.2%}"
+    if ends := case.interval(metric):
+        text += " ({:.1%} to {:.1%})".format(*ends)
+    stated = [f"{report}: {accuracy:.2%}" for report, accuracy in case.reported(metric).items()]
     return f"{text}; reports {', '.join(stated)}" if stated else text
 
 
-def points_text(values: Mapping[str, float], name: str) -> str:
+def points_text(case: Case, metric: str) -> str:
     """Return a difference of two accuracies in percentage points, with its interval over seeds."""
-    if name not in values:
+    if (difference := case.value(metric)) is None:
         return "-"
-    if f"{name}_low" not in values:
-        return f"{100 * values[name]:+.1f}"
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(
-        *(100 * values[f"{name}{end}"] for end in ("", "_low", "_high"))
-    )
+    ends = case.interval(metric)
+    return units.points(difference) + (" ({} to {})".format(*map(units.points, ends)) if ends else "")
 
 
 def of_any_gpu(warning: str) -> str:
@@ -203,7 +198,7 @@ def over_runs(pattern: str) -> str:
             if captured and benchmark["name"].startswith(OVER_RUNS) and spec not in shown:
                 cases.setdefault(benchmark["name"], []).append(stored)
                 shown.append(spec)
-    rows = ["| case | median | least to most | runs | efficiency | CPU per step |", f"{'|---' * 6}|"]
+    rows = []
     notes: list[str] = []
     for name, runs in cases.items():
         warnings = [note for run in runs for note in warnings_of(run)]
@@ -216,8 +211,9 @@ def over_runs(pattern: str) -> str:
         cpu_seconds = [value for step in measured for value in step.counter("cpu_seconds").values()]
         cpu = units.seconds(median(cpu_seconds)) if cpu_seconds else "-"
         middle = f"{units.seconds(median(seconds))} {MARK * bool(warnings)}".rstrip()
-        rows.append(f"| {name} | {middle} | {spread} | {len(runs)} | {efficiency} | {cpu} |")
-    return "\n".join([*rows, "", *footnotes(notes)])
+        rows.append((name, middle, spread, str(len(runs)), efficiency, cpu))
+    headings = ("case", "median", "least to most", "runs", "efficiency", "CPU per step")
+    return markdown(headings, rows, footnotes(notes))
 
 
 def versus(run: str, folder: str) -> str:
@@ -227,15 +223,15 @@ def versus(run: str, folder: str) -> str:
     -e 1G -f 4 -t N -g 1 -a 3`. N-graph.txt has the output with `-G 20`, which measures calls in a
     CUDA graph. All all-reduces are in place.
     """
-    rows = ["| size | GPUs | execution | here | nccl-tests | ratio | difference |", f"{'|---' * 7}|"]
+    rows = []
     for spec, ours in all_reduces(run).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
         if is_plain(spec) and (output.exists() or not spec.captured):  # not every machine has graph calls
             theirs = median(in_place(output)[spec.nbytes])
             cases = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
             cases += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
-            rows.append(f"| {' | '.join(cases)} |")
-    return "\n".join([*rows, ""])
+            rows.append(cases)
+    return markdown(("size", "GPUs", "execution", "here", "nccl-tests", "ratio", "difference"), rows)
 
 
 def algorithms_table(run: str) -> str:
@@ -249,14 +245,14 @@ def algorithms_table(run: str) -> str:
             name = "NCCL" if is_plain(spec) else spec.algorithm
             by_call.setdefault((spec.nbytes, spec.world_size), {})[name] = seconds
     names = list(dict.fromkeys(name for times in by_call.values() for name in times if name != "NCCL"))
-    rows = [f"| size | devices | NCCL | {' | '.join(names)} | the fastest |", "|---" * (len(names) + 4) + "|"]
+    rows = []
     for (nbytes, world_size), times in by_call.items():
         if "NCCL" not in times:
             continue
         speeds = [f"{times['NCCL'] / times[name]:.2f}x" if name in times else "-" for name in names]
-        cases = (format_bytes(nbytes), str(world_size), units.seconds(times["NCCL"]), *speeds)
-        rows.append(f"| {' | '.join(cases)} | {min(times, key=lambda name: times[name])} |")
-    return "\n".join([*rows, ""])
+        fastest = min(times, key=times.__getitem__)
+        rows.append((format_bytes(nbytes), str(world_size), units.seconds(times["NCCL"]), *speeds, fastest))
+    return markdown(("size", "devices", "NCCL", *names, "the fastest"), rows)
 
 
 def all_reduces(run: str) -> dict[AllReduceSpec, float]:
@@ -284,12 +280,13 @@ def batches_table(run: str) -> str:
     values = {name: metric["value"] for name, metric in stored["metrics"].items()}
     prefix = "step_seconds_at_"
     sizes = sorted(int(name.removeprefix(prefix)) for name in values if name.startswith(prefix))
-    rows = ["| images per batch | step | images/s | peak memory |", "|---|---|---|---|"]
+    rows = []
     for size in sizes:
         seconds, peak = values[f"step_seconds_at_{size}"], values[f"peak_memory_bytes_at_{size}"] / 1e9
-        rows.append(f"| {size:,} | {units.seconds(seconds)} | {size / seconds:,.0f} | {peak:.3g} GB |")
+        rows.append((f"{size:,}", units.seconds(seconds), f"{size / seconds:,.0f}", f"{peak:.3g} GB"))
     warnings = dict.fromkeys(map(of_any_gpu, warnings_of(stored)))
-    return "\n".join([*rows, "", *(f"{warning}\n" for warning in warnings)])
+    headings = ("images per batch", "step", "images/s", "peak memory")
+    return markdown(headings, rows, [f"{warning}\n" for warning in warnings])
 
 
 def trials_table(folder: str) -> str:
@@ -297,7 +294,7 @@ def trials_table(folder: str) -> str:
 
     folder: a folder with the output of one machine in each text file.
     """
-    rows = ["| machine | slowed down by | found | ratios | equal steps suspected |", "|---|---|---|---|---|"]
+    rows = []
     for path in sorted((ROOT / folder).glob("*.txt")):
         text = path.read_text()
         answers = re.findall(r"^  \+([\d.]+)% (\w+) ([\d.]+) ", text, re.MULTILINE)
@@ -308,8 +305,8 @@ def trials_table(folder: str) -> str:
             worse = sum(finding == Finding.WORSE for finding, _ in found)
             suspected = sum(ratio.endswith("*") for ratio in equal)
             reach, alike = f"{min(ratios):.3f} to {max(ratios):.3f}", f"{suspected} of {len(equal)}"
-            rows.append(f"| {path.stem} | {slower}% | {worse} of {len(found)} | {reach} | {alike} |")
-    return "\n".join([*rows, ""])
+            rows.append((path.stem, f"{slower}%", f"{worse} of {len(found)}", reach, alike))
+    return markdown(("machine", "slowed down by", "found", "ratios", "equal steps suspected"), rows)
 
 
 def in_place(output: Path) -> dict[int, list[float]]:
@@ -327,7 +324,7 @@ def in_place(output: Path) -> dict[int, list[float]]:
 
 def baselines_table(folder: str) -> str:
     """Return a Markdown table of the stored runs in a folder: day, commit, tests and command."""
-    rows = ["| run | day | commit | tests | command |", "|---|---|---|---|---|"]
+    rows = []
     for path in sorted((ROOT / folder).glob("*/*.json")):
         document = json.loads(path.read_text())
         command = document["ddpperf"]["options"]["command_line"]
@@ -340,8 +337,6 @@ def baselines_table(folder: str) -> str:
         command = f"`{switched}python3 -m pytest {command}`"
         commit = document["commit_info"]["id"][:9]
         day = document["datetime"][:10]
-        rows.append(
-            f"| {path.relative_to(ROOT / folder)} | {day} | {commit} "
-            f"| {len(document['benchmarks'])} | {command} |"
-        )
-    return "\n".join([*rows, ""])
+        name, tests = str(path.relative_to(ROOT / folder)), str(len(document["benchmarks"]))
+        rows.append((name, day, commit, tests, command))
+    return markdown(("run", "day", "commit", "tests", "command"), rows)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddpperf.plugin.options.declared import FIELDS, GROUPS, Option
+from tools.tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 MADE = re.compile(r"(<!-- made by tools/update_options.py -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -32,13 +33,14 @@ def tables_of_options() -> Iterator[str]:
 
 
 def table(first_column: str, options: Iterable[Option]) -> str:
-    lines = [f"| {first_column} | values | default | what it does |", "|---|---|---|---|"]
+    """Return a Markdown table of options."""
+    rows = []
     for option in options:
         metavar = option.parser.metavar if option.name.startswith("--") else ""
         name = f"{option.name} {metavar}".strip()
         repeat = " Repeat the option to set several." if option.repeated else ""
-        lines.append(f"| `{name}` | {option.parser.takes} | {option.default_text} | {option.help}{repeat} |")
-    return "\n".join(lines) + "\n"
+        rows.append((f"`{name}`", option.parser.takes, option.default_text, option.help + repeat))
+    return markdown((first_column, "values", "default", "what it does"), rows)
 
 
 if __name__ == "__main__":

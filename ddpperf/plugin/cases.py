@@ -28,6 +28,7 @@ from ddpperf.specs import (
 )
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
+from ddpperf.specs.run import WORDS
 from ddpperf.specs.strategy import strategy_words
 
 Case = Spec | ParameterSet
@@ -234,8 +235,8 @@ def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
         words.append(f"{spec.input}{spec.loader_workers if spec.input == 'dataloader' else ''}")
     if isinstance(spec, RunSpec):
         words.append(f"lr{spec.rate:g}")
-        changed = {name: word for name, word in RECIPE_WORDS.items() if _differs(spec, RunSpec, name)}
-        words += [word.format(getattr(spec, name)) for name, word in changed.items()]
+        changed = [name for name in OF_RECIPE if _differs(spec, RunSpec, name)]
+        words += [_recipe_word(name).format(getattr(spec, name)) for name in changed]
     return words
 
 
@@ -256,22 +257,15 @@ def _strategy_words(spec: Any) -> str:
     return strategy_words(spec).replace("=", "").replace("symmetric_memory", "symm")
 
 
-# The words of a test id for hyperparameters that are not RunSpec's defaults.
-RECIPE_WORDS = {
-    "optimizer": "{}",
-    "schedule": "{}",
-    "grow_from": "grow{}",
-    "momentum": "mom{:g}",
-    "weight_decay": "decay{:g}",
-    "label_smoothing": "smooth{:g}",
-    "cutout": "cutout{}",
-    "cutmix": "cutmix{:g}",
-    "crop_padding": "pad{}",
-    "uncropped_epochs": "uncropped{}",
-    "average_weights": "averaged",
-    "clip_norm": "clip{:g}",
-    "nesterov": "no_nesterov",
-    "decay_vectors": "decay_all",
-    "set_epoch": "no_set_epoch",
-    "seed": "seed{}",
-}
+# The hyperparameters that a test id names if they are not RunSpec's defaults.
+OF_RECIPE = (
+    *("optimizer", "schedule", "grow_from", "momentum", "weight_decay", "label_smoothing", "cutout"),
+    *("cutmix", "crop_padding", "uncropped_epochs", "average_weights", "clip_norm", "nesterov"),
+    *("decay_vectors", "set_epoch", "seed"),
+)
+
+
+def _recipe_word(name: str) -> str:
+    """Return the word of a test id for a hyperparameter."""
+    own = {"optimizer": "{}", "schedule": "{}", "momentum": "mom{:g}", "seed": "seed{}"}
+    return own.get(name) or WORDS[name].replace("=", "")

@@ -30,7 +30,8 @@ from ddpperf.report.exports import (
     write_utilization,
 )
 from ddpperf.report.page import PAGE_BEGINS, write_page
-from ddpperf.report.plots import History, write_plots
+from ddpperf.report.plots import write_plots
+from ddpperf.report.plots.whole_run import History
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind

@@ -67,6 +67,12 @@ class Case:
         return {name: _of_side(Measured.from_json(fields), self.side) for name, fields in found}
 
     @property
+    def seeds(self) -> list[Measured]:
+        """The test's own measurement, and those of the same training with other random seeds."""
+        others = (run for name, run in self.references.items() if name.startswith(SEED))
+        return [self.measured, *others]
+
+    @property
     def seconds(self) -> float:
         """The time of a step, call, epoch or training: the median over process sets."""
         return median(self.measured.median_step_seconds().values())
@@ -91,6 +97,12 @@ class Case:
         """Return the ends of a metric's 95% interval, or None if they are not stored."""
         low, high = (self.value(f"{metric}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def reported(self, metric: str) -> dict[str, float]:
+        """Return the values of a metric that course reports state for the same training, by report."""
+        prefix = f"reported_{metric}_"
+        names = (name for name in self.metrics if name.startswith(prefix))
+        return {name.removeprefix(prefix): self.metrics[name]["value"] for name in names}
 
     def described(self) -> str:
         """Return the devices, the batch size and what else the test trains, as text."""

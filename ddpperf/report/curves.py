@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddpperf.report.cases import SEED, Case
+from ddpperf.report.cases import Case
 from ddpperf.specs import RunSpec
 
 BY_EPOCH = (
@@ -29,7 +29,7 @@ class CurvePoint:
 
 def curve_points(case: Case) -> Iterator[CurvePoint]:
     """Yield the figures of each epoch of a case's training, for each random seed."""
-    for measured in (case.measured, *(run for name, run in case.references.items() if name.startswith(SEED))):
+    for measured in case.seeds:
         spec = measured.spec
         if not isinstance(spec, RunSpec):
             continue

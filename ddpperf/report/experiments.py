@@ -227,6 +227,7 @@ EXPERIMENTS = {
     "test_shards_are_disjoint_and_cover_the_data": Experiment(title="sampler", metrics=SAMPLER, timed=False),
     "test_without_set_epoch_the_epochs_repeat": Experiment(title="sampler", metrics=SAMPLER, timed=False),
 }  # fmt: skip
+WHOLE_TRAININGS = tuple(name for name, experiment in EXPERIMENTS.items() if experiment.metrics is TRAINING)
 
 
 def experiment_of(test: str) -> Experiment:

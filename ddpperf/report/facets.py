@@ -17,7 +17,6 @@ from ddpperf.specs import (
     TrainingSpec,
     format_bytes,
 )
-from ddpperf.specs.run import WORDS
 from ddpperf.specs.strategy import strategy_words
 
 SPACED = ("KiB", "MiB", "GiB")
@@ -70,12 +69,7 @@ def _strategy(spec: TrainingSpec) -> str:
 
 
 def _recipe(spec: RunSpec) -> dict[str, str]:
-    words = [f"{spec.optimizer} {spec.rate:g}", spec.schedule]
-    words += [
-        text.format(getattr(spec, name))
-        for name, text in WORDS.items()
-        if getattr(spec, name) != type(spec).__dataclass_fields__[name].default
-    ]
+    words = [f"{spec.optimizer} {spec.rate:g}", spec.schedule, *spec.words]
     return {"epochs": str(spec.epochs), "recipe": " ".join(words), "seed": str(spec.seed)}
 
 

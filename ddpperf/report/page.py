@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.report.cases import Case, cases_of, rows_of
-from ddpperf.report.plots import History, Picture, pictures_of
-from ddpperf.report.questions import FORMULAS, answering, table_rows
+from ddpperf.report.plots import pictures_of
+from ddpperf.report.plots.picture import Picture
+from ddpperf.report.plots.whole_run import History
+from ddpperf.report.questions.communication import FORMULAS
+from ddpperf.report.questions.question import answering, table_rows
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
 from ddpperf.report.text import format_metric, short

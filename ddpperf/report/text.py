@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpperf.results import metrics
@@ -47,6 +47,12 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
         ).rstrip()
         for row in rows
     ]
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    return [head, "|---" * len(headings) + "|", *body]
 
 
 def grouped(texts: Mapping[str, Sequence[str]]) -> list[str]:

@@ -11,7 +11,8 @@ from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
 from ddpperf.report.facets import size
-from ddpperf.report.questions import EPOCH_COSTS
+from ddpperf.report.questions.costs import EPOCH_COST
+from ddpperf.report.questions.question import answering
 from ddpperf.report.text import interval, short
 from ddpperf.report.warnings import NOISY_IQR, spread
 from ddpperf.results import units
@@ -57,9 +58,9 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
 
 def _priced(cases: Sequence[Case]) -> Iterator[str]:
     """Say what an epoch costs, if the run has a price for an hour of a device."""
-    priced = [case for case in cases if case.hour_price is not None and EPOCH_COSTS.row(case)]
+    priced = [case for case in answering(cases, EPOCH_COST) if case.hour_price is not None]
     if priced:
-        yield EPOCH_COSTS.sentence(priced)
+        yield EPOCH_COST.sentence(priced)
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:

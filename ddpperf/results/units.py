@@ -14,19 +14,27 @@ SCALES = {
 }
 
 
+def _scale(unit: str, value: float) -> tuple[str, float]:
+    """Return the name and the size of the unit that suits a value in SI units."""
+    return next((found for found in SCALES[unit] if abs(value) >= found[1]), SCALES[unit][-1])
+
+
+def _scaled(unit: str, value: float) -> tuple[str, float]:
+    """Return the unit that suits a value in SI units, and the value in this unit."""
+    name, scale = _scale(unit, value)
+    return name, value / scale
+
+
 def seconds(value: float) -> str:
     """Format seconds with four significant digits: 1.234 s, 132.1 ms, 45.60 us."""
-    scales = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
-    unit, scale = next((found for found in scales if abs(value) >= found[1]), scales[-1])
-    scaled = value / scale
+    unit, scaled = _scaled("s", value)
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 1000 else f"{scaled:#.4g} {unit}".replace(". ", " ")
 
 
 def nbytes(value: float) -> str:
     """Format bytes by powers of ten, as nccl-tests counts them: 46.76 MB, 38.56 KB, 4 B."""
-    scales = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
-    unit, scale = next((found for found in scales if abs(value) >= found[1]), ("B", 1.0))
-    return f"{value / scale:.4g} {unit}"
+    unit, scaled = _scaled("B", value)
+    return f"{scaled:.4g} {unit}"
 
 
 def bandwidth(value: float) -> str:
@@ -43,8 +51,8 @@ def money(value: float) -> str:
 
 def joules(value: float) -> str:
     """Format joules with at most four significant digits: 1.234 kJ, 45.6 J, 7.89 mJ."""
-    unit, scale = next((found for found in SCALES["J"] if abs(value) >= found[1]), SCALES["J"][-1])
-    return f"{value / scale:.4g} {unit}"
+    unit, scaled = _scaled("J", value)
+    return f"{scaled:.4g} {unit}"
 
 
 def hertz(value: float) -> str:
@@ -63,6 +71,11 @@ images_per_joule = "{:.3g} images/J".format  # 45.6 images/J
 rate = "{:,.0f} images/s".format  # 12,346 images/s
 
 
+def points(fraction: float) -> str:
+    """Format a difference of two fractions in percentage points: +1.2."""
+    return f"{100 * fraction:+.1f}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural: 1 test, 2 tests."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -75,8 +88,7 @@ def common_scale(unit: str, values: Iterable[float]) -> tuple[str, Callable[[flo
     """
     if unit not in SCALES:
         return None
-    middle = median(map(abs, values))
-    name, scale = next((found for found in SCALES[unit] if middle >= found[1]), SCALES[unit][-1])
+    name, scale = _scale(unit, median(map(abs, values)))
 
     def text(value: float) -> str:
         scaled = value / scale

@@ -125,7 +125,7 @@ class RunSpec(TrainingSpec):
             yield f"momentum must be between 0 and 1, got {self.momentum:g}"
         for name in SGD_ONLY:
             value = getattr(self, name)
-            if self.optimizer != "sgd" and value != type(self).__dataclass_fields__[name].default:
+            if self.optimizer != "sgd" and value != getattr(RunSpec, name):
                 yield f"{name}={value} is an option of sgd, got optimizer {self.optimizer}; leave it out"
         for batch_size in set(self.batch_sizes) - {batch}:
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
@@ -146,11 +146,14 @@ class RunSpec(TrainingSpec):
         return tuple(self.shard.images // batch_size for batch_size in self.batch_sizes)
 
     @property
+    def words(self) -> list[str]:
+        """Return the words for the fields of WORDS that differ from their defaults."""
+        fields = ((word, getattr(self, name), getattr(RunSpec, name)) for name, word in WORDS.items())
+        return [word.format(value) for word, value, default in fields if value != default]
+
+    @property
     def id(self) -> str:
-        recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule]
-        for name, word in WORDS.items():
-            value = getattr(self, name)
-            recipe += [word.format(value)] * (value != type(self).__dataclass_fields__[name].default)
+        recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule, *self.words]
         return f"{super().id}-epochs={self.epochs}-{'+'.join(recipe)}-seed={self.seed}"
 
     @property

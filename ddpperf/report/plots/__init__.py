@@ -1,0 +1,101 @@
+"""Pictures of a stored run's experiments, made with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpperf.report.cases import cases_of, of_functions
+from ddpperf.report.experiments import WHOLE_TRAININGS
+from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
+from ddpperf.report.plots.scaling import batch_sizes, law, scaling
+from ddpperf.report.plots.steps import all_reduce, bandwidth, communication, cost, messages, step_parts
+from ddpperf.report.plots.trainings import accuracies, accuracy_curves, loss_curves, utilization
+from ddpperf.report.plots.whole_run import History, ab_ratios, kept_runs
+from ddpperf.results.stored_runs import write_atomically
+
+CURVES = (*WHOLE_TRAININGS, "test_precision_accuracy")
+# The name of a picture, its test functions, the function that draws it, and its description.
+DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
+    (
+        "scaling",
+        ("test_weak_scaling", "test_strong_scaling"),
+        scaling,
+        "Speedup of weak and strong scaling by number of devices",
+    ),
+    ("epoch_scaling", ("test_epoch_scaling",), scaling, "Speedup of an epoch by number of devices"),
+    ("amdahl", ("test_amdahl",), law, "Speedups by Amdahl's law up to 32 devices, and measured ones"),
+    (
+        "gustafson",
+        ("test_gustafson",),
+        law,
+        "Speedups by Gustafson's law up to 32 devices, and measured ones",
+    ),
+    ("batch_size", ("test_batch_size",), batch_sizes, "Epoch time and images per second by batch size"),
+    (
+        "communication",
+        ("test_comm_split", "test_data_parallel_split"),
+        communication,
+        "Compute, overlapped and exposed communication",
+    ),
+    ("bandwidth", ("test_comm_split",), bandwidth, "Bus bandwidth of gradients while training"),
+    ("step_parts", ("test_step_breakdown",), step_parts, "Time of the parts of a training step"),
+    (
+        "epoch_parts",
+        ("test_epoch_breakdown",),
+        step_parts,
+        "Time of the parts of a step with a DataLoader",
+    ),
+    ("cost", ("test_step_breakdown",), cost, "Device time of an epoch on all devices together"),
+    (
+        "all_reduce",
+        ("test_all_reduce", "test_backend_model"),
+        all_reduce,
+        "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
+    ),
+    ("messages", ("test_messages",), messages, "Bytes that a rank sends in a step, by kind"),
+    (
+        "loss_by_epoch",
+        CURVES,
+        loss_curves,
+        "Loss on the training and the test images by epoch, a panel for each training",
+    ),
+    (
+        "accuracy_by_epoch",
+        CURVES,
+        accuracy_curves,
+        "Accuracy on the training and the test images by epoch, a panel for each training",
+    ),
+    ("accuracy", WHOLE_TRAININGS, accuracies, "Test accuracy by batch size and recipe"),
+)
+
+
+def write_plots(folder: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+    """Write each picture of a stored run as PNG and SVG to a folder, and return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures_of(document, history):
+        for form in FORMS:
+            write_atomically(folder / f"{picture.name}.{form}", picture.rendered(form))
+    return folder
+
+
+def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Picture]:
+    """Return the pictures of a stored run.
+
+    history: the name and the step seconds by test of each kept run, oldest first.
+    """
+    from matplotlib import rc_context
+
+    header, cases = document["ddpperf"], cases_of(document)
+    drawn: list[Picture | None] = []
+    with rc_context(STYLE):
+        for name, tests, draw, description in DRAWN:
+            chosen = of_functions(cases, *tests)
+            figure = draw(chosen, header) if chosen else None
+            if figure is not None:
+                title = chosen[0].experiment.title
+                drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
+        drawn += [utilization(case, header) for case in of_functions(cases, *WHOLE_TRAININGS)]
+        drawn += [ab_ratios(header), kept_runs(history)]
+    return [picture for picture in drawn if picture is not None]

@@ -1,0 +1,96 @@
+"""What all pictures have in common: their files, sizes, colours, labels and legends."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpperf.report.cases import Case
+from ddpperf.report.facets import facets, in_words, usual_properties
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", ":", "-.")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
+MOST_ROWS = 40  # of a picture with a bar for each case
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
+FORMS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 150},
+    "svg": {"metadata": {"Date": None}},  # so that equal runs give equal files
+}
+Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture of an experiment.
+
+    name: the name of its files. experiment: the title of the experiment's table, or "" for the whole
+    run. description: what the picture shows, for readers who cannot see it.
+    """
+
+    name: str
+    experiment: str
+    description: str
+    figure: Figure
+
+    def rendered(self, form: str) -> bytes:
+        """Return the picture as a file, where `form` is png or svg."""
+        from matplotlib import rc_context
+
+        file = io.BytesIO()
+        with rc_context(STYLE):
+            self.figure.savefig(file, format=form, **FORMS[form])
+        return file.getvalue()
+
+
+def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+    """Return the properties of a case in one line, without properties that the options give."""
+    usual = usual_properties(header) | {"algorithm": ""}  # a legend compares algorithms
+    found = dict(case.properties)
+    if case.experiment.kind == "strong":  # whose global batch is constant
+        device = header["options"].get("device", "cpu")
+        own = facets(case.measured.spec, device=device, global_batch=True)
+        found |= {"batch": "", "global batch": own["global batch"]}
+    return ", ".join(
+        in_words(name, value)
+        for name, value in found.items()
+        if value and usual.get(name) != value and name not in (*without, *NOT_IN_LABELS)
+    )
+
+
+def new_figure(rows: int = 0, columns: int = 1, lines: int = 0) -> tuple[Figure, Any]:
+    """Return a figure for a number of bars, or for a number of lines with their legend."""
+    from matplotlib.figure import Figure
+
+    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows) if rows else 3.4 + LEGEND_HEIGHT * lines
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def line_look(number: int) -> dict[str, Any]:
+    """Return colour, marker and line style of a line; the first 32 lines differ."""
+    which = number % len(COLOURS)
+    return {
+        "color": COLOURS[which],
+        "marker": MARKERS[which],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def legend(figure: Figure, *axes: Axes) -> None:
+    """Put the legend of the first axes below the figure, where it hides nothing."""
+    for part in axes:
+        part.grid(alpha=0.3)
+        part.set_axisbelow(True)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)

@@ -1,0 +1,188 @@
+"""Pictures of whole trainings: curves by epoch, accuracies, and utilization over time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from statistics import mean
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from ddpperf.report.cases import Case
+from ddpperf.report.curves import curve_points
+from ddpperf.report.plots.picture import (
+    COLOURS,
+    MOST_ROWS,
+    WIDTH,
+    Picture,
+    label,
+    line_look,
+    new_figure,
+)
+from ddpperf.report.text import short
+from ddpperf.results.samples import Measured
+from ddpperf.specs import RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
+PANEL_HEIGHT = 1.3  # inches, of a panel of utilization
+
+
+def loss_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import LogLocator
+
+    def scale(axes: Axes) -> None:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+
+    return _curves(cases, header, "loss", scale)
+
+
+def accuracy_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import PercentFormatter
+
+    def scale(axes: Axes) -> None:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+    return _curves(cases, header, "accuracy", scale)
+
+
+def _curves(
+    cases: Sequence[Case], header: Mapping[str, Any], figure_name: str, scale: Callable[[Axes], None]
+) -> Figure | None:
+    """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
+
+    A panel has lines for the training images and for the test images: the mean over seeds, with a band
+    from the least to the largest value. Gray lines are the test images of the other trainings with the
+    same batch size and number of epochs. scale: sets the vertical axis of a panel.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
+    runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
+    if not runs:
+        return None
+    columns = min(len(runs), PANELS_IN_A_ROW)
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(WIDTH, 1.0 + CURVES_HEIGHT * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
+    gray: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}
+    for axes, (spec, case) in zip(panels, runs, strict=False):
+        for other_spec, other in runs:
+            alike = (other_spec.global_batch_size, other_spec.epochs) == (spec.global_batch_size, spec.epochs)
+            if alike and other is not case:
+                _curve(axes, other, f"test_{figure_name}", **gray)
+        for number, (images, line) in enumerate((("train", "--"), ("test", "-"))):
+            look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
+            _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
+        name = label(case, header, without=("model", "input", "batch"))
+        title = ", ".join(filter(None, (f"batch {spec.global_batch_size:,}", name)))
+        axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
+        scale(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.tick_params(labelsize=6)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("epoch", fontsize=8)
+    figure.supylabel(figure_name, fontsize=8)
+    lines = panels[0].plot([], [], color=COLOURS[0], linestyle="--")
+    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **gray)
+    names = ["training images", "test images (band: range over seeds)", "test images, other trainings"]
+    names[-1] += " with this batch size"
+    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=3)
+    return figure
+
+
+def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
+    """Draw a figure of a training by epoch: the mean over seeds, and a band if it is no gray line."""
+    by_epoch: dict[int, list[float]] = {}
+    for point in curve_points(case):
+        if math.isfinite(value := point.figures.get(name, math.nan)):
+            by_epoch.setdefault(point.epoch, []).append(value)
+    epochs = sorted(by_epoch)
+    axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], **look)
+    if look["color"] != "lightgray":
+        low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
+        axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
+
+
+def accuracies(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    found = [case for case in cases if case.value("test_accuracy") is not None][:MOST_ROWS]
+    if len(found) < 2:
+        return None
+    figure, axes = new_figure(len(found))
+    for place, case in enumerate(found):
+        middle = case.metrics["test_accuracy"]["value"]
+        low, high = case.interval("test_accuracy") or (middle, middle)
+        ends = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+        axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
+    axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy, with 95% interval over seeds")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+# The panels: for each unit, the quantities by their names in the legend, and their scale.
+PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
+    ("utilization (%)", {"GPU": "gpu_utilization", "CPU cores, mean": "cpu_utilization"}, 100.0),
+    ("memory (GB)", {"GPU": "gpu_memory_bytes", "rank": "rank_memory_bytes"}, 1e-9),
+    ("power (W)", {"GPU": "power_watts"}, 1.0),
+    ("temperature (C)", {"GPU": "temperature_celsius"}, 1.0),
+)
+
+
+def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
+    from matplotlib.figure import Figure
+
+    usage = case.measured.samples[0].usage
+    if usage is None or len(usage.seconds) < 2:
+        return None
+    panels = [panel for panel in PANELS if panel[1].values() & usage.series.keys()]
+    figure = Figure(figsize=(WIDTH, 0.8 + PANEL_HEIGHT * len(panels)), layout="constrained")
+    places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (unit, quantities, scale) in zip(places, panels, strict=True):
+        lines = [
+            (f"{name} {number}" if len(rows) > 1 else name, row)
+            for name, quantity in quantities.items()
+            for rows in [usage.series.get(quantity, ())]
+            for number, row in enumerate(rows)
+        ]
+        for number, (name, row) in enumerate(lines):
+            values = [float("nan") if value is None else value * scale for value in row]
+            look = {**line_look(number), "marker": "." if len(values) < 50 else ""}
+            axes.plot(usage.seconds, values, label=name, linewidth=1, **look)
+        for ended in _epoch_ends(case.measured):
+            axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
+        axes.set_ylabel(unit)
+        known = [value * scale for _, row in lines for value in row if value is not None]
+        axes.set_ylim(0, 1.08 * max(known, default=1.0) or 1.0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
+    figure.suptitle(label(case, header) or case.experiment.title, fontsize=8)
+    return Picture(
+        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', short(case.test)).strip('-')}",
+        experiment=case.experiment.title,
+        description=f"Utilization over time while {short(case.test)} trained",
+        figure=figure,
+    )
+
+
+def _epoch_ends(measured: Measured) -> list[float]:
+    """Return when each epoch of a training ended, with its evaluation; nothing if it was resumed."""
+    spec, counters = measured.spec, measured.samples[0].counters
+    if not isinstance(spec, RunSpec) or max(counters.get("resumed_epochs", (0.0,))):
+        return []
+    names = [f"epoch_seconds_{epoch}" for epoch in range(1, spec.epochs + 1)]
+    return list(accumulate(counters[name][0] for name in names if name in counters))

@@ -1,0 +1,211 @@
+"""Computation, communication, bandwidth and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ddpperf.analysis.cost_models import REPORT_FORMULAS
+from ddpperf.report.cases import Case
+from ddpperf.report.questions.question import (
+    Cells,
+    Question,
+    distinguishing,
+    extreme,
+    metric_cells,
+    row_per_case,
+    training_of,
+)
+from ddpperf.results import units
+from ddpperf.results.metrics import MESSAGE_KINDS
+from ddpperf.specs import DATA_PARALLEL_PARTS, AllReduceSpec
+
+SENT = ("gradient_busbw_bytes_per_second", "communicated_bytes_per_epoch")
+
+
+def _communicated(case: Case) -> Cells:
+    return metric_cells(
+        case,
+        {
+            "computation": ("compute_seconds", units.seconds),
+            "communication": ("traced_comm_seconds", units.seconds),
+            "exposed, by trace": ("traced_exposed_comm_seconds", units.seconds),
+            "exposed, by difference": ("exposed_comm_seconds", units.seconds),
+        },
+        training_of(case).steps_per_epoch,
+    )
+
+
+def _about_communication(cases: Sequence[Case]) -> str:
+    if not any("overlap_fraction" in case.metrics for case in cases):
+        return "No trace was made, so only the difference is known."
+    least, _ = extreme(cases, "overlap_fraction", most=False)
+    most, _ = extreme(cases, "overlap_fraction", most=True)
+    some = f"{least:.0%}" if f"{least:.0%}" == f"{most:.0%}" else f"{least:.0%} to {most:.0%}"
+    return (
+        f"By trace, computation hides {some} of the communication. Only the exposed rest makes a step "
+        "longer. Where difference and trace disagree, the exposed communication is not known well."
+    )
+
+
+COMMUNICATION = Question(
+    title="Q3: computation and communication in an epoch",
+    tests=("test_comm_split", "test_data_parallel_split"),
+    file="test_comm_split.py",
+    needs=("exposed_comm_seconds",),
+    rows=row_per_case(_communicated),
+    sentence=_about_communication,
+)
+
+
+def _by_part(case: Case) -> Cells:
+    parts = {part: (f"{part}_seconds", units.seconds) for part in DATA_PARALLEL_PARTS}
+    seconds = {
+        "communication": ("traced_comm_seconds", units.seconds),
+        "exposed": ("traced_exposed_comm_seconds", units.seconds),
+        "GPUs idle in these parts": ("idle_in_comm_seconds", units.seconds),
+        "DDP's communication": ("ddp_traced_comm_seconds", units.seconds),
+        "DDP's exposed": ("ddp_traced_exposed_comm_seconds", units.seconds),
+    }
+    return metric_cells(case, parts | seconds, training_of(case).steps_per_epoch)
+
+
+def _about_data_parallel(cases: Sequence[Case]) -> str:
+    totals = {
+        part: sum(case.value(f"{part}_seconds") or 0.0 for case in cases) for part in DATA_PARALLEL_PARTS
+    }
+    longest = max(totals, key=totals.__getitem__)
+    sentence = f"By trace, {longest} takes the longest of the four parts."
+    if any("comm_over_ddp" in case.metrics for case in cases):
+        ratio, case = extreme(cases, "comm_over_ddp", most=True)
+        sentence += (
+            f" DataParallel communicates up to {units.factor(ratio)} as long as DDP ({case.described()})."
+        )
+    return sentence
+
+
+DATA_PARALLEL = Question(
+    title="Q3: communication of DataParallel beside DDP's, in an epoch",
+    tests=("test_data_parallel_split",),
+    file="test_comm_split.py",
+    needs=("replicate_seconds",),
+    rows=row_per_case(_by_part),
+    sentence=_about_data_parallel,
+)
+
+
+def _sent_at(case: Case) -> Cells:
+    spec, (busbw, gradients) = training_of(case), (case.metrics[name]["value"] for name in SENT)
+    N, S = spec.world_size, gradients / spec.steps_per_epoch
+    sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
+    cells = {"bus bandwidth": units.bandwidth(busbw)}
+    cells |= metric_cells(case, {"of the link": ("link_utilization", units.percent)})
+    return cells | {
+        formula.formula: units.bandwidth(formula.seconds(N, S, 1.0) / sending) for formula in REPORT_FORMULAS
+    }
+
+
+def _about_bandwidth(cases: Sequence[Case]) -> str:
+    said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
+    return f"The last columns divide formulas of reports by the measured communication time. {said}."
+
+
+BANDWIDTH = Question(
+    title="Q3: bandwidth while training",
+    tests=("test_comm_split",),
+    file="test_comm_split.py",
+    needs=SENT,
+    rows=row_per_case(_sent_at),
+    sentence=_about_bandwidth,
+)
+
+
+def _formulas(cases: Sequence[Case]) -> list[Cells]:
+    """Return a row for each formula and each in-place all_reduce of the library."""
+    chosen = _of_the_library(cases)
+    rows: list[Cells] = []
+    for described, case in zip(distinguishing(chosen), chosen, strict=True):
+        for formula in REPORT_FORMULAS:
+            N, link = case.measured.spec.world_size, case.link_bytes_per_second
+            seconds = formula.seconds(N, _nbytes(case), link or math.inf)
+            cells = {
+                "formula": formula.formula,
+                "what it counts": formula.counts,
+                "predicted": units.seconds(seconds),
+                "measured": units.seconds(case.seconds),
+                "predicted over measured": f"{seconds / case.seconds:.3g}",
+            }
+            rows.append({**described, **cells})
+    return rows
+
+
+def _of_the_library(cases: Sequence[Case]) -> list[Case]:
+    specs = [case.measured.spec for case in cases]
+    return [
+        case
+        for case, spec in zip(cases, specs, strict=True)
+        if isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
+    ]
+
+
+def _about_formulas(cases: Sequence[Case]) -> str:
+    """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
+    chosen = _of_the_library(cases)
+    if not chosen:
+        return "No all_reduce of the library was measured."
+    case = max(chosen, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
+    N = case.measured.spec.world_size
+    ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
+    return (
+        f"Bytes are divided by the rate of the link, {units.bandwidth(case.link_bytes_per_second or 0.0)}. "
+        "For 2 (N-1) S / N, predicted over measured is the link utilization: "
+        f"{units.percent(case.value('link_utilization') or 0.0)} with {case.described()} and "
+        f"{case.properties['buffer']}. There, (S / B) log2 N is {doubling / ring:.2f} times as long, and "
+        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it counts links that work at the "
+        "same time one after the other. No formula has a latency, so all are too short for small buffers."
+    )
+
+
+def _nbytes(case: Case) -> int:
+    assert isinstance(case.measured.spec, AllReduceSpec)
+    return case.measured.spec.nbytes
+
+
+FORMULAS = Question(
+    title="Q3: formulas of reports beside the measured all_reduce",
+    tests=("test_all_reduce",),
+    file="test_all_reduce.py",
+    needs=("link_utilization",),
+    rows=_formulas,
+    sentence=_about_formulas,
+)
+
+
+def _messages(case: Case) -> Cells:
+    cells = {}
+    for kind in MESSAGE_KINDS:
+        if nbytes := case.value(f"{kind}_bytes"):
+            count = units.counted(int(case.value(f"{kind}_messages") or 0), "message")
+            cells[kind] = f"{units.nbytes(nbytes)} in {count}"
+    return cells | metric_cells(
+        case, {"initial state at the start": ("start_initial_state_bytes", units.nbytes)}
+    )
+
+
+def _about_messages(cases: Sequence[Case]) -> str:
+    for case in cases:
+        if case.properties["strategy"] == "ddp":
+            sent = {kind: case.value(f"{kind}_bytes") or 0.0 for kind in MESSAGE_KINDS}
+            others = 1 - sent["gradients"] / sum(sent.values())
+            return f"In a step of DDP, {others:.2%} of the bytes are not gradients."
+    return "Plain DDP was not measured."
+
+
+MESSAGES = Question(
+    title="Q6 and Q7: messages besides gradients",
+    tests=("test_messages",),
+    file="test_messages.py",
+    needs=("gradients_bytes",),
+    rows=row_per_case(_messages),
+    sentence=_about_messages,
+)

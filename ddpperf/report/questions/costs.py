@@ -1,0 +1,88 @@
+"""Device time and price of epochs and whole trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpperf.report.cases import Case
+from ddpperf.report.experiments import WHOLE_TRAININGS
+from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, row_per_case
+from ddpperf.results import units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The device time and the price of an epoch or of a whole training.
+
+    of: "epoch" or "training". suffix: how the names of the metrics end.
+    """
+
+    of: str
+    suffix: str
+
+    def row(self, case: Case) -> Cells:
+        """Return the costs of a case that has a device time."""
+        device, saved, extra = self._seconds(case)
+        cells = {f"device-minutes per {self.of}": f"{device / 60:.4f}"}
+        if saved is not None and extra is not None:
+            cells |= {"time saved": units.seconds(saved), "extra device time": units.seconds(extra)}
+            cells["device-hours for a saved hour"] = f"{extra / saved:.3f}" if saved > 0 else NOTHING
+        if (price := case.hour_price) is not None:
+            cells["price"] = units.money(price * device / 3600)
+            if saved is not None and extra is not None:
+                cells["extra price"] = units.money(price * extra / 3600)
+                cells["price of a saved hour"] = units.money(price * extra / saved) if saved > 0 else NOTHING
+        return cells
+
+    def sentence(self, cases: Sequence[Case]) -> str:
+        one = f"{'an' if self.of == 'epoch' else 'a'} {self.of}"
+        compared = [case for case in cases if self._seconds(case)[1] is not None]
+        if not compared:
+            least, case = extreme(cases, f"device_seconds_{self.suffix}", most=False)
+            price = "" if case.hour_price is None else f" and costs {self.row(case)['price']}"
+            return f"With {case.described()}, {one} takes {units.seconds(least)}{price}."
+        saved, case = extreme(compared, f"saved_seconds_{self.suffix}", most=True)
+        extra = self._seconds(case)[2] or 0.0
+        sentence = (
+            f"With {case.described()}, {one} is "
+            f"{units.seconds(abs(saved))} {'shorter' if saved > 0 else 'longer'} and takes "
+            f"{units.seconds(abs(extra))} {'more' if extra > 0 else 'less'} device time than on one device."
+        )
+        if case.hour_price is not None:
+            cells = self.row(case)
+            more = units.money(abs(case.hour_price * extra / 3600))
+            sentence += (
+                f" It costs {cells['price']}, {more} {'more' if extra > 0 else 'less'} than on one device."
+            )
+            if saved > 0:
+                sentence += f" A saved hour costs {cells['price of a saved hour']}."
+        return sentence
+
+    def _seconds(self, case: Case) -> tuple[float, float | None, float | None]:
+        """Return the device time; the time saved and the extra device time are None on one device."""
+        device = case.metrics[f"device_seconds_{self.suffix}"]["value"]
+        saved, extra = (
+            case.value(f"{name}_{self.suffix}") for name in ("saved_seconds", "extra_device_seconds")
+        )
+        return device, saved, extra
+
+
+EPOCHS, TRAININGS = Costs(of="epoch", suffix="per_epoch"), Costs(of="training", suffix="of_training")
+
+EPOCH_COST = Question(
+    title="Cost",
+    tests=("test_step_breakdown", "test_epoch_scaling"),
+    file="test_step_breakdown.py",
+    needs=("device_seconds_per_epoch",),
+    rows=row_per_case(EPOCHS.row),
+    sentence=EPOCHS.sentence,
+)
+TRAINING_COST = Question(
+    title="Cost of a whole training",
+    tests=WHOLE_TRAININGS,
+    file="test_large_batch.py",
+    needs=("device_seconds_of_training",),
+    rows=row_per_case(TRAININGS.row),
+    sentence=TRAININGS.sentence,
+)

@@ -1,0 +1,117 @@
+"""The parts of a training step, and their speedup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpperf.analysis.scaling import strong_speedup, weak_speedup
+from ddpperf.report.cases import Case
+from ddpperf.report.facets import in_words
+from ddpperf.report.questions.question import (
+    NOTHING,
+    Cells,
+    Question,
+    extreme,
+    metric_cells,
+    row_per_case,
+    training_of,
+)
+from ddpperf.results import units
+from ddpperf.specs import PARTS
+
+
+def _parts(case: Case) -> Cells:
+    parts = {part.replace("_", " "): (f"{part}_seconds", units.seconds) for part in PARTS}
+    return metric_cells(case, parts) | {"step": units.seconds(case.value("step_seconds") or case.seconds)}
+
+
+def _about_parts(cases: Sequence[Case]) -> str:
+    case = max(cases, key=lambda case: case.measured.spec.world_size)
+    parts = {part: case.value(f"{part}_seconds") or 0.0 for part in PARTS}
+    longest = max(parts, key=parts.__getitem__)
+    fraction, name = parts[longest] / sum(parts.values()), longest.replace("_", " ")
+    return f"With {case.described()}, the longest part is {name}: {fraction:.0%} of the step."
+
+
+STEP_PARTS = Question(
+    title="Parts of a step",
+    tests=("test_step_breakdown", "test_epoch_breakdown"),
+    file="test_step_breakdown.py",
+    needs=("forward_seconds",),
+    rows=row_per_case(_parts),
+    sentence=_about_parts,
+)
+
+
+def _speedups(cases: Sequence[Case]) -> list[Cells]:
+    """Return a row for each step part, with its time on one and on several devices.
+
+    Cases that differ only in the number of devices share rows.
+    """
+    groups: dict[str, dict[int, Case]] = {}
+    for case in cases:
+        groups.setdefault(_scaled_work(case, cases), {})[training_of(case).world_size] = case
+    sizes = sorted({N for group in groups.values() for N in group})
+    devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
+    headings = [f"1 {devices[:-1]}", *(f"{N} {devices}" for N in sizes), *(f"speedup on {N}" for N in sizes)]
+    rows: list[Cells] = []
+    for work, group in groups.items():
+        first, found = group[min(group)], [group.get(N) for N in sizes]
+        law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
+        sums = [0.0] * (1 + len(sizes))
+        for part in PARTS:
+            seconds = [first.value(f"{part}_seconds_on_one_device")]
+            seconds += [case.value(f"{part}_seconds") if case else None for case in found]
+            speedups = [case.value(f"{part}_speedup") if case else None for case in found]
+            if any(seconds):
+                cells = zip(headings, _part_cells(seconds, speedups), strict=True)
+                rows.append({"scaling": work, "part": part.replace("_", " "), **dict(cells)})
+            sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
+        t1, *many = sums
+        whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
+        cells = zip(headings, _part_cells([total or None for total in sums], whole), strict=True)
+        rows.append({"scaling": work, "part": "all parts", **dict(cells)})
+    return rows
+
+
+def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
+    cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
+    return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
+
+
+def _scaled_work(case: Case, cases: Sequence[Case]) -> str:
+    """Return what a case scales, such as "weak, batch 32 per rank", and what varies over all cases."""
+    spec, weak = training_of(case), case.experiment.kind == "weak"
+    batch = f"batch {spec.per_rank_batch_size:,} per rank"
+    words = [case.experiment.kind, batch if weak else f"global batch {spec.global_batch_size:,}"]
+    for name in ("model", "precision", "execution", "strategy", "input"):
+        if len({other.properties.get(name) for other in cases}) > 1:
+            words.append(in_words(name, case.properties.get(name, "")))
+    return ", ".join(filter(None, words))
+
+
+def _about_speedups(cases: Sequence[Case]) -> str:
+    ends = []
+    for most, word in ((True, "largest"), (False, "smallest")):
+        found = [
+            (*extreme(cases, f"{part}_speedup", most=most), part)
+            for part in PARTS
+            if any(f"{part}_speedup" in case.metrics for case in cases)
+        ]
+        value, case, part = (max if most else min)(found, key=lambda triple: triple[0])
+        ends.append(
+            f"The {word} speedup has the part {part.replace('_', ' ')}: {units.factor(value)} "
+            f"({case.experiment.kind} scaling, {case.described()})."
+        )
+    short = "A part shorter than 1% of its step has no speedup."
+    return " ".join([*dict.fromkeys(ends), short])
+
+
+PARTS_SPEEDUP = Question(
+    title="Speedup of the parts of a step",
+    tests=("test_weak_parts_speedup", "test_strong_parts_speedup"),
+    file="test_step_breakdown.py",
+    needs=("forward_speedup",),
+    rows=_speedups,
+    sentence=_about_speedups,
+)

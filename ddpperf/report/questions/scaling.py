@@ -1,0 +1,193 @@
+"""Time and speedup by batch size and number of devices, and when one device is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ddpperf.report.cases import Case
+from ddpperf.report.facets import in_words
+from ddpperf.report.questions.question import (
+    NOTHING,
+    Cells,
+    Question,
+    extreme,
+    metric_cells,
+    row_per_case,
+    training_of,
+)
+from ddpperf.results import units
+
+# More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
+EFFICIENCY_LIMITS = (0.8, 0.5)
+MOST_NAMED = 3  # trainings in a sentence
+
+
+def _epoch(case: Case) -> Cells:
+    without = case.references.get("without_loading")
+    cells = {"epoch": units.seconds(case.seconds)}
+    if without is not None:
+        alone = median(without.median_step_seconds().values())
+        cells["epoch without loading"] = units.seconds(alone)
+    return cells | metric_cells(
+        case, {"loading": ("loading_fraction", units.percent), "images/s": ("images_per_second", units.whole)}
+    )
+
+
+def _about_epochs(cases: Sequence[Case]) -> str:
+    speed, best = extreme(cases, "images_per_second", most=True)
+    sentence = "One batch size was measured."
+    if len({case.properties["batch"] for case in cases}) > 1:
+        sentence = f"Batch size {best.properties['batch']} trains fastest, with {speed:,.0f} images/s."
+    loaded = [case for case in cases if "loading_fraction" in case.metrics]
+    if loaded:
+        fraction, worst = extreme(loaded, "loading_fraction", most=True)
+        cost = f"costs at most {fraction:.1%} of an epoch" if fraction > 0 else "costs no time"
+        sentence += f" Loading {cost}, with batch size {worst.properties['batch']}."
+    return sentence
+
+
+BATCH_SIZE = Question(
+    title="Q1: time per epoch by batch size",
+    tests=("test_batch_size",),
+    file="test_batch_size.py",
+    needs=("images_per_second",),
+    rows=row_per_case(_epoch),
+    sentence=_about_epochs,
+)
+
+
+def _scaled(case: Case) -> Cells:
+    cells = {"global batch": f"{training_of(case).global_batch_size:,}", "step": units.seconds(case.seconds)}
+    return cells | metric_cells(
+        case,
+        {
+            "epoch": ("epoch_seconds", units.seconds),
+            "speedup": ("speedup", units.factor),
+            "efficiency": ("efficiency", units.percent),
+        },
+    )
+
+
+def _about_scaling(cases: Sequence[Case]) -> str:
+    scaled = [case for case in cases if "efficiency" in case.metrics]
+    if not scaled:
+        return "One device was measured, so there is no speedup."
+    ends = []
+    for most, word in ((True, "best"), (False, "worst")):
+        value, case = extreme(scaled, "efficiency", most=most)
+        ends.append(
+            f"The {word} efficiency is {value:.1%} ({case.experiment.kind} scaling, {case.described()})."
+        )
+    return " ".join(dict.fromkeys(ends))
+
+
+SCALING = Question(
+    title="Q2: time and speedup by batch size and devices",
+    tests=("test_weak_scaling", "test_strong_scaling"),
+    file="test_scaling.py",
+    needs=("images_per_second",),
+    rows=row_per_case(_scaled),
+    sentence=_about_scaling,
+)
+
+
+def by_training(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    """Return cases by the training that they share on all numbers of devices, in words."""
+    fields = [_without_devices(case) for case in cases]
+    names = dict.fromkeys(name for of_case in fields for name in of_case)
+    varying = {name for name in names if len({of_case.get(name, "") for of_case in fields}) > 1}
+    found: dict[str, list[Case]] = {}
+    for case, of_case in zip(cases, fields, strict=True):
+        words = [
+            in_words(name, value)
+            for name, value in of_case.items()
+            if value and (name in varying or name in ("batch", "global batch"))
+        ]
+        found.setdefault(", ".join(words), []).append(case)
+    return found
+
+
+def _without_devices(case: Case) -> dict[str, str]:
+    """Return the properties of a training that are the same on all numbers of devices."""
+    experiment, properties = case.experiment, dict(case.properties)
+    if experiment.kind == "strong":  # whose global batch is constant
+        properties |= {"batch": "", "global batch": f"{training_of(case).global_batch_size:,}"}
+    found = {"kind": f"{experiment.kind} scaling" if experiment.kind else experiment.title}
+    found |= {name: properties.get(name, "") for name in ("batch", "global batch")}
+    return found | {
+        name: value for name, value in properties.items() if name not in ("GPUs", "ranks", "kind")
+    }
+
+
+def _efficiencies(cases: Sequence[Case]) -> dict[int, float]:
+    """Return the parallel efficiency of a training by the number of devices; 1 for one device."""
+    found = {training_of(case).world_size: case.value("efficiency") for case in cases}
+    return {1: 1.0} | {N: value for N, value in sorted(found.items()) if value is not None}
+
+
+def _worth(efficiencies: Mapping[int, float], limit: float) -> int:
+    """Return the largest number of devices up to which all measured efficiencies reach a limit."""
+    worth = 1
+    for N, value in efficiencies.items():
+        if value < limit:
+            break
+        worth = N
+    return worth
+
+
+def _enough_rows(cases: Sequence[Case]) -> list[Cells]:
+    """Return a row for each training: on how many devices it takes least, and what more give."""
+    rows: list[Cells] = []
+    for training, found in by_training(cases).items():
+        efficiencies = _efficiencies(found)
+        speedups = {N: N * value for N, value in efficiencies.items()}
+        fastest = max(speedups, key=speedups.__getitem__)
+        slower = [str(N) for N, speedup in speedups.items() if speedup < 1]
+        rows.append(
+            {
+                "training": training,
+                "measured devices": ", ".join(map(str, efficiencies)),
+                "least device time on": str(max(efficiencies, key=efficiencies.__getitem__)),
+                **{
+                    f"efficiency of {limit:.0%} up to": str(_worth(efficiencies, limit))
+                    for limit in EFFICIENCY_LIMITS
+                },
+                "slower than one device": ", ".join(slower) or NOTHING,
+                "fastest": f"{fastest} ({units.factor(speedups[fastest])})",
+            }
+        )
+    return rows
+
+
+def _about_enough(cases: Sequence[Case]) -> str:
+    """Say for which trainings one device is enough, by the first of the limits of efficiency.
+
+    DataParallel is left out if there are other strategies, because it is nearly always slower.
+    """
+    limit = EFFICIENCY_LIMITS[0]
+    cases = [case for case in cases if case.properties["strategy"] != "data_parallel"] or cases
+    worst: list[tuple[float, str]] = []
+    for training, found in by_training(cases).items():
+        _, (N, value) = list(_efficiencies(found).items())[:2]
+        speed = f"{abs(N * value - 1):.0%} {'faster' if N * value >= 1 else 'slower'}"
+        time = f"{abs(1 / value - 1):.0%} {'more' if value <= 1 else 'less'} device time"
+        worst.append((value, f"for {training}: {N} devices are {speed} and take {time}"))
+    worst.sort()
+    enough = [text for value, text in worst if value < limit]
+    named = f"an efficiency of {limit:.0%} as the limit"
+    if not enough:
+        return f"With {named}, more devices are worth it. They gain least {worst[0][1]}."
+    more = f" One device is also enough for {len(enough) - MOST_NAMED} other trainings."
+    said = f"With {named}, one device is enough {'; '.join(enough[:MOST_NAMED])}."
+    return said + (more if len(enough) > MOST_NAMED else "")
+
+
+ONE_DEVICE_ENOUGH = Question(
+    title="When is one device enough?",
+    tests=("test_weak_scaling", "test_strong_scaling", "test_epoch_scaling"),
+    file="test_scaling.py",
+    needs=("efficiency",),
+    rows=_enough_rows,
+    sentence=_about_enough,
+)
