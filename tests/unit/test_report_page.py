@@ -211,7 +211,7 @@ def test_curves_have_a_panel_for_each_training(figure: str) -> None:
     drawn = [found for line in lines if len(found := np.asarray(line.get_ydata()))]
     assert len(expected) == 2 * len(panels)
     assert np.sort(np.array(drawn), axis=0) == pytest.approx(np.sort(np.array(expected), axis=0))
-    assert all(axes.get_title().startswith("batch ") for axes in panels)
+    assert len({axes.get_title() for axes in panels}) == len(panels)
 
 
 def test_history_shows_every_kept_run() -> None:
@@ -396,7 +396,7 @@ def test_run_writes_page_pictures_and_tables(canned_suite: CannedSuite) -> None:
     run.assert_one_sentence(0, "saved the pictures: plots")
     assert (canned_suite.root / "page.html").read_text().startswith("<!doctype html>")
     assert (canned_suite.root / "plots").is_dir()
-    assert "## Q2: time and speedup by batch size and devices" in run.output
+    assert "\n- Q2: time and speedup by batch size and devices: `python" in run.output
     canned_suite.run("perf", "--report", "page.html", "--plots", "plots")
     assert {path.name for path in (canned_suite.root / "plots").iterdir()} == {"history.png", "history.svg"}
     html = (canned_suite.root / "page.html").read_text()

@@ -168,7 +168,7 @@ def drawn(document: dict[str, Any]) -> list[str]:
 def test_older_runs_have_no_picture() -> None:
     document = with_usage(None)
     assert drawn(document) == []
-    assert "## Utilization and energy\n\nNot measured in this run" in report_tables(document)
+    assert "- Utilization and energy: `python" in report_tables(document)
     assert utilization_text(document).encode() == UTILIZATION_BEGINS + b"device,seconds,value\n"
 
 

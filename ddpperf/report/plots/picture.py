@@ -61,6 +61,8 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
         device = header["options"].get("device", "cpu")
         own = facets(case.measured.spec, device=device, global_batch=True)
         found |= {"batch": "", "global batch": own["global batch"]}
+    if found.get("recipe"):
+        found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
     return ", ".join(
         in_words(name, value)
         for name, value in found.items()

@@ -87,7 +87,8 @@ def _curves(
             look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
             _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
         name = label(case, header, without=("model", "input", "batch"))
-        title = ", ".join(filter(None, (f"batch {spec.global_batch_size:,}", name)))
+        batch = "" if case.properties.get("recipe") else f"batch {spec.global_batch_size:,}"
+        title = ", ".join(filter(None, (batch, name)))
         axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
         scale(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -117,6 +118,8 @@ def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
 
 
 def accuracies(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    from matplotlib.ticker import PercentFormatter
+
     found = [case for case in cases if case.value("test_accuracy") is not None][:MOST_ROWS]
     if len(found) < 2:
         return None
@@ -128,7 +131,8 @@ def accuracies(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | Non
         axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
     axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
     axes.invert_yaxis()
-    axes.set_xlabel("test accuracy, with 95% interval over seeds")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("test accuracy (95% interval)")
     axes.grid(alpha=0.3)
     return figure
 

@@ -1,8 +1,8 @@
 """The tables that a report on data-parallel training asks for, in Markdown, from a stored run.
 
-Each question has a table and one sentence that is computed from its figures. A question that the run
-did not measure names the command that measures it. The first columns of a table are the devices,
-the batch size, and what else distinguishes the rows.
+Each question has a table and one sentence that is computed from its figures. The last section lists
+the questions that the run did not measure, with the commands that measure them. The first columns
+of a table are the devices, the batch size, and what else distinguishes the rows.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ QUESTIONS: tuple[Question, ...] = (
 def report_tables(document: Mapping[str, Any]) -> str:
     """Return all tables of a stored run as Markdown; of an A/B run, those of the candidate."""
     cases = cases_of(document)
-    parts = []
+    parts, missing = [], []
     for question in QUESTIONS:
-        parts += [f"## {question.title}", ""]
         if found := answering(cases, question):
             headings, *rows = table_rows(found, question)
-            parts += [*markdown_table(headings, rows), "", question.sentence(found), ""]
+            table = markdown_table(headings, rows)
+            parts += [f"## {question.title}", "", *table, "", question.sentence(found), ""]
         else:
-            parts += [f"Not measured in this run: `python -m pytest perf/{question.file}`.", ""]
+            missing.append(f"- {question.title}: `python -m pytest perf/{question.file}`")
+    if missing:
+        parts += ["## Not measured in this run", "", *missing, ""]
     return "\n".join(parts)

@@ -49,7 +49,7 @@ def _about_accuracy(cases: Sequence[Case]) -> str:
     trained = [case for case in compared if "train_accuracy" in case.metrics]
     sizes = {case.test: training_of(case).global_batch_size for case in trained}
     if len(set(sizes.values())) < 2:
-        return "Not two batch sizes were trained, so nothing is compared."
+        return "Only one batch size was trained, so nothing is compared."
     small = next(case for case in trained if sizes[case.test] == min(sizes.values()))
     epochs = small.properties["epochs"]
     large = [

@@ -27,7 +27,7 @@ class Costs:
         cells = {f"device-minutes per {self.of}": f"{device / 60:.4f}"}
         if saved is not None and extra is not None:
             cells |= {"time saved": units.seconds(saved), "extra device time": units.seconds(extra)}
-            cells["device-hours for a saved hour"] = f"{extra / saved:.3f}" if saved > 0 else NOTHING
+            cells["extra device-hours per saved hour"] = f"{extra / saved:.3f}" if saved > 0 else NOTHING
         if (price := case.hour_price) is not None:
             cells["price"] = units.money(price * device / 3600)
             if saved is not None and extra is not None:
@@ -41,7 +41,7 @@ class Costs:
         if not compared:
             least, case = extreme(cases, f"device_seconds_{self.suffix}", most=False)
             price = "" if case.hour_price is None else f" and costs {self.row(case)['price']}"
-            return f"With {case.described()}, {one} takes {units.seconds(least)}{price}."
+            return f"With {case.described()}, {one} takes {units.seconds(least)} of device time{price}."
         saved, case = extreme(compared, f"saved_seconds_{self.suffix}", most=True)
         extra = self._seconds(case)[2] or 0.0
         sentence = (

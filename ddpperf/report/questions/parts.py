@@ -100,7 +100,7 @@ def _about_speedups(cases: Sequence[Case]) -> str:
         ]
         value, case, part = (max if most else min)(found, key=lambda triple: triple[0])
         ends.append(
-            f"The {word} speedup has the part {part.replace('_', ' ')}: {units.factor(value)} "
+            f"{part.replace('_', ' ').capitalize()} has the {word} speedup: {units.factor(value)} "
             f"({case.experiment.kind} scaling, {case.described()})."
         )
     short = "A part shorter than 1% of its step has no speedup."
