@@ -270,16 +270,16 @@ def _require_trainable(recipe: Recipe, what: str) -> None:
     if recipe.images_at_once and recipe.fields["grow_from"]:
         raise ValueError(f"{what} has images_at_once and grow_from, which exclude each other; remove one")
     world_size = recipe.devices or 1
-    model = {"model": recipe.model or recipe.data["model"]} if recipe.model or "model" in recipe.data else {}
+    model = recipe.model or recipe.data.get("model", RunSpec.model)
     try:
         for rate in (recipe.rate, *recipe.rates):
             RunSpec(
+                model=model,
                 strategy="single" if world_size == 1 else "ddp",
                 input="device",
                 epoch_images=recipe.global_batch_size,
                 test_images=1,
                 **recipe._work(world_size, rate),
-                **model,
             )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what} cannot be trained: {error}") from error
