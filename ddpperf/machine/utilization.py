@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import Any
 
+from ddpperf.errors import first_line
 from ddpperf.machine.energy import EnergyCounters, Joules, Window, joules_per_step
 from ddpperf.machine.gpu_watch import SM_CLOCK, SUCCESS
 from ddpperf.machine.hardware import query_nvml
@@ -145,6 +147,8 @@ class Sampler:
 
     gpus: NVML's handles. overflowing: energy counters that are read with each sample, because they
     may overflow more than once in a round.
+
+    problem: why sampling ended early; empty if it did not. The earlier samples are kept.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class Sampler:
         self._cpu = cpu
         self._overflowing = overflowing
         self.samples: list[tuple[float, Values]] = []  # with the time on the monotonic clock
+        self.problem = ""
         self._cpu_seconds = self._seconds = 0.0
 
     @property
@@ -174,7 +179,16 @@ class Sampler:
             thread.join()
 
     def _run(self, stop: threading.Event) -> None:
-        began = last = time.monotonic()
+        began = time.monotonic()
+        try:
+            self._take_samples(began, stop)
+        except Exception as error:  # whatever a driver or psutil raises must not cost the measurement
+            self.problem = first_line(error)
+        self._cpu_seconds += time.thread_time()
+        self._seconds += time.monotonic() - began
+
+    def _take_samples(self, began: float, stop: threading.Event) -> None:
+        last = began
         self._cpu.begin()
         while True:
             due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
@@ -182,8 +196,6 @@ class Sampler:
                 break
             last = time.monotonic()
             self.samples.append((last, self._sample()))
-        self._cpu_seconds += time.thread_time()
-        self._seconds += time.monotonic() - began
 
     def _sample(self) -> Values:
         if self._overflowing is not None:
@@ -241,6 +253,8 @@ class Recorder:
         samples = sampler.samples if sampler is not None else []
         rows = _rows([values for _, values in samples])
         joules, source = self._energy(rows.get("power_watts", []))
+        if sampler is not None and sampler.problem and source != EnergySource.COUNTER:
+            joules = ()  # the other sources need samples until the end
         if not joules and not samples:
             return None
         began = self._windows[0].began
@@ -276,7 +290,8 @@ def _rows(samples: Sequence[Values]) -> dict[str, list[list[float | None]]]:
     """Return the values over time by quantity and device, without quantities that nobody reports."""
     rows = {}
     for quantity in samples[0] if samples else ():
-        of_devices = [list(values) for values in zip(*(sample[quantity] for sample in samples), strict=True)]
+        columns = zip_longest(*(sample[quantity] for sample in samples))  # a CPU core may go offline
+        of_devices = [list(values) for values in columns]
         if any(value is not None for values in of_devices for value in values):
             rows[quantity] = of_devices
     return rows
