@@ -342,6 +342,9 @@ def test_damaged_tuning_results_are_refused(
             ("perf", "64, warm up"),
             "--recipe '64, warm up' is no recipe of the named files; pass '64, warm-up' or",
         ),
+        (("perf", ""), "--recipe takes the name of a training recipe, got ''; pass a name in"),
+        (("perf", "12345"), "--recipe '12345' is no recipe of the named files; pass a name in perf/"),
+        (("perf", "16"), "pass '16, as it is' or '16, warm-up + linear decay'"),
         (("perf/test_sampler.py", "64, LARS"), "but the named files have none; name perf/ or"),
         (
             ("perf", "ResNet-18, 50 epochs"),
