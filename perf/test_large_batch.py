@@ -175,7 +175,8 @@ def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
     listed = []
     for name in FIGURES:
         epochs = zip(*(figures(run, run.samples[0], name) for run in runs), strict=True)
-        listed.append(f"{name.replace('_', ' ')} {', '.join(f'{mean(seeds):.4g}' for seeds in epochs)}")
+        form = "{:.1%}" if name.endswith("accuracy") else "{:.4g}"
+        listed.append(f"{name.replace('_', ' ')} {', '.join(form.format(mean(seeds)) for seeds in epochs)}")
     settings = facets(runs[0].spec, device=measure.machine.device)["recipe"]
     measure.note(f"{recipe.name} ({settings}) by epoch: {'; '.join(listed)}")
 

@@ -21,6 +21,7 @@ WORDS = {
     "world_size": "GPUs",
     "per_rank_batch_size": "batch per GPU",
     "global_batch_size": "global batch",
+    "loader_workers": "loader workers",
     "nbytes": "buffer",
     "drop_last": "drop_last",
     "buffer_sync": "buffers synchronized",

@@ -73,8 +73,8 @@ def speedups_table(run: str) -> str:
 # the weak-scaling speedup, {1} over the strong-scaling speedup.
 SPEEDUPS = (
     ("N t(1) / t(N), times of a step", f"{BATCH} images per GPU", "weak-scaling speedup"),
-    ("t(1) / t(N), times of a step", f"{BATCH} images per GPU", "efficiency, no speedup"),
-    ("T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "weak-scaling speedup, no strong scaling"),
+    ("t(1) / t(N), times of a step", f"{BATCH} images per GPU", "efficiency, not a speedup"),
+    ("T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "weak-scaling speedup, not strong scaling"),
     ("N T(1) / T(N), times of an epoch", f"{BATCH} images per GPU", "wrong: {0:.2f} times the speedup"),
     ("t(1) / t(N), times of a step", f"{BATCH} images of all GPUs", "strong-scaling speedup"),
     (
@@ -267,6 +267,24 @@ def data_parallel_table(run: str) -> str:
         rows.append((*counts, *map(units.rate, speeds[:2]), *ratios))
     headings = ("GPUs", "batch_size", "per GPU in DataParallel", "per GPU in DDP", "DataParallel", "DDP")
     return markdown((*headings, "DDP's lead, same batch_size", "DDP's lead, same images per GPU"), rows)
+
+
+# --- precision
+
+
+def precisions_table(run: str) -> str:
+    """Return a Markdown table of the step times in fp32, tf32, bf16 and fp16, with their ratios."""
+    found = cases(run)
+    batches = sorted({training(case).per_rank_batch_size for case in of_functions(found, "test_precision")})
+    rows = []
+    for batch in batches:
+        steps = {
+            precision: one(found, "test_precision", per_rank_batch_size=batch, precision=precision).seconds
+            for precision in ("fp32", "tf32", "bf16", "fp16")
+        }
+        over = [units.factor(steps[other] / steps["fp16"]) for other in ("fp32", "tf32")]
+        rows.append((str(batch), *map(units.seconds, steps.values()), *over))
+    return markdown(("batch", *steps, "fp16's speedup over fp32", "over tf32"), rows)
 
 
 # --- accuracy

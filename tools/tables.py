@@ -99,6 +99,7 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
             "trained by": work(spec),
             "training accuracy": accuracy_text(values, "train_accuracy"),
             "test accuracy": accuracy_text(values, "test_accuracy"),
+            "mirrored": f"{mirrored:.2%}" if (mirrored := values.get("mirrored_test_accuracy")) else "-",
             "points over": points_text(values, "accuracy_over_baseline"),
             "points over as it is": points_text(values, "accuracy_over_as_it_is"),
             "images/s": f"{speed:,.0f} {MARK * bool(warnings)}".rstrip(),
@@ -152,12 +153,13 @@ def work(spec: RunSpec) -> str:
     words = [f"plain loop, rate {spec.rate:g}"] if is_plain_loop else words
     first = spec.warmup_epochs
     words += [f"{first} epoch{'s' * (first > 1)} of warm-up"] * bool(first)
-    usual = "constant" if is_plain_loop else "linear"
-    words += [f"{spec.schedule.replace('_', '-')} schedule"] * (spec.schedule != usual)
+    schedules = {"constant": "constant rate", "linear": "linear decay", "multistep": "multi-step schedule"}
+    schedule = schedules.get(spec.schedule, f"{spec.schedule.replace('_', '-')} schedule")
+    words += [schedule] * (spec.schedule != "constant" or not is_plain_loop)
     words += [f"{spec.accumulation_steps} parts of a batch"] * (spec.accumulation_steps > 1)
     words += [f"gradients clipped to {spec.clip_norm:g}"] * bool(spec.clip_norm)
-    words += ["recomputed statistics"] * spec.recompute_statistics
-    words += [f"from {spec.world_size * spec.grow_from} on"] * bool(spec.grow_from)
+    words += ["recomputed BatchNorm statistics"] * spec.recompute_statistics
+    words += [f"batch size grows from {spec.world_size * spec.grow_from}"] * bool(spec.grow_from)
     words += [f"labels smoothed by {spec.label_smoothing:g}"] * bool(spec.label_smoothing)
     words += [f"cutout of {spec.cutout} pixels"] * bool(spec.cutout)
     words += [f"CutMix in {spec.cutmix:.0%} of the images"] * bool(spec.cutmix)
@@ -183,7 +185,7 @@ def recipe_name(spec: RunSpec) -> str:
         if recipe.rate == spec.rate:
             return recipe.name
         had += [recipe.name] * (spec.rate in recipe.rates)
-    return had[0] if had else "none of today's recipes"
+    return had[0] if had else "an earlier recipe"
 
 
 def over_runs(pattern: str) -> str:

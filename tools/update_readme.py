@@ -33,6 +33,7 @@ from tools.report_mistakes import (
     formulas_table,
     laws_table,
     mistakes_table,
+    precisions_table,
     shards_table,
     speedups_table,
 )
@@ -86,6 +87,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the bandwidths in ": bandwidths_table,
     "the formulas in ": formulas_table,
     "the DataParallel steps in ": data_parallel_table,
+    "the precisions in ": precisions_table,
     "the accuracies in ": accuracies_table,
     "the shards in ": shards_table,
     "the changed trainings in ": mistakes_table,

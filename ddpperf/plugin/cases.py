@@ -266,7 +266,7 @@ RECIPE_WORDS = {
     "label_smoothing": "smooth{:g}",
     "cutout": "cutout{}",
     "cutmix": "cutmix{:g}",
-    "crop_padding": "padding{}",
+    "crop_padding": "pad{}",
     "uncropped_epochs": "uncropped{}",
     "average_weights": "averaged",
     "clip_norm": "clip{:g}",

@@ -39,8 +39,8 @@ def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, 
         found["execution"] = "+".join(filter(None, (spec.execution, spec.inductor)))
         found["strategy"] = _strategy(spec)
         found["memory format"] = spec.memory_format
-        workers = f", {units.counted(spec.loader_workers, 'worker')}" if spec.loader_workers else ""
-        found["input"] = f"{spec.input}{workers}"
+        workers = units.counted(spec.loader_workers, "worker")
+        found["input"] = f"{spec.input}, {workers}" if spec.input == "dataloader" else spec.input
         if isinstance(spec, RunSpec):
             found |= _recipe(spec)
     elif isinstance(spec, SamplerSpec):
@@ -98,6 +98,8 @@ def in_words(name: str, value: str) -> str:
         return f"{value} {name if value != '1' else name.removesuffix('s')}"
     if name == "batch":
         return f"batch {value} per rank"
+    if name == "recipe":
+        return f'recipe "{value}"'  # the names of recipes contain commas
     return f"{name} {value}" if name in ("global batch", "seed", "set_epoch", "uneven end") else value
 
 

@@ -33,7 +33,9 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
         if max(spreads) > UNEQUAL_DEVICES:
             limit = f"{UNEQUAL_DEVICES:.0%}"
-            warnings.append(f"single devices differ by more than {limit}; t(1) is the slowest's")
+            warnings.append(
+                f"t(1) of the devices differs by more than {limit}; the slowest device's t(1) is used"
+            )
     return list(dict.fromkeys(warnings))
 
 

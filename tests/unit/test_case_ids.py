@@ -26,7 +26,7 @@ from tools.default_suite import experiments
 
 pytest_plugins = ["pytester"]
 
-LONGEST = 60  # letters of a test's name with its brackets
+LONGEST = 62  # letters of a test's name with its brackets
 
 Read = Callable[..., Options]
 

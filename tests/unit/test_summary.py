@@ -456,7 +456,7 @@ def test_warnings_of_references_are_the_tests() -> None:
     test["references"] = {"one_device": stored((0.1, 0.1), (0.1, 0.1), (0.15, 0.1), (0.15, 0.1), spec=ALONE)}
     assert warned(summary_lines(passed(test_a=test))) == [
         "the rounds of reference measurements spread by more than 25% (IQR)",
-        "single devices differ by more than 10%; t(1) is the slowest's",
+        "t(1) of the devices differs by more than 10%; the slowest device's t(1) is used",
     ]
     test["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
     assert warned(summary_lines(passed(test_a=test))) == [FEW]
