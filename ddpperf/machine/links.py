@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 # The NVLink generation and the rate of one NVLink, by a part of the GPU's name. Source: NVIDIA's data
 # sheets, which give the sum of all links in both directions: P100 160 GB/s of 4 links, V100 300 of 6,
 # A100 600 of 12, H100 and H200 900 of 18, B200 and B300 1,800 of 18. A800, H20 and H800 have the
-# links of A100 and H100, and A800 and H800 have fewer links. GA102's white paper: 14.0625 GB/s.
+# links of A100 and H100, and A800 and H800 have fewer links. GA102's white paper: 14.0625 GB/s. A40,
+# A4500, A5000, A5500, A6000 and RTX 3090 have this chip, and 112.5 GB/s of 4 links.
 NVLINKS = {
     "P100": (1, 20e9),
     "V100": (2, 25e9),
     **dict.fromkeys(("A100", "A800"), (3, 25e9)),
-    **dict.fromkeys(("A6000", "RTX 3090"), (3, 14.0625e9)),
+    **dict.fromkeys(("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"), (3, 14.0625e9)),
     **dict.fromkeys(("H100", "H200", "H800", "H20"), (4, 25e9)),
     **dict.fromkeys(("B200", "B300"), (5, 50e9)),
 }

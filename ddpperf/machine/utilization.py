@@ -148,7 +148,7 @@ class Sampler:
     gpus: NVML's handles. overflowing: energy counters that are read with each sample, because they
     may overflow more than once in a round.
 
-    problem: why sampling ended early; empty if it did not. The earlier samples are kept.
+    problem: why sampling ended early, so that its samples are incomplete; empty if it did not.
     """
 
     def __init__(
@@ -250,11 +250,11 @@ class Recorder:
     def usage(self) -> Usage | None:
         """Return what was recorded in all rounds, or None if nothing was."""
         sampler = self._sampler
-        samples = sampler.samples if sampler is not None else []
+        samples = sampler.samples if sampler is not None and not sampler.problem else []
         rows = _rows([values for _, values in samples])
         joules, source = self._energy(rows.get("power_watts", []))
         if sampler is not None and sampler.problem and source != EnergySource.COUNTER:
-            joules = ()  # the other sources need samples until the end
+            joules = ()  # a counter may have overflowed more than once
         if not joules and not samples:
             return None
         began = self._windows[0].began

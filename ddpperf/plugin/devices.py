@@ -87,12 +87,14 @@ class Devices:
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed the devices in the measurement that just ended.
 
-        A note says why the sampling of their utilization ended early.
+        A note says why their utilization is unknown.
         """
         disturbed = self._watch.warnings() if self._watch is not None else []
         problems = {sampler.problem for sampler in self._samplers if sampler.problem}
         self._samplers.clear()
-        unsampled = [info(f"the utilization was not sampled to the end: {problem}") for problem in problems]
+        unsampled = [
+            info(f"the utilization is unknown, as sampling ended early: {problem}") for problem in problems
+        ]
         return [*map(warning, self.pinning.warnings(spec)), *disturbed, *unsampled]
 
     def release(self) -> None:

@@ -37,7 +37,7 @@ def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> 
                 torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
 
             optimizer.register_step_pre_hook(clip)
-        return optimizer
+        return with_zero_momenta(optimizer, spec)
     # torch 2.11 has no fused SGD for sharded parameters.
     fused = device.type == "cuda" and spec.strategy != "fsdp"
     settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}
@@ -47,7 +47,21 @@ def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> 
 
         settings["parameters_as_bucket_view"] = True
         return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **settings)
-    return torch.optim.SGD(model.parameters(), **settings)
+    return with_zero_momenta(torch.optim.SGD(model.parameters(), **settings), spec)
+
+
+def with_zero_momenta(optimizer: torch.optim.Optimizer, spec: TrainingSpec) -> torch.optim.Optimizer:
+    """Set the momentum of torch's fused SGD in fp16 to zero before its first step.
+
+    Otherwise the first step makes the momentum of uninitialized memory, and does not write to it if a
+    scaled gradient overflows. The later steps would train with what was in this memory.
+    """
+    if spec.precision == "fp16" and optimizer.defaults.get("fused"):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def _of_recipe(model: nn.Module, spec: RunSpec, device: torch.device) -> torch.optim.Optimizer:

@@ -166,8 +166,11 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_resume_after_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=8)
+@pytest.mark.parametrize("fields", [{}, {"average_weights": True, "buffer_sync": False}])
+def test_ranks_resume_after_one_was_killed(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=8, **fields)
     with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)) as pool:
         (whole,) = pool.measure(two).samples
         monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))

@@ -186,7 +186,7 @@ class FakeMeasure:
         device: str = "cuda",
     ) -> None:
         self.machine = Machine(world_sizes=SIZES, device=device)
-        self.world_sizes: list[int] = []
+        self.specs: list[Spec] = []
         self.metrics: dict[str, Mapping[str, float]] = {}
         self.notes: list[str] = []
         self.warnings: list[str] = []
@@ -194,7 +194,7 @@ class FakeMeasure:
         self._seconds, self._sets = seconds, sets
 
     def __call__(self, spec: Spec) -> Measured:
-        self.world_sizes.append(spec.world_size)
+        self.specs.append(spec)
         N = spec.world_size
         samples = tuple(
             Sample(set=name, side="A", torch="2", seconds=((self._seconds(name, N),) * max(SIZES),))
@@ -215,12 +215,23 @@ def test_largest_world_size_is_measured_first(test: Callable[..., None]) -> None
     """After a smaller group mapped its memory, a larger one would need fresh process sets."""
     measure = FakeMeasure()
     test(measure, TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp"))
-    assert measure.world_sizes == [8, 4, 2, 1]
+    assert [spec.world_size for spec in measure.specs] == [8, 4, 2, 1]
     assert [name for name in measure.metrics if name.startswith("speedup")] == [
         "speedup_of_2",
         "speedup_of_4",
         "speedup_of_8",
     ]
+
+
+@pytest.mark.parametrize(
+    ("test", "constant"),
+    [(test_scaling.test_gustafson, "per_rank_batch_size"), (test_scaling.test_amdahl, "global_batch_size")],
+)
+def test_laws_are_about_one_batch_size(test: Callable[..., None], constant: str) -> None:
+    measure = FakeMeasure()
+    test(measure, EIGHT)
+    assert {getattr(spec, constant) for spec in measure.specs} == {getattr(EIGHT, constant)}
+    assert len(measure.specs) == 4
 
 
 EIGHT = TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp")

@@ -123,6 +123,23 @@ def test_separate_replicas_accumulate_gradients() -> None:
     assert_equal(gradients(step.replicas[1]), mean)
 
 
+def test_step_ends_when_all_replicas_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events that time a step are on the first GPU's stream, which must wait for the other GPUs."""
+    waits: list[tuple[str, str]] = []
+
+    class Stream(str):
+        def wait_stream(self, other: Stream) -> None:
+            waits.append((self, other))
+
+    step = trained(step_of(SPEC.no_sync()))  # the parts of the batch are on their devices now
+    assert isinstance(step, SeparateReplicas)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(device))
+    step.optimizer.register_step_post_hook(lambda *_: setattr(step, "device", torch.device("cuda:0")))
+    step.devices[1] = torch.device("cuda:1")
+    trained(step)
+    assert waits == [("cuda:0", "cuda:1")]
+
+
 @pytest.mark.parametrize("kind", [TrainingSpec, EpochSpec])
 def test_steps_and_epochs_train_separate_replicas(kind: type[TrainingSpec]) -> None:
     spec = kind(**vars(SPEC)).no_sync()

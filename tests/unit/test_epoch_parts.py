@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from itertools import count, cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,6 +153,28 @@ def test_parts_are_those_of_the_median_epoch(rounds: int, gpu: Gpu, monkeypatch:
     steps.rounds = [(STEPS, nothing | epoch) for epoch in epochs[:rounds]]
     found = seconds(steps.finish())
     assert sum(found.values()) == pytest.approx({3: 4.2, 4: (4.0 + 4.2) / 2}[rounds])
+
+
+def test_events_of_a_graph_are_read_before_its_replay(gpu: Gpu) -> None:
+    """The graphs take turns, and each replay records the events of its graph again."""
+    marks = PartMarks(torch.device("cuda"))
+    steps = PartedSteps(MeasuredStep(TrainingStep(SPEC, rank=0, device=CPU)), marks)
+    steps.spec = dataclasses.replace(SPEC, execution="graph")
+    graphs, lasted = cycle([[Event(gpu), Event(gpu)], [Event(gpu), Event(gpu)]]), count(1)
+
+    def replay() -> None:
+        forward, optimizer = next(graphs)
+        marks.marks += [("forward", forward), ("optimizer", optimizer)]
+        forward.record(None)
+        gpu.free = max(gpu.now, gpu.free) + next(lasted)
+        optimizer.record(None)
+        gpu.spend("optimizer")
+
+    steps.training.step = replay  # type: ignore[method-assign]
+    for _ in range(5):
+        steps.step()
+    steps._read()
+    assert [step["forward"] for step in steps.parted] == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0])
 
 
 # --- a real DataLoader on a CPU

@@ -89,6 +89,8 @@ COMMON = pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
         ("NVIDIA H100 NVL", 12, {}, 300e9),
         ("NVIDIA A100-SXM4-80GB", 12, {"FieldValues": fields({COMMON: 25000})}, 300e9),
         ("NVIDIA RTX A6000", 4, {"FieldValues": fields({COMMON: 14062})}, 4 * 14.062e9),
+        *((f"NVIDIA {name}", 4, {}, 56.25e9) for name in ("A40", "RTX A4500", "RTX A5500", "RTX A6000")),
+        ("NVIDIA RTX A5000", 4, {"NvLinkVersion": per_link(lambda link: 4)}, 56.25e9),
         ("NVIDIA GB200", 18, {}, 900e9),
         ("NVIDIA Unheard Of", 18, {}, None),
         ("NVIDIA Unheard Of", 18, {"NvLinkVersion": per_link(lambda link: 5)}, 450e9),  # that is 3.1

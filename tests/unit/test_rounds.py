@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import GpuState, GpuWatch
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, TrainingSpec
+from ddpperf.machine.utilization import Recorder
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
@@ -134,6 +136,58 @@ def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
             measured = pool.measure(call)
         assert [len(sample.seconds) for sample in measured.samples] == [rounds] * len(sides)
         assert rounds * measured.iterations == 32, "the turns together are as long as whole rounds"
+
+
+# --- recorded rounds
+
+
+class Recorded(Recorder):
+    """A recorder that keeps the number of steps of each round."""
+
+    def __init__(self, steps: list[int]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    @contextmanager
+    def round(self, steps: int) -> Iterator[None]:
+        self.steps.append(steps)
+        yield
+
+
+@pytest.mark.parametrize(("knowing", "untimed"), [("A", [1, 0, 0]), ("", [1, 1, 1])])
+def test_untimed_steps_use_energy_too(canned: Canned, knowing: str, untimed: list[int]) -> None:
+    canned.can_skip_untimed = knowing
+    steps: list[int] = []
+    step = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
+    options = SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)
+    with Pool(options, recorder=lambda *_: Recorded(steps)) as pool:
+        measured = pool.measure(step)
+    assert [recorded - measured.iterations for recorded in steps] == untimed
+
+
+def test_an_epoch_has_no_untimed_step(canned: Canned) -> None:
+    steps: list[int] = []
+    options = SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60)
+    with Pool(options, recorder=lambda *_: Recorded(steps)) as pool:
+        pool.measure(EPOCH)
+    assert set(steps) == {1}
+
+
+def test_ranks_in_turn_are_not_recorded(canned: Canned) -> None:
+    """The energy of all turns together would be that of several measurements."""
+    recorded: list[Spec] = []
+
+    def recorder(spec: Spec, *_: object) -> Recorder:
+        recorded.append(spec)
+        return Recorder()
+
+    alone = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    together = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
+    options = SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)
+    with Pool(options, recorder=recorder) as pool:
+        for spec in (alone, together):
+            pool.measure(spec)
+    assert recorded == [together]
 
 
 # --- spoiled rounds

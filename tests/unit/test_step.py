@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +47,34 @@ def small_image_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(900, 10)
     )
+
+
+@pytest.fixture
+def new_memory_is_nan() -> Iterator[None]:
+    """torch's deterministic algorithms fill the memory of new tensors with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("new_memory_is_nan")
+def test_overflow_of_the_first_fused_step_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused optimizer, as on GPUs, gets its momentum in its first step, even if it skips the step."""
+    sgd = torch.optim.SGD
+    monkeypatch.setattr(torch.optim, "SGD", lambda groups, **fields: sgd(groups, **fields | {"fused": True}))
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    step = training_step(precision="fp16")
+    scaler = step.training.scaler
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**24})
+    before = parameters(step)
+    step.step()
+    assert scaler.get_scale() == 2.0**23, "it overflowed"
+    assert all(map(torch.equal, parameters(step), before))
+    scaler.update(2.0**12)
+    step.step()
+    changed = parameters(step)
+    assert not any(map(torch.equal, changed, before))
+    assert all(bool(parameter.isfinite().all()) for parameter in changed)
 
 
 def test_a_step_is_sgd_with_a_cosine_rate(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +158,29 @@ def test_rank_that_ends_meanwhile_raises_nothing(
     assert (found["rank_memory_bytes"] == [None]) == (asked == "memory_info")
 
 
+def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process stands for the rank's worker, with the memory and CPU time of this one."""
+    this, twice = psutil.Process(), SimpleNamespace()
+    for name in ("cpu_times", "memory_info"):
+        setattr(twice, name, getattr(this, name))
+    twice.pid = NO_PROCESS
+    monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [twice] if recursive else [])
+    for with_children, times in ((False, 1), (True, 2)):
+        sampler = cpu(this.pid, with_children=with_children)
+        sampler.begin()
+        sampler.now()  # finds the worker
+        began = time.process_time()
+        while time.process_time() - began < 0.1:
+            pass
+        before, elapsed = sampler._seconds, -sampler._when
+        found = sampler.now()
+        elapsed += sampler._when
+        (busy,), (memory,) = found["rank_cpus"], found["rank_memory_bytes"]
+        assert memory == pytest.approx(times * this.memory_info().rss, rel=0.2)
+        own = sampler._seconds[0][this.pid] - before[0][this.pid]
+        assert busy == pytest.approx(times * own / elapsed, rel=0.3)
+
+
 def test_children_that_begin_or_end_count_not() -> None:
     assert utilization._difference({1: 5.0, 2: 9.0}, {1: 6.0, 3: 7.0}, 2.0) == 0.5
     assert utilization._difference({2: 9.0}, {3: 7.0}, 2.0) is None
@@ -203,7 +227,7 @@ def failing_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", virtual_memory)
 
 
-def test_error_of_psutil_keeps_earlier_samples(
+def test_error_of_psutil_is_kept_as_problem(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     failing_memory(monkeypatch, after=1)
@@ -212,8 +236,6 @@ def test_error_of_psutil_keeps_earlier_samples(
         wait_for(lambda: bool(sampler.problem))
     assert sampler.problem == "[Errno 13] Permission denied: '/proc/meminfo'"
     assert len(sampler.samples) == 1
-    assert (usage := recorder.usage()) is not None
-    assert usage.mean["host_memory_bytes"]
     assert capfd.readouterr() == ("", "")
 
 
@@ -226,7 +248,9 @@ def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) ->
     with recorder.round(1):
         wait_for(lambda: bool(recorder._sampler and recorder._sampler.problem))
     (note,) = devices.warnings(recorded)
-    assert note.text.startswith("the utilization was not sampled to the end: [Errno 13] Permission denied")
+    assert note.text.startswith(
+        "the utilization is unknown, as sampling ended early: [Errno 13] Permission denied"
+    )
     assert devices.warnings(recorded) == []
 
 
@@ -243,8 +267,7 @@ def test_energy_without_later_samples_needs_a_counter(
     assert (usage := recorder.usage()) is not None
     assert usage.joules, "sampled to the end"
     recorder._sampler.problem = "it ended early"
-    assert (usage := recorder.usage()) is not None
-    assert bool(usage.joules) == (source == EnergySource.COUNTER)
+    assert (recorder.usage() is not None) == (source == EnergySource.COUNTER)
 
 
 def test_core_that_goes_offline_has_no_later_value() -> None:
@@ -373,6 +396,21 @@ def test_too_few_samples_of_power_give_none(
     assert ("power_watts" in usage.series) == (watts is not None)
 
 
+def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mean would be that of the begin of a training."""
+    of_cpu, answers = cpu(), iter([{"cpu_utilization": [0.5]}])
+    monkeypatch.setattr(of_cpu, "now", lambda: next(answers))  # the second call raises StopIteration
+    sampler = Sampler([], of_cpu)
+    recorder = Recorder(sampler=sampler)
+    with recorder.round(1):
+        end = time.monotonic() + 20
+        while samplers() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert len(sampler.samples) == 1
+    assert sampler.problem
+    assert recorder.usage() is None
+
+
 def test_nothing_recorded_is_none() -> None:
     recorder = Recorder()
     with recorder.round(1):
@@ -398,6 +436,11 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     assert usage.joules == ()  # the counter did not move
     step = devices.recorder(TrainingSpec(world_size=1, strategy="single", **fields), [], True)
     assert step._sampler is None
+    loads = EpochSpec(world_size=1, strategy="single", input="dataloader", loader_workers=2, **fields)
+    sampled = [
+        devices.recorder(spec, [], True)._sampler for spec in (loads, replace(loads, loader_workers=0))
+    ]
+    assert [sampler._cpu._with_children for sampler in sampled if sampler is not None] == [True, False]
     assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._counters is None
 
 
