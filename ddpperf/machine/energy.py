@@ -100,26 +100,33 @@ class _Package:
 
     def __init__(self, zone: Path) -> None:
         self._zone = zone
-        self._range = float(_text(zone / "max_energy_range_uj") or math.inf)
+        self._range = _number(zone / "max_energy_range_uj")
         self._last: float | None = None
         self._total = 0.0
 
     def read(self) -> float | None:
         """Return the joules since the first reading, or None if the counter cannot be read."""
-        if not (text := _text(self._zone / "energy_uj")):
+        if (now := _number(self._zone / "energy_uj")) is None:
             return None
-        now = float(text)
-        if self._last is not None:
-            moved = now - self._last
-            self._total += moved if moved >= 0 else moved + self._range
+        moved = 0.0 if self._last is None else now - self._last
+        if moved < 0:
+            if self._range is None:
+                return None
+            moved += self._range
+        self._total += moved
         self._last = now
         return self._total * 1e-6
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
     return ""
+
+
+def _number(path: Path) -> float | None:
+    text = _text(path)
+    return float(text) if text.isascii() and text.isdecimal() else None
 
 
 @dataclass(kw_only=True)

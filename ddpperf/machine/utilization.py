@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import Any
 
+from ddpperf.errors import first_line
 from ddpperf.machine.energy import EnergyCounters, Joules, Window, joules_per_step
 from ddpperf.machine.gpu_watch import SM_CLOCK, SUCCESS
 from ddpperf.machine.hardware import query_nvml
@@ -145,7 +147,8 @@ class Sampler:
 
     gpus: NVML's handles. overflowing: energy counters that are read with each sample, because they
     may overflow more than once in a round.
-    failed: whether an error ended the sampling of a round early, so that its samples are incomplete.
+
+    problem: why sampling ended early, so that its samples are incomplete; empty if it did not.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Sampler:
         self._cpu = cpu
         self._overflowing = overflowing
         self.samples: list[tuple[float, Values]] = []  # with the time on the monotonic clock
-        self.failed = False
+        self.problem = ""
         self._cpu_seconds = self._seconds = 0.0
 
     @property
@@ -176,20 +179,23 @@ class Sampler:
             thread.join()
 
     def _run(self, stop: threading.Event) -> None:
-        began = last = time.monotonic()
+        began = time.monotonic()
         try:
-            self._cpu.begin()
-            while True:
-                due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
-                if stop.wait(max(0.0, due - time.monotonic())):
-                    break
-                last = time.monotonic()
-                self.samples.append((last, self._sample()))
-        except Exception:
-            self.failed = True
-            raise  # Python prints it
+            self._take_samples(began, stop)
+        except Exception as error:  # whatever a driver or psutil raises must not cost the measurement
+            self.problem = first_line(error)
         self._cpu_seconds += time.thread_time()
         self._seconds += time.monotonic() - began
+
+    def _take_samples(self, began: float, stop: threading.Event) -> None:
+        last = began
+        self._cpu.begin()
+        while True:
+            due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
+            if stop.wait(max(0.0, due - time.monotonic())):
+                break
+            last = time.monotonic()
+            self.samples.append((last, self._sample()))
 
     def _sample(self) -> Values:
         if self._overflowing is not None:
@@ -244,9 +250,11 @@ class Recorder:
     def usage(self) -> Usage | None:
         """Return what was recorded in all rounds, or None if nothing was."""
         sampler = self._sampler
-        samples = sampler.samples if sampler is not None and not sampler.failed else []
+        samples = sampler.samples if sampler is not None and not sampler.problem else []
         rows = _rows([values for _, values in samples])
         joules, source = self._energy(rows.get("power_watts", []))
+        if sampler is not None and sampler.problem and source != EnergySource.COUNTER:
+            joules = ()  # a counter may have overflowed more than once
         if not joules and not samples:
             return None
         began = self._windows[0].began
@@ -282,7 +290,8 @@ def _rows(samples: Sequence[Values]) -> dict[str, list[list[float | None]]]:
     """Return the values over time by quantity and device, without quantities that nobody reports."""
     rows = {}
     for quantity in samples[0] if samples else ():
-        of_devices = [list(values) for values in zip(*(sample[quantity] for sample in samples), strict=True)]
+        columns = zip_longest(*(sample[quantity] for sample in samples))  # a CPU core may go offline
+        of_devices = [list(values) for values in columns]
         if any(value is not None for values in of_devices for value in values):
             rows[quantity] = of_devices
     return rows

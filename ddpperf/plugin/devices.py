@@ -14,7 +14,7 @@ from ddpperf.machine.energy import EnergyCounters, cpu_counters, gpu_counters
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import Gpu, query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
-from ddpperf.results.notes import Note, warning
+from ddpperf.results.notes import Note, info, warning
 from ddpperf.specs import Spec, TrainingSpec
 
 
@@ -32,6 +32,7 @@ class Devices:
         self._locks = ExitStack()
         self.pinning = Pinning()
         self._watch: GpuWatch | None = None
+        self._samplers: list[Sampler] = []  # of the measurements since the last warnings
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
@@ -72,6 +73,7 @@ class Devices:
         if not spec.repeats:
             cpu = CpuSampler(self._cores, processes, with_children=spec.loader_workers > 0)
             sampler = Sampler(self._handles[: spec.world_size], cpu, None if self._gpus else self._energy)
+            self._samplers.append(sampler)
         return Recorder(self._energy, spec.world_size, sampler, alone=alone)
 
     @cached_property
@@ -83,9 +85,17 @@ class Devices:
         return gpu_counters(self._handles) if self._gpus else cpu_counters()
 
     def warnings(self, spec: Spec) -> list[Note]:
-        """Return warnings about what disturbed the devices in the measurement that just ended."""
+        """Return warnings about what disturbed the devices in the measurement that just ended.
+
+        A note says why their utilization is unknown.
+        """
         disturbed = self._watch.warnings() if self._watch is not None else []
-        return [*map(warning, self.pinning.warnings(spec)), *disturbed]
+        problems = {sampler.problem for sampler in self._samplers if sampler.problem}
+        self._samplers.clear()
+        unsampled = [
+            info(f"the utilization is unknown, as sampling ended early: {problem}") for problem in problems
+        ]
+        return [*map(warning, self.pinning.warnings(spec)), *disturbed, *unsampled]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

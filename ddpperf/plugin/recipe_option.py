@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+NAMES = "pass a name in perf/recipes.toml"
+
 
 def recipes_of(items: Sequence[pytest.Item]) -> set[str]:
     """Return the names of the recipes with which the collected tests train."""
@@ -21,10 +23,13 @@ def refusal_of(items: Sequence[pytest.Item], requested: Sequence[str]) -> str:
             advice = "name perf/ or perf/test_large_batch.py"
             return f"--recipe {name!r} needs trainings, but the named files have none; {advice}"
         if name not in known:
+            if not name.strip():
+                return f"--recipe takes the name of a training recipe, got {name!r}; {NAMES}"
             by_letters = {recipe.lower(): recipe for recipe in sorted(known)}
             near = difflib.get_close_matches(name.lower(), by_letters, 3, cutoff=0.5)
+            near = near or [letters for letters in by_letters if name.lower() in letters][:3]
             nearest = " or ".join(repr(by_letters[letters]) for letters in near)
-            advice = f"pass {nearest}" if near else f"perf/recipes.toml has {len(known)} names"
+            advice = f"pass {nearest}" if near else NAMES
             return f"--recipe {name!r} is no recipe of the named files; {advice}"
         skips = [item.get_closest_marker("skip") for item in items if name in recipes_of([item])]
         if all(skips):

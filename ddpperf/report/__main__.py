@@ -170,6 +170,8 @@ def _requested(given: argparse.Namespace) -> list[Output]:
             lambda path, run, kept: write_prometheus(path, run),
         ),
     )
+    if given.gpu_hour_price is not None and not (given.tables or given.output):
+        raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")
     found = {}
     for option, path, begins, what, write in outputs:
         if path is None:

@@ -146,6 +146,7 @@ def utilization_text(document: Mapping[str, Any]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(["test", "process_set", "quantity", "device", "seconds", "value"])
+    columns = output.tell()
     for case in cases_of(document):
         for sample in case.measured.samples:
             if sample.usage is None:
@@ -155,6 +156,9 @@ def utilization_text(document: Mapping[str, Any]) -> str:
                     for seconds, value in zip(sample.usage.seconds, row, strict=True):
                         if value is not None:
                             writer.writerow([case.test, sample.set, quantity, device, seconds, value])
+    if output.tell() == columns:
+        where = "measure some with python -m pytest perf/test_scaling.py"
+        raise Refused(f"--utilization writes sampled epochs and trainings, and the run holds none; {where}")
     return output.getvalue()
 
 

@@ -7,7 +7,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,10 @@ OF_RECIPE = (
     *("recompute_statistics", "average_weights", "may_diverge"),
 )
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
+OF_DEVICE = (*OF_DATA, "epochs", "seeds", "tuning_seeds")  # of [cpu] and [cuda]
+OF_RATE = ("rate", "rates", "rate_of")  # a recipe has one of these
 IMAGENET_CLASSES = 1000
+QUOTED_LETTERS = 60  # the most letters of a wrong value that an error message quotes
 
 
 def _is_whole(value: object) -> bool:
@@ -50,18 +53,21 @@ def _are_accuracies(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and value.isprintable() and bool(value.strip())
 
 
-# The keys of a recipe that are no fields of RunSpec: the check of a value, and what it accepts
-OF_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
-    "name": (_is_text, "a text"),
+# The keys that are no fields of RunSpec: the check of a value, and what it accepts
+CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "name": (_is_text, "a text of one line"),
     "global_batch_size": (_is_whole, "a whole number of at least 1"),
     "images_at_once": (_is_whole, "a whole number of at least 1"),
     "devices": (_is_whole, "a whole number of at least 1"),
     "model": (_is_text, "the name of a model"),
     "epochs": (_is_whole, "a whole number of at least 1"),
+    "epoch_images": (_is_whole, "a whole number of at least 1"),
+    "test_images": (_is_whole, "a whole number of at least 1"),
     "seeds": (_is_whole, "a whole number of at least 1"),
+    "tuning_seeds": (_is_whole, "a whole number of at least 1"),
     "rate": (_is_number, "a number above 0"),
     "rates": (_are_numbers, "a list of numbers above 0"),
     "rate_of": (_is_text, "the name of a recipe"),
@@ -69,6 +75,7 @@ OF_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
     "reported_train_accuracy": (_are_accuracies, "fractions by report, such as { A = 0.85 }"),
     "reported_test_accuracy": (_are_accuracies, "fractions by report, such as { A = 0.85 }"),
 }
+RECIPE_KEYS = [*(name for name in CHECKS if name not in (*OF_DATA, "tuning_seeds")), "model", *OF_RECIPE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +141,9 @@ class Recipe:
         ]
 
     def _work(self, world_size: int, rate: float | None) -> dict[str, Any]:
-        if self.global_batch_size % world_size or self.fields["grow_from"] % world_size:
-            raise ValueError(
-                f"batch {self.global_batch_size} does not divide over {world_size} devices; use a divisor"
-            )
+        for what, images in (("batch", self.global_batch_size), ("grow_from", self.fields["grow_from"])):
+            if images % world_size:
+                raise ValueError(f"{what} {images} does not divide over {world_size} devices; use a divisor")
         per_rank_batch_size = self.global_batch_size // world_size
         found = {
             **self.fields,
@@ -173,15 +179,20 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     document = _document()
     of_device, common = document[device], document[KINDS[kind]]
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
+    names = [row.get("name") for other in KINDS for row in of_device.get(other, ())]
     recipes: dict[str, Recipe] = {}
     for row in of_device.get(kind, ()):
         what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
-        _check(row, what)
-        if row["name"] in recipes:
+        _check(row, what, RECIPE_KEYS, ("name", "global_batch_size"))
+        if names.count(row["name"]) > 1:
             raise ValueError(f"{what} stands there twice; rename one")
         values = {"epochs": of_device["epochs"], "seeds": of_device["seeds"]} | common | row
-        if {"rates", "rate_of"} & row.keys():
-            values.pop("rate", None)
+        if len(rates := [name for name in OF_RATE if name in row]) > 1:
+            raise ValueError(f"{what} has {' and '.join(rates)}, which exclude each other; remove one")
+        if "scale" in row and "rate_of" not in row:
+            raise ValueError(f"{what} has scale, but no rate_of that it scales; add rate_of")
+        if rates:
+            values = {name: value for name, value in values.items() if name not in OF_RATE or name in rates}
         recipe = Recipe(
             name=row["name"],
             global_batch_size=row["global_batch_size"],
@@ -210,19 +221,19 @@ def find_recipe(device: str, name: str) -> Recipe:
     return next(recipe for recipe in recipes if recipe.name == name)
 
 
-def _check(row: Mapping[str, Any], what: str) -> None:
+def _check(row: Mapping[str, Any], what: str, known: Sequence[str], needed: Sequence[str] = ()) -> None:
     """Raise ValueError for a missing key, an unknown key, or a value of the wrong kind."""
-    for name in ("name", "global_batch_size"):
+    for name in needed:
         if name not in row:
             raise ValueError(f"{what} has no {name}; add it")
-    known = [*OF_ROW, *OF_RECIPE]
     for name, value in row.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             advice = f"correct it to {near[0]}" if near else "remove it"
-            raise ValueError(f"{what} has the unknown key {name!r}; {advice}")
-        if name in OF_ROW and not OF_ROW[name][0](value):
-            raise ValueError(f"{name} of {what} must be {OF_ROW[name][1]}, got {value!r}")
+            raise ValueError(f"{what} has the unknown key {name[:QUOTED_LETTERS]!r}; {advice}")
+        if name in CHECKS and not CHECKS[name][0](value):
+            got = repr(value)[:QUOTED_LETTERS]
+            raise ValueError(f"{name} of {what} must be {CHECKS[name][1]}, got {got}")
 
 
 def _rate(
@@ -258,18 +269,18 @@ def _require_trainable(recipe: Recipe, what: str) -> None:
     """Raise ValueError if a recipe contradicts itself, such as a warm-up longer than the training."""
     if recipe.images_at_once and recipe.fields["grow_from"]:
         raise ValueError(f"{what} has images_at_once and grow_from, which exclude each other; remove one")
-    batch = recipe.global_batch_size
+    world_size = recipe.devices or 1
+    model = recipe.model or recipe.data.get("model", RunSpec.model)
     try:
-        RunSpec(
-            world_size=1,
-            strategy="single",
-            input="device",
-            per_rank_batch_size=batch,
-            epoch_images=batch,
-            test_images=1,
-            rate=recipe.rate,
-            **recipe.fields,
-        )
+        for rate in (recipe.rate, *recipe.rates):
+            RunSpec(
+                model=model,
+                strategy="single" if world_size == 1 else "ddp",
+                input="device",
+                epoch_images=recipe.global_batch_size,
+                test_images=1,
+                **recipe._work(world_size, rate),
+            )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what} cannot be trained: {error}") from error
 
@@ -290,6 +301,20 @@ def _document() -> dict[str, Any]:
         document: dict[str, Any] = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}); correct it") from error
+    devices, common = ("cpu", "cuda"), tuple(dict.fromkeys(KINDS.values()))
+    _check(document, path.name, [*common, *devices])
+    for name in (*common, *devices):
+        what, table = f"[{name}] in {path.name}", document.get(name)
+        if not isinstance(table, dict):
+            raise ValueError(f"{path.name} has no table [{name}]; add it")
+        if name in common:
+            _check(table, what, [*OF_RECIPE, "rate", "seeds"])
+            continue
+        _check(table, what, [*OF_DEVICE, *KINDS], OF_DEVICE[len(OF_DATA) :])
+        for kind in KINDS:
+            rows = table.get(kind, [])
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError(f"{kind} of {what} must be tables; write [[{name}.{kind}]] above a recipe")
     return document
 
 
@@ -298,7 +323,16 @@ def tuned() -> dict[str, Any]:
 
     The result of each device type and recipe has the best learning rate and the test accuracy of
     every learning rate that was tried.
+    Raises ValueError for a damaged file.
     """
     path = FOLDER / "recipes.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    try:
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        if all(_is_number(row["rate"]) for rows in found.values() for row in rows.values()):
+            return found
+        problem = "a rate is no number above 0"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    except (AttributeError, KeyError, TypeError):
+        problem = "a recipe has no rate"
+    raise ValueError(f"{path.name} cannot be read ({problem}); restore it, or remove it to tune again")

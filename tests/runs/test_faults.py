@@ -39,6 +39,43 @@ def test_never(measure):
 """
 
 
+TRAINING = """
+import pytest
+from ddpperf.specs import Fault, RunSpec
+
+FIELDS = dict(world_size=2, strategy="ddp", per_rank_batch_size=16, model="resnet10_cifar", input="device",
+              epoch_images=64, test_images=32, epochs=1, rate=0.01, delay_seconds=0.2)
+
+def test_trained(measure):
+    measure(RunSpec(**FIELDS))
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training(measure, kind):
+    measure(RunSpec(**FIELDS, fault=Fault(kind=kind, rank=1)))
+
+def test_again(measure):
+    measure(RunSpec(**FIELDS, seed=1))
+"""
+
+
+@pytest.mark.slow
+def test_faults_in_trainings_leave_the_others(project: Project) -> None:
+    project.experiment.write_text(TRAINING.replace("KINDS", "['kill', 'raise', 'hang']"))
+    run = project.run("perf", "--deadline", "10")
+    assert run.status == 1
+    for how in (
+        "was killed by SIGKILL",
+        "raised RuntimeError: injected into rank 1",
+        "not answer within 10 s",
+    ):
+        assert how in run.output
+    assert "ddpperf-sampler" not in run.output, "no thread failed"
+    measured = project.measured()
+    assert set(measured) == {"test_trained", "test_again"}
+    assert all(stored["samples"][0]["usage"]["series"]["rank_cpus"] for stored in measured.values())
+    project.assert_nothing_left()
+
+
 def test_killed_rank_fails_its_test_alone(project: Project) -> None:
     project.experiment.write_text(FAULTS.replace("KINDS", "['kill']"))
     run = project.run("perf")
@@ -136,6 +173,22 @@ def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal
     assert f"NO VERDICT: the run was interrupted by {how.name}" in output
     assert "perf/test_it.py::test_never was not run" in output
     assert list(project.measured()) == ["test_measured"]
+    project.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_interrupted_training_keeps_what_was_measured(project: Project) -> None:
+    project.experiment.write_text(TRAINING.replace("KINDS", "['hang']"))
+    process = project.start("perf", "--worker-logs", str(project.root / "logs"))
+    log = project.root / "logs" / "A1-rank1.log"
+    wait_while_it_runs(
+        process, lambda: log.exists() and "injected into rank 1" in log.read_text(), "no training was begun"
+    )
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 125, output
+    assert "NO VERDICT: the run was interrupted by SIGINT" in output
+    assert list(project.measured()) == ["test_trained"]
     project.assert_nothing_left()
 
 

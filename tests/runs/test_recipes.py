@@ -279,6 +279,22 @@ NAME, BATCH = 'name = "64, warm-up"\n', "global_batch_size = 64\n"
         (f"{NAME}{BATCH}", NAME, "'64, warm-up' of cpu in recipes.toml has no global_batch_size"),
         (NAME, 'name = "64, cosine"\n', "recipe '64, cosine' of cpu in recipes.toml stands there twice"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
+        (NAME, 'name = "64, warm-up + linear decay"\n', "stands there twice"),  # of another kind
+        (NAME, 'name = "64\\nwarm-up"\n', "must be a text of one line, got '64\\nwarm-up'"),
+        (NAME, f'{NAME}model = "resnet11"\n', "cannot be trained: model must be one of resnet18"),
+        (NAME, f"{NAME}devices = 3\n", "batch 64 does not divide over 3 devices; use a divisor"),
+        (NAME, f"{NAME}images_at_once = 5\n", "does not divide into parts of 5 images; use a divisor"),
+        (NAME, f"{NAME}rates = [0.1, 1e9]\n", "rate must be a number from 0 to 1000, got 1000000000.0"),
+        (NAME, f"{NAME}rate = 0.1\nrates = [0.1]\n", "has rate and rates, which exclude each other"),
+        (NAME, f'{NAME}scale = "linear"\n', "has scale, but no rate_of that it scales; add rate_of"),
+        ("[plain]\n", "[plane]\n", "recipes.toml has the unknown key 'plane'; correct it to plain"),
+        ("[plain]\n", "[plain]\nmomentun = 1\n", "[plain] in recipes.toml has the unknown key 'momentun'"),
+        ("[plain]\n", "[plain]\nlabel_smoothing = 2\n", "label_smoothing must be a number from 0 to 1"),
+        ("rate = 0.1\n", 'rate = "fast"\n', "rate of [plain] in recipes.toml must be a number above 0"),
+        ("epochs = 4\n", "", "[cpu] in recipes.toml has no epochs; add it"),
+        ("epoch_images = 256\n", "epoch_images = 0\n", "epoch_images of [cpu] in recipes.toml must be"),
+        ("epochs = 4\n", 'epochs = 4\nlong = "x"\n', "must be tables; write [[cpu.long]] above a recipe"),
+        (f"[[cpu.remedy]]\n{NAME}", f"[[cpu.remedies]]\n{NAME}", "correct it to remedy"),
     ],
 )  # fmt: skip
 def test_wrong_recipe_is_refused(
@@ -293,6 +309,32 @@ def test_wrong_recipe_is_refused(
     assert "\n" not in str(refused.value)
 
 
+def test_empty_recipes_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes.toml").write_text("")
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"^recipes\.toml has no table \[tuned\]; add it$"):
+        read_recipes("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "recipes.json cannot be read (Expecting property name"),
+        ("[]", "recipes.json cannot be read (a recipe has no rate); restore it, or remove it"),
+        ('{"cpu": {"16": {}}}', "recipes.json cannot be read (a recipe has no rate); restore it"),
+        ('{"cpu": {"16": {"rate": "x"}}}', "(a rate is no number above 0); restore it, or remove it"),
+    ],
+)
+def test_damaged_tuning_results_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    (tmp_path / "recipes.toml").write_text((REPOSITORY / "perf" / "recipes.toml").read_text())
+    (tmp_path / "recipes.json").write_text(text)
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_recipes("cpu")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -300,6 +342,9 @@ def test_wrong_recipe_is_refused(
             ("perf", "64, warm up"),
             "--recipe '64, warm up' is no recipe of the named files; pass '64, warm-up' or",
         ),
+        (("perf", ""), "--recipe takes the name of a training recipe, got ''; pass a name in"),
+        (("perf", "12345"), "--recipe '12345' is no recipe of the named files; pass a name in perf/"),
+        (("perf", "16"), "pass '16, as it is' or '16, warm-up + linear decay'"),
         (("perf/test_sampler.py", "64, LARS"), "but the named files have none; name perf/ or"),
         (
             ("perf", "ResNet-18, 50 epochs"),

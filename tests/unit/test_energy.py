@@ -156,6 +156,29 @@ def test_packages_are_added_and_wrap_around(tmp_path: Path) -> None:
     assert counters.read() == pytest.approx((250e-6,))
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("energy_uj", b"\xff"),
+        ("energy_uj", b"-"),
+        ("max_energy_range_uj", b""),
+        ("max_energy_range_uj", b"?"),
+    ],
+)
+def test_damaged_counter_gives_no_energy(tmp_path: Path, file: str, content: bytes) -> None:
+    zone = package(tmp_path, 0, 900)
+    if file == "energy_uj":
+        (counters := cpu_counters(tmp_path))
+        assert counters is not None
+        (zone / file).write_bytes(content)
+    else:
+        (zone / file).write_bytes(content)
+        (counters := cpu_counters(tmp_path))
+        assert counters is not None
+        (zone / "energy_uj").write_text("100")  # it was full, nobody knows at what
+    assert counters.read() is None
+
+
 def test_unreadable_counter_is_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cpu_counters(tmp_path / "nothing") is None
     package(tmp_path, 0, 5)

@@ -284,3 +284,12 @@ def test_newest_run_is_the_default(run: Run, canned_suite: CannedSuite) -> None:
     assert run(report, "--csv", "a.csv").returncode == 0
     rows = list(csv.DictReader((canned_suite.root / "a.csv").read_text().splitlines()))
     assert rows
+
+
+def test_price_without_tables_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", str(CPU), "--gpu-hour-price", "2"])
+    assert report() == 4
+    expected = "--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one\n"
+    assert capsys.readouterr() == ("", expected)

@@ -211,7 +211,7 @@ def test_curves_have_a_panel_for_each_training(figure: str) -> None:
     drawn = [found for line in lines if len(found := np.asarray(line.get_ydata()))]
     assert len(expected) == 2 * len(panels)
     assert np.sort(np.array(drawn), axis=0) == pytest.approx(np.sort(np.array(expected), axis=0))
-    assert len({axes.get_title() for axes in panels}) == len(panels)
+    assert all(axes.get_title().startswith("batch ") for axes in panels)
 
 
 def test_history_shows_every_kept_run() -> None:

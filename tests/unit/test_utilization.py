@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import pynvml
 import pytest
 
 from ddpperf.machine import energy, utilization
-from ddpperf.machine.energy import EnergyCounters
+from ddpperf.machine.energy import EnergyCounters, Window
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.usage import MOST_POINTS, EnergySource, Usage, averaged
@@ -41,8 +43,12 @@ def samplers() -> list[threading.Thread]:
 
 
 def wait_for_sample(sampler: Sampler) -> None:
+    wait_for(lambda: bool(sampler.samples))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20  # on a busy machine
-    while not sampler.samples and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
 
@@ -208,6 +214,71 @@ def test_interrupted_round_leaves_no_thread(error: type[BaseException]) -> None:
     assert not samplers()
 
 
+def failing_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let psutil raise an error of the system after some calls."""
+    calls = itertools.count()
+    memory = psutil.virtual_memory()
+
+    def virtual_memory() -> Any:
+        if next(calls) < after:
+            return memory
+        raise PermissionError(13, "Permission denied", "/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", virtual_memory)
+
+
+def test_error_of_psutil_is_kept_as_problem(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing_memory(monkeypatch, after=1)
+    recorder = Recorder(sampler=(sampler := Sampler([], cpu())))
+    with recorder.round(1):
+        wait_for(lambda: bool(sampler.problem))
+    assert sampler.problem == "[Errno 13] Permission denied: '/proc/meminfo'"
+    assert len(sampler.samples) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_memory(monkeypatch, after=0)
+    devices = Devices((), 1)
+    recorded = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single")
+    recorder = devices.recorder(recorded, [], True)
+    assert recorder._sampler is not None
+    with recorder.round(1):
+        wait_for(lambda: bool(recorder._sampler and recorder._sampler.problem))
+    (note,) = devices.warnings(recorded)
+    assert note.text.startswith(
+        "the utilization is unknown, as sampling ended early: [Errno 13] Permission denied"
+    )
+    assert devices.warnings(recorded) == []
+
+
+@pytest.mark.parametrize("source", list(EnergySource))
+def test_energy_without_later_samples_needs_a_counter(
+    monkeypatch: pytest.MonkeyPatch, source: EnergySource
+) -> None:
+    recorder = with_samples(monkeypatch, 30)
+    if source != EnergySource.POWER:
+        recorder._counters = EnergyCounters(read=lambda: (1.0, 1.0), update_seconds=1e-3, source=source)
+        window = Window(began=0.0, before=(0.0, 0.0), ended=9.0, after=(1.0, 1.0), busy_seconds=9.0, steps=1)
+        recorder._windows = [window]
+    assert recorder._sampler is not None
+    assert (usage := recorder.usage()) is not None
+    assert usage.joules, "sampled to the end"
+    recorder._sampler.problem = "it ended early"
+    assert (recorder.usage() is not None) == (source == EnergySource.COUNTER)
+
+
+def test_core_that_goes_offline_has_no_later_value() -> None:
+    recorder = Recorder(sampler=(sampler := Sampler([], cpu())))
+    with recorder.round(1):
+        pass
+    sampler.samples = [(1.0, {"core_utilization": [0.5, 1.0]}), (2.0, {"core_utilization": [0.7]})]
+    assert (usage := recorder.usage()) is not None
+    assert usage.mean["core_utilization"] == (0.6, 1.0)
+
+
 def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     def burn(seconds: float = 0.02) -> SimpleNamespace:
         began = time.thread_time()
@@ -325,7 +396,6 @@ def test_too_few_samples_of_power_give_none(
     assert ("power_watts" in usage.series) == (watts is not None)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their mean would be that of the begin of a training."""
     of_cpu, answers = cpu(), iter([{"cpu_utilization": [0.5]}])
@@ -336,7 +406,8 @@ def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) 
         end = time.monotonic() + 20
         while samplers() and time.monotonic() < end:
             time.sleep(0.01)
-    assert (len(sampler.samples), sampler.failed) == (1, True)
+    assert len(sampler.samples) == 1
+    assert sampler.problem
     assert recorder.usage() is None
 
 

@@ -61,13 +61,18 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
         device = header["options"].get("device", "cpu")
         own = facets(case.measured.spec, device=device, global_batch=True)
         found |= {"batch": "", "global batch": own["global batch"]}
-    if found.get("recipe"):
+    if is_named(case, header):
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
     return ", ".join(
         in_words(name, value)
         for name, value in found.items()
         if value and usual.get(name) != value and name not in (*without, *NOT_IN_LABELS)
     )
+
+
+def is_named(case: Case, header: Mapping[str, Any]) -> bool:
+    """Return whether a case is a training by a recipe whose name the run stores."""
+    return case.test in header.get("recipes", {})
 
 
 def new_figure(rows: int = 0, columns: int = 1, lines: int = 0) -> tuple[Figure, Any]:

@@ -17,6 +17,7 @@ from ddpperf.report.plots.picture import (
     MOST_ROWS,
     WIDTH,
     Picture,
+    is_named,
     label,
     line_look,
     new_figure,
@@ -87,7 +88,7 @@ def _curves(
             look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
             _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
         name = label(case, header, without=("model", "input", "batch"))
-        batch = "" if case.properties.get("recipe") else f"batch {spec.global_batch_size:,}"
+        batch = "" if is_named(case, header) else f"batch {spec.global_batch_size:,}"
         title = ", ".join(filter(None, (batch, name)))
         axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
         scale(axes)
