@@ -27,15 +27,13 @@ NOT_STORED = {
     "communication of a DataParallel step by its parts",
     "computation and communication of a DDP step, 2 GPUs and batch 32",
     "computation and communication of a DDP step, 4 GPUs",
-    "parts of a step with loading",
     "parts of a step, 4 GPUs",
     "prediction for more GPUs from buckets and links",
     "scaling of ResNet-50",
-    "speedup of each part, constant batch size per GPU",
-    "speedup of each part, constant global batch size",
+    "speedup by Amdahl's law on up to 32 devices",
     "time of DataParallel over the time of DDP",
 }
-MOST_NOT_STORED = 14
+MOST_NOT_STORED = 12
 FIGURES = read_figures()
 WITH_IMAGES = "--data imagefolder:DIR"
 
