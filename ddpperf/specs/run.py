@@ -106,7 +106,7 @@ class RunSpec(TrainingSpec):
         if grow_from > batch:
             yield f"grow_from={grow_from} is more than a batch of {batch}; use less"
         if batch > images:
-            of = f"its {images} of the data set"
+            of = f"its {images} images of an epoch"
             yield f"a batch of {batch} images per rank is more than {of}; use a smaller one"
         if self.captured and self.precision == "fp16" and self.optimizer != "sgd":
             scaler = f"fp16's scaler with optimizer {self.optimizer}, which waits for the scaler"

@@ -382,7 +382,7 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         ({"warmup_epochs": 3}, "a warm-up of 3 epochs is longer than the run of 2; shorten it"),
         (
             {"per_rank_batch_size": 128},
-            "a batch of 128 images per rank is more than its 64 of the data set; use a smaller one",
+            "a batch of 128 images per rank is more than its 64 images of an epoch; use a smaller one",
         ),
         ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
         ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),

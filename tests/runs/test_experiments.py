@@ -88,7 +88,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     outcomes = {test.rpartition("::")[2]: found for test, found in run.header["outcomes"].items()}
     skipped = {test: each["reason"] for test, each in outcomes.items() if each["kind"] == "skipped"}
     for precision in ("fp32", "bf16"):
-        assert "of the data set; use a smaller one" in skipped.pop(
+        assert "images of an epoch; use a smaller one" in skipped.pop(
             f"test_precision_accuracy[b64-{precision}]"
         )
     large = {
@@ -103,7 +103,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     assert large.pop("test_largest_batch[1rank-b32]").startswith("a CPU step is too slow")
     assert len(large) == 22
     assert all(
-        "images of the data set" in reason or "of the data set; use a smaller one" in reason
+        "images of the data set" in reason or "images of an epoch; use a smaller one" in reason
         for reason in large.values()
     )
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"

@@ -124,7 +124,7 @@ def test_batch_that_does_not_fit_is_refused(options: Any) -> None:
         large.spec(options("--world-sizes", "1,3"))
     with pytest.raises(
         ValueError,
-        match="a batch of 32 images per rank is more than its 16 of the data set; use a smaller one",
+        match="a batch of 32 images per rank is more than its 16 images of an epoch; use a smaller one",
     ):
         large.spec(options("--epoch-images", "32"))
 
