@@ -41,8 +41,8 @@ class Stopped(Exception):
     "fields",
     [
         {},
-        {"optimizer": "lars"},
-        {"optimizer": "lamb"},
+        pytest.param({"optimizer": "lars"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "lamb"}, marks=pytest.mark.slow),
         {"optimizer": "muon", "schedule": "cosine", "warmup_epochs": 1},
         {"grow_from": 4, "cutout": 4},
         {"average_weights": True, "cutmix": 0.5, "uncropped_epochs": 1},

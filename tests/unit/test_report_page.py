@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddpperf.report.__main__ import main
 from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.tables import tables_of
@@ -322,7 +323,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
         assert len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
-def test_damaged_values_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_damaged_values_are_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def command(*arguments: str | Path) -> tuple[int, str]:
+        """Return the status and the standard error of ddpperf.report, which runs in this process."""
+        monkeypatch.setattr(sys, "argv", ["ddpperf.report", *map(str, arguments)])
+        return main(), capfd.readouterr().err
+
     run = tmp_path / "run.json"
     for path, value in (
         (("ddpperf", "timing", "counted_seconds"), 10**400),
@@ -337,13 +345,13 @@ def test_damaged_values_are_refused_in_one_sentence(tmp_path: Path) -> None:
             place = place[key]
         place[path[-1]] = value
         run.write_text(json.dumps(document))
-        refused = command(run)
-        assert (refused.returncode, len(refused.stderr.splitlines())) == (4, 1), refused.stderr[-300:]
-        assert len(refused.stderr) < 500
+        status, error = command(run)
+        assert (status, len(error.splitlines())) == (4, 1), error[-300:]
+        assert len(error) < 500
         for arguments in (("--baseline", CPU), ("-o", tmp_path / "page.html")):
-            finished = command(run, *arguments)  # which may need no damaged value
-            assert finished.returncode in (0, 4)
-            assert len(finished.stderr.splitlines()) == (finished.returncode == 4), finished.stderr[-300:]
+            status, error = command(run, *arguments)  # which may need no damaged value
+            assert status in (0, 4)
+            assert len(error.splitlines()) == (status == 4), error[-300:]
 
 
 def test_unreadable_names_are_written_anywhere(tmp_path: Path) -> None:
