@@ -87,7 +87,7 @@ def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_lo
     """Return a Markdown table of the trainings of a test run, the best accuracy first.
 
     tests: the test functions that trained. Intervals are 95% confidence intervals over random seeds.
-    Columns without any figure are left out.
+    Columns without any figure do not appear.
     """
     rows: list[tuple[float, dict[str, str]]] = []
     notes: list[str] = []

@@ -1,7 +1,7 @@
 """Split a traced step of torch's DataParallel into its communication, by part, and its computation.
 
 One process launches the work of all GPUs. A kernel or a copy belongs to the part of the step in which
-the CPU launched it, so that a copy of a gradient is told from any other copy.
+the CPU launched it, which distinguishes the copy of a gradient from other copies.
 """
 
 from __future__ import annotations

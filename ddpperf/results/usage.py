@@ -74,7 +74,7 @@ class Usage:
 def averaged(values: Sequence[float | None], most: int = MOST_POINTS) -> Row:
     """Return at most `most` points: the rounded means of equally many neighbouring values.
 
-    Missing values are left out of a mean. A point without any value is None.
+    A mean ignores missing values. A point without any value is None.
     """
     size = -(-len(values) // most) or 1
     groups = (values[start : start + size] for start in range(0, len(values), size))
