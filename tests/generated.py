@@ -38,6 +38,7 @@ from ddpperf.specs.strategy import (
     SHARDED_STRATEGIES,
     options_of,
 )
+from ddpperf.specs.training import IMAGENET_STEM
 
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
 
@@ -109,7 +110,7 @@ def training_fields(draw: st.DrawFn, kinds: tuple[Input, ...]) -> dict[str, Any]
     batch = parts * draw(st.integers(2, 1024))
     if drop_last:
         unit = 1
-    elif model == "resnet18" or "graph" in by["execution"]:
+    elif model in IMAGENET_STEM or "graph" in by["execution"]:
         unit = (
             world_size * batch
         )  # an epoch's last batch is whole: one of a single image, or of another size, is refused
