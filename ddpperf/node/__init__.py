@@ -1,0 +1,1 @@
+"""Runs on several nodes: agents that start ranks, and the controller's connections to them."""
