@@ -81,6 +81,8 @@ def _check_world_sizes(options: Options, gpu_count: int) -> None:
 
 def _check_nodes(options: Options, gpu_count: int) -> None:
     nodes = options.nodes
+    if options.device == "cuda" and not gpu_count:
+        raise Refused("--device cuda needs GPUs on each node, found none here; pass --device cpu")
     if options.device == "cuda" and nodes.size > gpu_count:
         found = f"needs {nodes.size} GPUs on each node, found {gpu_count} here"
         raise Refused(f"--node-size {nodes.size} {found}; pass {max(1, gpu_count)} or fewer")
