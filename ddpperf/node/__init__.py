@@ -1,1 +1,1 @@
-"""Further nodes: the agent that runs on each of them, and what starts it."""
+"""Runs on several nodes: agents that start ranks, and the controller's connections to them."""
