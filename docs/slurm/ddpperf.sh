@@ -41,7 +41,6 @@ if [ "${SLURM_NNODES:-1}" -gt 1 ]; then
     address=$("$python" -c 'import sys
 from ddpperf.machine.network import find_interface
 print(find_interface(sys.argv[1] or None).address)' "$interface" 2>&1) || refuse "${address##*Refused: }"
-    case $address in *:*) address="[$address]" ;; esac
 fi
 mkdir -p "$results"
 if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
@@ -49,16 +48,17 @@ if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
 agents=''
 if [ -n "$address" ]; then # pytest runs on the first node; the agents of the others join it
     port=$((10000 + SLURM_JOB_ID % 20000))
-    key=$results/node.key
+    key=$results/node.key join=$address:$port
+    case $address in *:*) join="[$address]:$port" ;; esac
     trap 'rm -f "$key"' EXIT
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32))' >"$key")
     further=$((SLURM_NNODES - 1))
     # One agent for each further node, with all of its cores. The agents outlive each other.
     srun --relative=1 --nodes="$further" --ntasks="$further" --ntasks-per-node=1 --cpu-bind=none --mpi=none \
         --kill-on-bad-exit=0 --wait=0 --label \
-        "$python" -m ddpperf.node --join "$address:$port" --key "$key" </dev/null &
+        "$python" -m ddpperf.node --join "$join" --key "$key" </dev/null &
     agents=$!
-    set -- --nodes="$SLURM_NNODES" --node-port="$port" --node-key="$key" "$@"
+    set -- --nodes="$SLURM_NNODES" --interface="$address" --node-port="$port" --node-key="$key" "$@"
 fi
 
 "$python" -m pytest --verdict="$results/verdict.md" --report="$results/report.html" \

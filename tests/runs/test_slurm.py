@@ -162,7 +162,9 @@ def test_job_starts_agent_on_each_further_node(cluster: Project) -> None:
     started = sorted(path.name for path in cluster.root.glob("*-on-*"))
     assert started == ["agent-on-b", "agent-on-c", "pytest-on-a"]
     options = (cluster.root / "pytest-on-a").read_text()
-    (port,) = re.findall(r"--nodes=3 --node-port=(\d+) --node-key=ddpperf-\d+/node.key perf/", options)
+    (port,) = re.findall(
+        r"--nodes=3 --interface=127.0.0.1 --node-port=(\d+) --node-key=ddpperf-\d+/node.key perf/", options
+    )
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     for agent in started[:2]:
         affinity, mode, command = (cluster.root / agent).read_text().splitlines()
@@ -170,4 +172,13 @@ def test_job_starts_agent_on_each_further_node(cluster: Project) -> None:
         assert mode == "600"
         assert re.fullmatch(rf"-m ddpperf.node --join 127.0.0.1:{port} --key ddpperf-\d+/node.key", command)
     assert list(cluster.root.glob("ddpperf-*/node.key")) == []
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_job_measures_on_two_nodes(cluster: Project) -> None:
+    status, log = run_job(cluster, "--nodes=2", "--interface", "lo", python=sys.executable)
+    assert status == 0, log
+    assert re.search(r"^0: ddpperf.node: joined 127.0.0.1:\d+ as node 1, lo", log, re.MULTILINE)
+    assert re.search(r"^ddpperf on 2xcpu", log, re.MULTILINE)
     cluster.assert_nothing_left()
