@@ -66,7 +66,7 @@ def calls(options: Options) -> Iterator[Case]:
 def skipped_on_one_rank(options: Options) -> Iterator[Case]:
     """Yield a skipped case if there is a single rank, which has nobody to communicate with."""
     if not groups(options):
-        yield skipped(size_id(options.device, 1), ONE_RANK)
+        yield skipped(size_id(options, 1), ONE_RANK)
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -87,7 +87,7 @@ def largest(options: Options) -> Iterator[Case]:
     sizes = backend_sizes(options.device, options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
-            yield skipped(size_id(options.device, N), too_few(sizes))
+            yield skipped(size_id(options, N), too_few(sizes))
         else:
             yield AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
     yield from skipped_on_one_rank(options)
@@ -110,7 +110,7 @@ def algorithms(options: Options) -> Iterator[Case]:
     sizes = own_sizes(options.links)
     for N in groups(options):
         if len(sizes) < FEWEST_SIZES:
-            yield skipped(size_id(options.device, N), too_few(sizes))
+            yield skipped(size_id(options, N), too_few(sizes))
         else:
             yield from own(N, largest_of_all(options.links))
     yield from skipped_on_one_rank(options)
@@ -130,7 +130,7 @@ def collectives(options: Options) -> Iterator[Case]:
                 reason = (
                     f"{format_bytes(size)} is less than a float32 for each of {N} ranks; use a larger size"
                 )
-                yield skipped(f"{size_id(options.device, N)}-{format_bytes(size)}-{kind}", reason)
+                yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
             for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
                 yield CollectiveSpec(
                     world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)

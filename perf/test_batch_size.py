@@ -52,7 +52,7 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
     """
     if not is_custom_model(options.model):
         batch_size = min(GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(sweep(options)))
-        identity = size_id(options.device, 1, batch_size)
+        identity = size_id(options, 1, batch_size)
         epoch = if_valid(identity, options.epoch, world_size=1, per_rank_batch_size=batch_size)
         if isinstance(epoch, EpochSpec):
             epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
@@ -98,7 +98,7 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
 
 def fixed_batches(options: Options) -> Iterator[Case]:
     """Yield the training spec with which the search for the largest batch size begins."""
-    identity = size_id(options.device, 1, SMALLEST)
+    identity = size_id(options, 1, SMALLEST)
     if options.sides is not None:
         why = "the search needs a GPU's whole memory for one process set, which an A/B run does not have"
         yield skipped(identity, why)

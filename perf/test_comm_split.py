@@ -44,7 +44,7 @@ def splits(options: Options) -> Iterator[Case]:
     Each is measured in the first execution mode of --executions and in eager mode.
     """
     if max(options.world_sizes) == 1:
-        yield skipped(size_id(options.device, 1), "one device communicates nothing; pass --world-sizes 1,2")
+        yield skipped(size_id(options, 1), "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
@@ -175,13 +175,13 @@ def data_parallel_splits(options: Options) -> Iterator[Case]:
     most = max(options.world_sizes)
     if options.device == "cpu":
         reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
-        yield skipped(size_id(options.device, most), reason)
+        yield skipped(size_id(options, most), reason)
     elif most == 1:
         reason = "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"
-        yield skipped(size_id(options.device, most), reason)
+        yield skipped(size_id(options, most), reason)
     for world_size in options.world_sizes if options.device == "cuda" else ():
         for batch_size in options.batch_sizes if world_size > 1 else ():
-            identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
+            identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
             fields = training(options, world_size, batch_size, "eager") | {"strategy": "data_parallel"}
             yield if_valid(identity, options.step, **fields)
 

@@ -86,11 +86,9 @@ def largest_tuned(device: str) -> Recipe:
 def on_all_devices(options: Options) -> Iterator[Case]:
     """Yield the training spec of the largest tuned batch size on all devices."""
     if max(options.world_sizes) == 1:
-        yield skipped(
-            size_id(options.device, 1), "comparing devices needs two or more; pass --world-sizes 1,2"
-        )
+        yield skipped(size_id(options, 1), "comparing devices needs two or more; pass --world-sizes 1,2")
     elif not is_custom_model(options.model):
-        identity = size_id(options.device, max(options.world_sizes))
+        identity = size_id(options, max(options.world_sizes))
         yield named(identity, if_valid(identity, largest_tuned(options.device).spec, options))
 
 
@@ -105,7 +103,7 @@ def long_runs(options: Options) -> Iterator[Case]:
             yield of_recipe(recipe.name, skipped("long", reason))
         elif not is_custom_model(options.model):
             for devices in sorted({1, max(options.world_sizes)}):
-                identity = size_id(options.device, devices)
+                identity = size_id(options, devices)
                 chosen = dataclasses.replace(recipe, devices=devices)
                 case = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
                 yield of_recipe(recipe.name, named(identity, case))

@@ -33,12 +33,12 @@ def strategies(options: Options) -> Iterator[Case]:
     """
     world_size = max(options.world_sizes)
     if world_size == 1:
-        yield skipped(size_id(options.device, 1), "one device sends no messages; pass --world-sizes 1,2")
+        yield skipped(size_id(options, 1), "one device sends no messages; pass --world-sizes 1,2")
         return
     for fields in VARIANTS if not options.spec_fields else ({},):
         batch_size, named = min(options.batch_sizes), "+".join(map(str, fields.values()))
         work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
-        identity = f"{size_id(options.device, world_size)}-{named}"
+        identity = f"{size_id(options, world_size)}-{named}"
         yield if_valid(identity, counted, options, **work, execution="eager", **fields)
 
 

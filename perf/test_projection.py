@@ -31,10 +31,10 @@ def steps(options: Options) -> Iterator[Case]:
     """
     most = max(options.world_sizes)
     if reason := too_few_world_sizes(options, options.world_sizes):
-        yield skipped(size_id(options.device, most), reason)
+        yield skipped(size_id(options, most), reason)
         return
     if len(sizes := backend_sizes(options.device, options.links)) < FEWEST_SIZES:
-        yield skipped(size_id(options.device, most), too_few(sizes))
+        yield skipped(size_id(options, most), too_few(sizes))
         return
     for batch_size in options.batch_sizes:
         yield measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])

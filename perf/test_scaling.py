@@ -80,7 +80,7 @@ def strong_scaling(options: Options) -> Iterator[Case]:
     """
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
-            identity = f"{size_id(options.device, world_size)}-global_b{global_batch_size}"
+            identity = f"{size_id(options, world_size)}-global_b{global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
                 yield if_valid(identity, step, options, world_size, batch_size, options.executions[0])
@@ -95,10 +95,10 @@ def weak_laws(options: Options) -> Iterator[Case]:
     world_sizes = law_world_sizes(options)
     most = max(world_sizes)
     if reason := too_few_world_sizes(options, world_sizes):
-        yield skipped(size_id(options.device, most), reason)
+        yield skipped(size_id(options, most), reason)
         return
     for batch_size in options.batch_sizes:
-        identity = size_id(options.device, most, batch_size)
+        identity = size_id(options, most, batch_size)
         yield if_valid(identity, step, options, most, batch_size, options.executions[0])
 
 
@@ -109,12 +109,12 @@ def strong_laws(options: Options) -> Iterator[Case]:
     """
     world_sizes = law_world_sizes(options)
     if reason := too_few_world_sizes(options, world_sizes):
-        yield skipped(size_id(options.device, max(world_sizes)), reason)
+        yield skipped(size_id(options, max(world_sizes)), reason)
         return
     for images in options.global_batch_sizes:
         sizes = [N for N in world_sizes if N > 1 and images % N == 0]
         most = max(sizes, default=1)
-        identity = f"{size_id(options.device, most)}-global_b{images}"
+        identity = f"{size_id(options, most)}-global_b{images}"
         if len(sizes) > 1:
             yield if_valid(identity, step, options, most, images // most, options.executions[0])
         else:
@@ -151,7 +151,7 @@ def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[
     """Yield a training spec with torch's DataParallel, in which one process drives all devices."""
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
-        identity = f"{size_id(options.device, world_size, batch_size)}-data_parallel"
+        identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
         yield if_valid(identity, options.step, **fields | {"strategy": "data_parallel"})
 
 
@@ -161,7 +161,7 @@ def heavy(options: Options, world_size: int) -> Case:
     The model computes little for its 86 million parameters, so communication takes long.
     """
     fields = training(options, world_size, 128, options.executions[0])
-    identity = f"{size_id(options.device, world_size)}-{HEAVY}"
+    identity = f"{size_id(options, world_size)}-{HEAVY}"
     case = if_valid(identity, options.step, **fields | {"model": HEAVY})
     if not isinstance(case, TrainingSpec):
         return case
@@ -172,7 +172,7 @@ def heavy(options: Options, world_size: int) -> Case:
 
 def deeper(options: Options, model: Model, world_size: int) -> Case:
     """Return the training spec of a ResNet-50, which computes more per parameter than ResNet-18."""
-    identity = f"{size_id(options.device, world_size)}-{model}"
+    identity = f"{size_id(options, world_size)}-{model}"
     execution = options.executions[0]
     return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)
 

@@ -100,7 +100,7 @@ def loader_epoch(options: Options, world_size: int, workers: int, execution: Exe
     """
     execution = execution or options.executions[0]
     batch_size = loader_batch_size(options)
-    identity = f"{size_id(options.device, world_size, batch_size)}-{execution}-dataloader{workers}"
+    identity = f"{size_id(options, world_size, batch_size)}-{execution}-dataloader{workers}"
     fields = training(options, world_size, batch_size, execution)
     fields |= {"input": "dataloader", "loader_workers": workers, "epoch_images": loader_epoch_images(options)}
     case = if_valid(identity, options.epoch, **fields)
@@ -166,7 +166,7 @@ def strong_parts(options: Options) -> Iterator[Case]:
                 batch_size = images // world_size
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
             else:
-                identity = f"{size_id(options.device, world_size)}-global_b{images}"
+                identity = f"{size_id(options, world_size)}-global_b{images}"
                 reason = f"a global batch of {images} does not divide over {world_size} ranks"
                 yield skipped(identity, reason)
         yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
@@ -175,7 +175,7 @@ def strong_parts(options: Options) -> Iterator[Case]:
 def one_device_only(options: Options) -> Case:
     """Return a skipped test outside of the core suite."""
     skip = pytest.mark.skip(reason="a speedup needs several devices; pass --world-sizes 1,2")
-    return pytest.param(None, id=size_id(options.device, 1), marks=(skip, pytest.mark.slow))
+    return pytest.param(None, id=size_id(options, 1), marks=(skip, pytest.mark.slow))
 
 
 @pytest.mark.specs(cases=weak_parts, core=core.never)

@@ -47,7 +47,7 @@ def variants(options: Options) -> Iterator[Case]:
     world_size = max(options.world_sizes)
     batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
     if world_size == 1:
-        yield skipped(size_id(options.device, 1), "strategies need two ranks or more; pass --world-sizes 1,2")
+        yield skipped(size_id(options, 1), "strategies need two ranks or more; pass --world-sizes 1,2")
     elif options.spec_fields:
         yield skipped(
             "chosen", f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies"
@@ -57,7 +57,7 @@ def variants(options: Options) -> Iterator[Case]:
             execution = "eager" if NOT_CAPTURED.keys() & fields.values() else options.executions[0]
             work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
-            identity = f"{size_id(options.device, world_size, batch_size)}-{named}"
+            identity = f"{size_id(options, world_size, batch_size)}-{named}"
             yield if_valid(identity, options.step, **work, execution=execution, **fields)
 
 

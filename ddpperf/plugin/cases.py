@@ -189,18 +189,20 @@ def possible(spec: Spec, machine: Machine) -> Case:
 # --- ids
 
 
-def size_id(device: str, world_size: int, batch_size: int | None = None) -> str:
+def size_id(options: Options, world_size: int, batch_size: int | None = None) -> str:
     """Return the first part of a test id, such as `4gpu-b512` on GPUs or `2rank-b32` on CPUs.
 
-    batch_size: images per rank.
+    On several nodes, it names the ranks of each node: `2x8gpu-b512`. batch_size: images per rank.
     """
-    ranks = f"{world_size}{'gpu' if device == 'cuda' else 'rank'}"
+    nodes = options.nodes.of(world_size)
+    ranks = f"{nodes}x{world_size // nodes}" if nodes > 1 else f"{world_size}"
+    ranks += "gpu" if options.device == "cuda" else "rank"
     return ranks if batch_size is None else f"{ranks}-b{batch_size}"
 
 
 def case_id(spec: Spec, options: Options) -> str:
     """Return a test id with the numbers of a spec and its differences from the default options."""
-    size = size_id(options.device, spec.world_size)
+    size = size_id(options, spec.world_size)
     if isinstance(spec, TrainingSpec):
         return "-".join([size, f"b{spec.per_rank_batch_size}", *_training_words(spec, options)])
     if isinstance(spec, SamplerSpec):

@@ -46,16 +46,31 @@ class ProgressLine:
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
         if self.shown_at_all and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
-            self._drawn = now
-            self._shown = True
-            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
             text = f"{spec.id}: {fraction:.0%}, {time_left(now - self._begun, fraction)}"
             if self._end is not None:
                 text = f"all tests done in {minutes(max(0.0, self._end - now))}, {text}"
             if self._stage:
                 text = f"{self._stage}, {text}"
-            self._terminal.write(MAKE_ROOM)
-            self._write(text[: width - 1])
+            self._draw(text, now)
+
+    def _draw(self, text: str, now: float) -> None:
+        self._drawn = now
+        self._shown = True
+        width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+        self._terminal.write(MAKE_ROOM)
+        self._write(text[: width - 1])
+
+    def say(self, line: str) -> None:
+        """Print a line that stays, such as where the agents of other nodes can join."""
+        self.clear()
+        self._terminal.write(f"{line}\n")
+        self._terminal.flush()
+
+    def show(self, text: str) -> None:
+        """Show a text in the progress line until the next one, at most once a second."""
+        now = time.monotonic()
+        if self.shown_at_all and now - self._drawn > REDRAW_SECONDS:
+            self._draw(text, now)
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""

@@ -23,6 +23,7 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare, with_functions
+from ddpperf.plugin.other_nodes import OtherNodes
 from ddpperf.plugin.outcomes import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
@@ -33,7 +34,7 @@ from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABL
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
+from ddpperf.workers.process_set import Nodes, SetOptions
 
 
 class Session:
@@ -59,7 +60,10 @@ class Session:
         self.passes: list[Measuring] = []
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
-        self._devices = Devices(setup.gpus if options.device == "cuda" else (), max(options.world_sizes))
+        most = max(options.world_sizes)
+        ranks_here = min(most, options.nodes.size) if options.nodes.count > 1 else most
+        self._devices = Devices(setup.gpus if options.device == "cuda" else (), ranks_here)
+        self._other_nodes: OtherNodes | None = None
         self._prepared = False
         self.run: PlainRun | ABRun
         if options.sides is not None and not setup.compares:
@@ -131,6 +135,9 @@ class Session:
         if not self.passes:
             self.prepare()
             self._devices.acquire()
+            if self.options.nodes.count > 1:
+                self._other_nodes = OtherNodes(self.options, self.setup.gpus)
+                self._other_nodes.wait(self.progress)
             self.machine_findings = run_findings(self.options.device, self.setup.gpus)
             self.begin_pass(self.run, self.run.replicates)
 
@@ -187,6 +194,7 @@ class Session:
             log_folder=options.worker_logs,
             cores=self._devices.cores(),
             time_only=time_only,
+            nodes=self._other_nodes.placement() if self._other_nodes is not None else Nodes(),
         )
         known = self.passes[0].measured().values() if time_only else ()
         pool = Pool(
@@ -223,6 +231,8 @@ class Session:
                 for measuring in self.passes:
                     measuring.pool.close()
             finally:
+                if self._other_nodes is not None:
+                    self._other_nodes.close()
                 self._devices.release()
 
     # --- the answer
@@ -275,4 +285,6 @@ class Session:
             if ranks := measuring.pool.environment():
                 environment |= ranks | self._devices.pinning.environment()
             environment |= self._link_rates()
+        if self._other_nodes is not None:
+            environment["nodes"] = self._other_nodes.to_json()
         return environment

@@ -46,7 +46,10 @@ def read_setup(
     compare_with: the name of the stored run, or True for the newest one. Raises Refused for a wrong
     file, and for a stored run of this name that does not exist.
     """
-    storage = Storage(root=root, hardware_key=hardware.hardware_key(options.device, gpus))
+    key = hardware.hardware_key(options.device, gpus)
+    if options.nodes.interface is not None:
+        key = f"{options.nodes.count}x{key}-{options.nodes.interface.link}"
+    storage = Storage(root=root, hardware_key=key)
     thresholds, settings = read_threshold_file(root)
     baseline, no_baseline = None, ""
     if compare_with:

@@ -1,7 +1,8 @@
-"""Exchange JSON messages between the controller process and a rank over a pair of sockets.
+"""Exchange JSON messages between the controller process and a rank or an agent.
 
-No other process can open the pair. Nothing that arrives is unpickled, imported or called. A closed
-connection means that the process at the other end is dead.
+A rank of the controller's node has a pair of sockets, which no other process can open. Others have
+a TCP connection, on which both ends have proved that they know the key. Nothing that arrives is
+unpickled, imported or called. A closed connection means that the process at the other end is dead.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 Message = dict[str, Any]
+MOST_BYTES = 2**26  # of a message: a longer one is refused before its content is read
 
 
 def send(channel: Connection, message: Message) -> None:
@@ -18,8 +20,13 @@ def send(channel: Connection, message: Message) -> None:
     channel.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
-def receive(channel: Connection) -> Message:
-    """Wait for the next JSON message, or raise EOFError if the connection is closed."""
-    message = json.loads(channel.recv_bytes())
-    assert isinstance(message, dict)
+def receive(channel: Connection, most_bytes: int = MOST_BYTES) -> Message:
+    """Wait for the next JSON message.
+
+    Raises EOFError if the connection is closed, OSError if the message is longer than `most_bytes`,
+    and ValueError if it is no JSON object.
+    """
+    message = json.loads(channel.recv_bytes(most_bytes))
+    if not isinstance(message, dict):
+        raise ValueError(f"a message must be a JSON object, got {type(message).__name__}")
     return message

@@ -26,14 +26,20 @@ class RankFailure:
     """The cause and the details of one rank's failure.
 
     what: the end of a sentence that begins with the rank. detail: the rank's traceback, log or
-    stacks. limit: whether the rank may simply have needed too much memory or too large indices.
+    stacks. where: " on node 1 (name)" for a rank of another node. limit: whether the rank may simply
+    have needed too much memory or too large indices.
     """
 
     rank: int
     cause: Cause
     what: str
     detail: str
+    where: str = ""
     limit: bool = False
+
+
+class NodeLost(OSError):
+    """Raised if ranks need a node that has not joined, or that was lost. The message says which."""
 
 
 class SetFailure(Exception):
@@ -45,12 +51,12 @@ class SetFailure(Exception):
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         first, *others = sorted(failures, key=lambda failure: (failure.cause, failure.rank))
         if first.cause is Cause.HUNG and others:
-            ranks = ", ".join(str(failure.rank) for failure in (first, *others))
+            ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in (first, *others))
             lines = [f"ranks {ranks} of set {set_name} {first.what} ({doing})"]
             lines += [failure.detail for failure in (first, *others)]
         else:
-            lines = [f"rank {first.rank} of set {set_name} {first.what} ({doing})", first.detail]
-            lines += [f"after it, rank {failure.rank} {failure.what}" for failure in others]
+            lines = [f"rank {first.rank} of set {set_name}{first.where} {first.what} ({doing})", first.detail]
+            lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
         super().__init__("\n".join(line.rstrip() for line in lines if line.strip()))
         self.set_name = set_name
         self.failures = (first, *others)

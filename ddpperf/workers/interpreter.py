@@ -18,13 +18,12 @@ from ddpperf.machine.child_process import run_child
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PROBE_SECONDS = 120
+LOOPBACK = "lo"
 MIN_PYTHON, MIN_TORCH = "3.11", "2.11"
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TEARDOWN_CUPTI": "1",  # what CUPTI leaves on after a profile makes a captured step 0.5% slower
 }
@@ -34,9 +33,13 @@ _ENVIRONMENT = {
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-def rank_environment(device: str) -> dict[str, str]:
-    """Return the environment variables that the ranks of base and candidate have in common."""
-    return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT
+def rank_environment(device: str, interface: str = LOOPBACK) -> dict[str, str]:
+    """Return the environment variables that the ranks of base and candidate have in common.
+
+    interface: the network interface that gloo and NCCL use.
+    """
+    network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from ddpperf.instruments.kernels import digest_of_ranks
 from ddpperf.machine.utilization import Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
-from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.failures import NodeLost, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
 from ddpperf.workers.rounds import (
@@ -117,11 +117,19 @@ class Pool:
     def _options_of(self, ranks: int) -> SetOptions:
         """Return the options of process sets with this number of ranks, or with the usual number.
 
-        More ranks than usual are not pinned to cores, because each rank would get fewer cores.
-        Raises ValueError for more ranks than usual on GPUs.
+        More ranks than usual are not pinned to cores, because each rank would get fewer cores. There
+        are fewer ranks after a node was lost. Raises ValueError for more ranks than usual on GPUs,
+        and NodeLost for more ranks than the nodes that are left have.
         """
-        if ranks <= self.options.size:
-            return self.options
+        options, nodes = self.options, self.options.nodes
+        if nodes.others:
+            most = nodes.most_ranks()
+            if ranks > most:
+                found = f"{most} are left; {nodes.lost()}; start its agent again"
+                raise NodeLost(f"world_size={ranks} needs {ranks} ranks, {found}")
+            options = replace(options, size=min(options.size, most))
+        if ranks <= options.size:
+            return options
         if self.options.device != "cpu":
             found = f"each process set has {self.options.size}"
             advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
@@ -232,7 +240,7 @@ class Pool:
         turns = spec.turns(self.options.devices_in_turn)
         if self.options.time_only or len(turns) > 1:
             return Recorder()
-        processes = [rank.pid for rank in process_set.ranks if rank.rank in turns[0]]
+        processes = [pid for rank, pid in process_set.pids.items() if rank in turns[0]]
         return self._recorder(spec, processes, alone)
 
     def _replace_sets_that_cannot_map(self, size: int, ranks: int) -> None:

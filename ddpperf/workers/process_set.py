@@ -1,4 +1,4 @@
-"""A process set: the rank processes of one process group on one node, which end together."""
+"""A process set: the rank processes of one process group, which end together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.interpreter import Side
-from ddpperf.workers.rank_process import EXIT_SECONDS, RankProcess, stacks_of
+from ddpperf.workers.interpreter import LOOPBACK, Side
+from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
@@ -26,6 +27,63 @@ GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the co
 Progress = Callable[[float], None] | None  # called with the fraction of a command that is done
 Ranks = Iterable[int] | None  # None means all ranks
 Answers = dict[int, Message]  # by rank
+
+
+class OtherRank(Protocol):
+    """A rank that the agent of another node starts, watches and ends."""
+
+    rank: int
+    where: str
+    connection: Connection
+
+    def connect(self) -> RankFailure | None: ...
+    def is_dead(self) -> bool: ...
+    def death(self) -> RankFailure: ...
+    def wait(self) -> None: ...
+    def kill(self) -> None: ...
+    def ask_for_stacks(self) -> None: ...
+    def stacks(self) -> str: ...
+
+
+class OtherNode(Protocol):
+    """Another node, whose agent has joined. lost: why it can no longer be used, or ""."""
+
+    lost: str
+    name: str
+    cores: list[list[int]] | None
+
+    @property
+    def is_usable(self) -> bool: ...
+    def start_rank(
+        self, rank: int, node_rank: int, *, set_name: str, side: Side, device: str, log_folder: Path | None
+    ) -> OtherRank: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes on which ranks run: the controller's node first, then the others.
+
+    node_size: the number of ranks of each node; 0 if there is one node. Consecutive ranks are on one
+    node. interface, address: the controller's network interface for process groups, and the
+    interface's address, on which the ranks' TCP store listens.
+    """
+
+    others: Sequence[OtherNode] = ()
+    node_size: int = 0
+    interface: str = LOOPBACK
+    address: str = "127.0.0.1"
+
+    def usable(self) -> list[OtherNode]:
+        """Return the other nodes that have joined and are not lost."""
+        return [node for node in self.others if node.is_usable]
+
+    def most_ranks(self) -> int:
+        """Return how many ranks the nodes have that are not lost."""
+        return self.node_size * (1 + len(self.usable()))
+
+    def lost(self) -> str:
+        """Return a sentence that says which nodes were lost, and why."""
+        return "; ".join(f"node {node.name} was lost: {node.lost}" for node in self.others if node.lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +96,7 @@ class SetOptions:
     process set. cores: the CPU cores that each rank is pinned to.
     time_only: whether only times are needed. A step that uses one device is then measured on the
     first device only, not on all devices in turn, and no kernels are listed.
+    nodes: the nodes of the ranks.
     """
 
     size: int
@@ -47,6 +106,7 @@ class SetOptions:
     log_folder: Path | None = None
     cores: Sequence[Sequence[int]] | None = None
     time_only: bool = False
+    nodes: Nodes = field(default_factory=Nodes)
 
     @property
     def devices_in_turn(self) -> int:
@@ -65,12 +125,13 @@ class ProcessSet:
         self.name = name
         self.side = side
         self.options = options
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[LocalRank | OtherRank] = []
         self.alive = True
         self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files and logs
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
-        self._pending: tuple[str, list[RankProcess]] = ("", [])  # the last command, and to whom
+        self._pending: tuple[str, list[LocalRank | OtherRank]] = ("", [])  # the last command, and to whom
+        self._network: Message = {}  # what ranks on several nodes must know to meet
 
     @property
     def environment(self) -> Message:
@@ -86,20 +147,46 @@ class ProcessSet:
 
     def spawn(self) -> None:
         """Start the processes of the ranks, and tell each rank to prepare its device."""
-        options = self.options
+        options, nodes = self.options, self.options.nodes
+        cores = options.cores
         with self._killed_on_error():
             try:
-                folder = self._folder / self.name
-                folder.mkdir()
                 for rank in range(options.size):
-                    log = (options.log_folder or self._folder) / f"{self.name}-rank{rank}.log"
-                    process = RankProcess(rank, device=options.device, side=self.side, log=log, folder=folder)
-                    self.ranks.append(process)
+                    self.ranks.append(self._start_rank(rank))
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
                 raise self._failure("start", [failure]) from error
-        self.ask("setup", device=options.device, cores=options.cores)
+            if nodes.others:
+                found = [rank.connect() for rank in self.ranks if not isinstance(rank, LocalRank)]
+                if failures := [failure for failure in found if failure is not None]:
+                    raise self._failure("start", failures)
+                self._network = {"address": nodes.address}
+                cores = _cores_of_all(cores, nodes)
+        self.ask("setup", device=options.device, cores=cores, **self._network)
+
+    def _start_rank(self, rank: int) -> LocalRank | OtherRank:
+        options, nodes = self.options, self.options.nodes
+        node, node_rank = divmod(rank, nodes.node_size or options.size)
+        if node:
+            return nodes.usable()[node - 1].start_rank(
+                rank,
+                node_rank,
+                set_name=self.name,
+                side=self.side,
+                device=options.device,
+                log_folder=options.log_folder,
+            )
+        folder = self._folder / self.name
+        folder.mkdir(exist_ok=True)
+        return LocalRank(
+            rank,
+            device=options.device,
+            side=self.side,
+            log=(options.log_folder or self._folder) / f"{self.name}-rank{rank}.log",
+            folder=folder,
+            interface=nodes.interface,
+        )
 
     def wait_ready(self) -> None:
         """Wait until all ranks of a process set have prepared their devices."""
@@ -134,7 +221,9 @@ class ProcessSet:
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
         answers: Answers = {}
-        failed: list[tuple[RankProcess, Message | None]] = []  # with an error message unless the rank is dead
+        failed: list[
+            tuple[LocalRank | OtherRank, Message | None]
+        ] = []  # with an error message unless the rank is dead
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -161,7 +250,12 @@ class ProcessSet:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
         return answers
 
-    def dead_ranks(self) -> list[RankProcess]:
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process ids of the ranks on the controller's node, by rank."""
+        return {rank.rank: rank.pid for rank in self.ranks if isinstance(rank, LocalRank)}
+
+    def dead_ranks(self) -> list[LocalRank | OtherRank]:
         """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
@@ -182,7 +276,8 @@ class ProcessSet:
         port, name = self._setup["port"], f"group{uuid.uuid4().hex}"
         timeout = self.options.deadline_seconds + GROUP_GRACE_SECONDS
         ranks = range(world_size)
-        self.ask("join", ranks=ranks, port=port, name=name, world_size=world_size, timeout_seconds=timeout)
+        arguments = {"port": port, "name": name, "world_size": world_size, "timeout_seconds": timeout}
+        self.ask("join", ranks=ranks, **arguments, **self._network)
         self._group_size = world_size
         return True
 
@@ -232,15 +327,35 @@ class ProcessSet:
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
         return SetFailure(self.name, f"at {command}", failures)
 
-    def _hangs(self, ranks: list[RankProcess], deadline_seconds: float) -> list[RankFailure]:
+    def _hangs(self, ranks: Sequence[LocalRank | OtherRank], deadline_seconds: float) -> list[RankFailure]:
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
-        first, *others = sorted(rank.rank for rank in ranks)
-        details = {first: "\n".join([*stacks_of(self.ranks), hint])} | dict.fromkeys(others, "")
         what = f"did not answer within {deadline_seconds:g} s"
-        return [RankFailure(rank=rank, cause=Cause.HUNG, what=what, detail=details[rank]) for rank in details]
+        detail = "\n".join([*self._stacks(), hint])
+        failures = []
+        for rank in sorted(ranks, key=lambda rank: rank.rank):
+            failure = RankFailure(
+                rank=rank.rank, cause=Cause.HUNG, what=what, detail=detail, where=rank.where
+            )
+            failures.append(failure)
+            detail = ""  # the first rank's failure has the stacks of all ranks
+        return failures
+
+    def _stacks(self) -> list[str]:
+        """Return the stacks of all threads of each rank."""
+        for rank in self.ranks:
+            rank.ask_for_stacks()
+        wait_for_stacks(self.ranks)
+        return [f"stacks of rank {rank.rank}{rank.where}:\n{rank.stacks()}" for rank in self.ranks]
 
 
-def _receive(connected: Connection, rank: RankProcess) -> Message | None:
+def _cores_of_all(cores: Sequence[Sequence[int]] | None, nodes: Nodes) -> Sequence[Sequence[int]] | None:
+    """Return the CPU cores of the ranks of all nodes, or None if a node does not pin its ranks."""
+    of_nodes = [cores, *(node.cores for node in nodes.usable())]
+    found = [of_node for of_node in of_nodes if of_node is not None]
+    return [rank for of_node in found for rank in of_node] if len(found) == len(of_nodes) else None
+
+
+def _receive(connected: Connection, rank: LocalRank | OtherRank) -> Message | None:
     """Return the next message on a rank's readable connection, or None if the rank is dead."""
     try:
         if rank.is_dead() and not connected.poll(0):
@@ -250,7 +365,7 @@ def _receive(connected: Connection, rank: RankProcess) -> Message | None:
         return None
 
 
-def _failure_of(rank: RankProcess, answer: Message | None) -> RankFailure:
+def _failure_of(rank: LocalRank | OtherRank, answer: Message | None) -> RankFailure:
     if answer is None:
         return rank.death()
     error = answer["error"]
@@ -259,5 +374,6 @@ def _failure_of(rank: RankProcess, answer: Message | None) -> RankFailure:
         cause=Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED,
         what=f"raised {error['summary']}",
         detail=error["traceback"],
+        where=rank.where,
         limit=error.get("limit", False),
     )

@@ -27,6 +27,7 @@ from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
+LOCALHOST = "127.0.0.1"
 COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
 
 
@@ -53,21 +54,22 @@ class Rank:
         answer: Message = getattr(self, command)(**arguments)
         return answer
 
-    def setup(self, device: str, cores: list[list[int]] | None) -> Message:
+    def setup(self, device: str, cores: list[list[int]] | None, address: str = LOCALHOST) -> Message:
         """Choose this rank's device, pin the rank to its CPU cores, and return library versions.
 
-        Rank 0 also starts the TCP store with which ranks form process groups.
+        Rank 0 also starts the TCP store with which ranks form process groups. address: where the
+        store listens, which is no other node's business if all ranks are on one node.
         """
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
         torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
         cuda = device == "cuda"
-        self.device = torch.device(device, self.rank) if cuda else torch.device(device)
+        self.device = torch.device(device, int(os.environ["LOCAL_RANK"])) if cuda else torch.device(device)
         if cuda:
             torch.cuda.set_device(self.device)
             self.pace = GpuPace(self.device)
         gc.freeze()  # the collector need not look at what the imports left
-        port = self._start_store() if self.rank == 0 else None
+        port = self._start_store(address) if self.rank == 0 else None
         environment = {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -80,24 +82,28 @@ class Rank:
         }
         return {"port": port, "environment": environment, "can_skip_untimed": True}
 
-    def _start_store(self) -> int:
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))  # a bound socket: no race for the port, and loopback only
-        listener.listen(128)
+    def _start_store(self, address: str) -> int:
+        # A bound socket: no race for the port, and no other interface. Without it the store listens on all.
+        listener = socket.create_server((address, 0), family=_family(address), backlog=128)
         port: int = listener.getsockname()[1]
         fd = listener.detach()
-        self.store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=fd)
+        self.store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=fd)
         return port
 
     def ping(self) -> Message:
         """Return an empty answer, to show that this rank answers."""
         return {}
 
-    def join(self, port: int, name: str, world_size: int, timeout_seconds: float) -> Message:
-        """Form the torch process group `name` of ranks 0 to world_size-1."""
+    def join(
+        self, port: int, name: str, world_size: int, timeout_seconds: float, address: str = LOCALHOST
+    ) -> Message:
+        """Form the torch process group `name` of ranks 0 to world_size-1.
+
+        address, port: where rank 0's TCP store listens.
+        """
         began = time.perf_counter()
         if self.store is None:
-            self.store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+            self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=dist.PrefixStore(name, self.store),
@@ -196,6 +202,10 @@ class Rank:
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:

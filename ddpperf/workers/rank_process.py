@@ -1,4 +1,4 @@
-"""Start, watch and end the process of one rank from the controller process."""
+"""Start, watch and end the processes of ranks on this node."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Protocol
 
 from ddpperf.machine.child_process import describe_exit, end_of
 from ddpperf.workers.failures import Cause, RankFailure
-from ddpperf.workers.interpreter import Side, rank_environment
+from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
 from ddpperf.workers.worker import STACKS_SIGNAL
 
 STACKS_SECONDS = 0.5
@@ -23,31 +24,42 @@ LOG_TAIL_LINES = 20
 
 
 class RankProcess:
-    """The process of one rank, which is connected to the controller process.
+    """The process of one rank of this node.
 
-    The constructor raises OSError if the process cannot be started. log: the file for everything
-    that the process prints. folder: where its temporary files go, within the private folder of the
-    process set.
+    The constructor raises OSError if the process cannot be started. channel: the rank's end of its
+    connection to the controller process, which the rank reads as standard input. node_rank: the
+    rank's place among the ranks of this node, which is the index of its GPU. log: the file for
+    everything that the process prints. folder: where its temporary files go, within the private
+    folder of the process set. interface: the network interface that gloo and NCCL use.
     """
 
-    def __init__(self, rank: int, *, device: str, side: Side, log: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        rank: int,
+        channel: socket.socket,
+        *,
+        node_rank: int,
+        device: str,
+        side: Side,
+        log: Path,
+        folder: Path,
+        interface: str = LOOPBACK,
+    ) -> None:
         self.rank = rank
         self.log = log
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": str(folder)}
-        ours, theirs = socket.socketpair()
-        ours.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
-        theirs.setblocking(True)
-        with ours, theirs, open(log, "wb") as output:
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(node_rank), "TMPDIR": str(folder)}
+        channel.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
+        with open(log, "wb") as output:
             self.process = subprocess.Popen(
                 side.command("rank", str(folder.parent), str(rank)),
-                stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
+                stdin=channel.fileno(),  # a wrapper of an interpreter passes it on
                 stdout=output,
                 stderr=output,
-                env=rank_environment(device) | side.variables() | variables,
+                env=rank_environment(device, interface) | side.variables() | variables,
                 process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
             )
-            self.connection = Connection(ours.detach())
         self.pid = self.process.pid
+        self._stacks_begin = 0
 
     def is_dead(self) -> bool:
         return self.process.poll() is not None
@@ -69,14 +81,36 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def ask_for_stacks(self) -> None:
+        """Let the rank print the stacks of all its threads into its log."""
+        self._stacks_begin = self.log.stat().st_size
+        self.process.send_signal(STACKS_SIGNAL)
 
-def stacks_of(ranks: Sequence[RankProcess]) -> list[str]:
-    """Return the stacks of all threads of each rank, which the ranks print into their logs."""
-    begins = {rank: rank.log.stat().st_size for rank in ranks}
-    for rank in ranks:
-        rank.process.send_signal(STACKS_SIGNAL)
+    def stacks(self) -> str:
+        """Return what the rank has printed since `ask_for_stacks`."""
+        return end_of(self.log, self._stacks_begin)
+
+
+class LocalRank(RankProcess):
+    """The process of one rank of the controller's node, and the controller's end of its connection."""
+
+    where = ""
+
+    def __init__(self, rank: int, **arguments: Any) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(True)
+        with ours, theirs:
+            super().__init__(rank, theirs, node_rank=rank, **arguments)
+            self.connection = Connection(ours.detach())
+
+
+class PrintsStacks(Protocol):
+    def stacks(self) -> str: ...
+
+
+def wait_for_stacks(ranks: Sequence[PrintsStacks]) -> None:
+    """Wait until each rank has begun to print its stacks, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(end_of(rank.log, begin) for rank, begin in begins.items()):
+    while time.monotonic() < end and not all(rank.stacks() for rank in ranks):
         time.sleep(0.02)
     time.sleep(0.1)  # a stack is written in many small pieces
-    return [f"stacks of rank {rank.rank}:\n{end_of(rank.log, begin)}" for rank, begin in begins.items()]

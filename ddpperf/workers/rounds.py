@@ -62,7 +62,7 @@ def sample_rounds(
     so far, and the fraction of the next round that is done. recorders: for each process set, what
     records the energy and the utilization of its devices in its rounds.
     """
-    processes = [rank.pid for process_set, _ in jobs for rank in process_set.ranks]
+    processes = [pid for process_set, _ in jobs for pid in process_set.pids.values()]
     kept: list[dict[str, Seconds]] = []
     # On a CPU the caches of a process set that is measured alone stay warm from round to round.
     alone = len(jobs) == 1

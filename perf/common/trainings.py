@@ -41,7 +41,7 @@ def resnet50(options: Options, case_of: Callable[[Model, int], Case], *, least: 
                 options.data.image_size != (32, 32) or options.data.classes > 10
             ):
                 reason = f"{model} takes images of 32x32 in 10 classes, the data set has others"
-                yield skipped(f"{size_id(options.device, world_size)}-{model}", reason)
+                yield skipped(f"{size_id(options, world_size)}-{model}", reason)
             else:
                 yield case_of(model, world_size)
 
@@ -74,7 +74,7 @@ def measured_also_as(
 
     kind: the instrument's spec class, such as PartsSpec. The skipped test gives the reason.
     """
-    identity = f"{size_id(options.device, world_size, batch_size)}-{execution}"
+    identity = f"{size_id(options, world_size, batch_size)}-{execution}"
     return if_measured_as(
         kind, if_valid(identity, step, options, world_size, batch_size, execution, **fields)
     )
@@ -86,7 +86,7 @@ def law_world_sizes(options: Options) -> tuple[int, ...]:
     On a CPU these are 1, 2 and 4 without --world-sizes, because a fit needs three sizes. The default
     world sizes of a CPU are 1 and 2, so the laws are not in the core suite there.
     """
-    if options.device == "cpu" and "--world-sizes" not in options.given:
+    if options.device == "cpu" and "--world-sizes" not in options.given and options.nodes.count == 1:
         return (*options.world_sizes, 2 * max(options.world_sizes))
     return options.world_sizes
 

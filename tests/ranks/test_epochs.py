@@ -173,7 +173,7 @@ def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(
 ) -> None:
     pool.measure(SMALL)
     (live,) = pool.live_sets()
-    ranks = [rank.pid for rank in live.ranks]
+    ranks = [*live.pids.values()]
     assert sorted(ranks) == sorted(marked.ranks())
     assert told.looks == [(ranks, 0), (ranks, 1), (ranks, 2)]
     assert told.progress == [(SMALL, 0.0), (SMALL, 0.0), (SMALL, 0.5), (SMALL, 1.0)]

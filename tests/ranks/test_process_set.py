@@ -175,7 +175,7 @@ def test_fault_at_any_command_fails_that_command(two_ranks: Pool, command: Fault
 
 def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
     (live,) = two_ranks.live_sets()
-    os.kill(live.ranks[1].pid, signal.SIGKILL)
+    os.kill(live.pids[1], signal.SIGKILL)
     wait_until(live.dead_ranks, 2, lambda: "the rank lives")
     with pytest.raises(SetFailure, match=r"rank 1 of set .* was killed by SIGKILL"):
         live.require_alive()
@@ -242,7 +242,7 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
         (live,) = pool.live_sets()
         (tmp_path / "now").touch()
         wait_until((tmp_path / "forked").exists, 10, lambda: "the rank did not fork")
-        os.kill(live.ranks[0].pid, signal.SIGKILL)
+        os.kill(live.pids[0], signal.SIGKILL)
         with pytest.raises(SetFailure, match="rank 0 of set A1 was killed by SIGKILL"):
             live.request("ping")
 

@@ -76,7 +76,7 @@ def test_dead_set_is_reported_and_replaced_in_seconds(pool: Pool, figure: Figure
         def kill() -> None:
             time.sleep(0.7)
             killed_at.append(time.perf_counter())
-            os.kill(live.ranks[1].pid, signal.SIGKILL)
+            os.kill(live.pids[1], signal.SIGKILL)
 
         thread = threading.Thread(target=kill)
         thread.start()

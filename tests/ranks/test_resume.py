@@ -175,7 +175,7 @@ def test_ranks_resume_after_one_was_killed(
         (whole,) = pool.measure(two).samples
         monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
         pool.live_sets()[0].kill()  # its ranks were started without the folder
-        ranks = [rank.pid for rank in pool.live_sets()[0].ranks]
+        ranks = [*pool.live_sets()[0].pids.values()]
 
         def kill_one_when_there_is_a_checkpoint() -> None:
             while not (tmp_path / f"{two.id}.pt").exists():

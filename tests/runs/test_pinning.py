@@ -24,7 +24,7 @@ def test_rank_is_on_its_core(marked: Marked) -> None:
     core = max(ALLOWED)
     with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60, cores=[[core]])) as pool:
         (live,) = pool.live_sets()
-        assert cores_of(live.ranks[0].pid) == str(core)
+        assert cores_of(live.pids[0]) == str(core)
 
 
 PINNED = """

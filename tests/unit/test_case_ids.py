@@ -163,8 +163,15 @@ def test_run_id_names_its_recipe(read: Read) -> None:
     assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
 
 
-def test_ids_begin_with_devices_and_batch() -> None:
-    assert [size_id("cuda", 4), size_id("cpu", 2, 32)] == ["4gpu", "2rank-b32"]
+def test_ids_begin_with_devices_and_batch(read: Read) -> None:
+    assert size_id(read(), 2, 32) == "2rank-b32"
+    assert size_id(read(gpus=4), 4) == "4gpu"
+
+
+def test_ids_name_nodes_and_their_ranks(read: Read) -> None:
+    options = read("--nodes=2", "--interface=lo")
+    assert options.world_sizes == (1, 2, 4)
+    assert [size_id(options, N) for N in options.world_sizes] == ["1rank", "2rank", "2x2rank"]
 
 
 def cases_of(*cases: object, **arguments: Any) -> pytest.Mark:

@@ -77,7 +77,7 @@ def test_example_of_each_option_is_accepted(option: Option) -> None:
 
 def test_defaults_can_be_typed() -> None:
     typed = [option for option in OPTIONS.values() if isinstance(option.default, tuple)]
-    assert len(typed) == 9
+    assert len(typed) == 12
     for option in typed:
         assert [option.default_on(device) for device in ("cpu", "cuda")], option.name
 

@@ -65,8 +65,10 @@ def check_images(options: Options) -> None:
 
 
 def _check_world_sizes(options: Options, gpu_count: int) -> None:
-    largest = max(options.world_sizes)
-    if options.device == "cuda" and largest > gpu_count:
+    largest, nodes = max(options.world_sizes), options.nodes
+    if nodes.count > 1:
+        _check_nodes(options, gpu_count)
+    elif options.device == "cuda" and largest > gpu_count:
         fitting = ",".join(map(str, default_world_sizes("cuda", gpu_count)))
         instead = f"--world-sizes {fitting} or --device cpu" if gpu_count else "--device cpu"
         gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
@@ -77,9 +79,21 @@ def _check_world_sizes(options: Options, gpu_count: int) -> None:
             raise Refused(f"--global-batch-sizes {images} does not divide over {ranks} ranks; pass {instead}")
 
 
+def _check_nodes(options: Options, gpu_count: int) -> None:
+    nodes = options.nodes
+    if options.device == "cuda" and nodes.size > gpu_count:
+        found = f"needs {nodes.size} GPUs on each node, found {gpu_count} here"
+        raise Refused(f"--node-size {nodes.size} {found}; pass {max(1, gpu_count)} or fewer")
+    whole = ", ".join(str(nodes.size * count) for count in range(2, nodes.count + 1))
+    for N in options.world_sizes:
+        if nodes.size < N and (N % nodes.size or nodes.size * nodes.count < N):
+            what = f"{nodes.count} nodes of {nodes.size} ranks"
+            raise Refused(f"--world-sizes {N} is no whole number of {what}; above one node, pass {whole}")
+
+
 def _check_links(options: Options) -> None:
     links, most, node = options.links, max(options.world_sizes), options.links.node
-    if node < most:
+    if node < most and options.nodes.count == 1:
         raise Refused(f"--node-size {node} is less than the {most} devices of this run; pass {most} or more")
     for N in links.project_to:
         if N == 1:

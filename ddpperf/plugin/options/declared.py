@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.command import PRICE, PRICES, hour_price
+from ddpperf.node.agreed import KEY_FILE, PORT
 from ddpperf.plugin.options import values
 from ddpperf.plugin.options.values import Parser, choice, number, several, whole_number
 from ddpperf.specs import CommHook, Execution, Model, Precision
@@ -96,6 +97,11 @@ NEW_FILE = Parser("FILE", "a file", "verdict.md")
 INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
 NOTHING = Parser("", "no value", "")
+NODES = whole_number(MAX_WORLD_SIZE)
+PORT_NUMBER = whole_number(2**16 - 1)
+INTERFACE = Parser("NAME", "the name or the address of a network interface", "eth0")
+FILE = Parser("FILE", "a file with one host per line", "hosts.txt")
+KEY = Parser("FILE", "a file", KEY_FILE)
 RECIPE = Parser("NAME", "the name of a training recipe", "'2048, warm-up'")
 
 FIELDS = (
@@ -216,6 +222,19 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option("--traces", NEW_FOLDER, "Keep the profiler traces of perf/test_comm_split.py in this folder."),
     ),
+    "Several nodes": (
+        Option("--nodes", NODES, "Number of nodes. Agents of the other nodes join this process.", ("1",) * 2),
+        Option("--hostfile", FILE, "Start the agents by ssh on the hosts that this file lists."),
+        Option(
+            "--interface",
+            INTERFACE,
+            "Network interface of this node to the others. Nothing listens on another one.",
+            "that of MASTER_ADDR, or of the default route",
+        ),
+        Option("--node-port", PORT_NUMBER, "Port on which agents join.", f"MASTER_PORT, or {PORT}"),
+        Option("--node-key", KEY, "Key file of all nodes. It is made if it does not exist.", (KEY_FILE,) * 2),
+        Option("--node-seconds", DEADLINE, "Seconds to wait until all nodes have joined.", ("120",) * 2),
+    ),
     "Links and projection": (
         Option(
             "--link-bandwidth",
@@ -224,7 +243,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "nominal on GPUs, measured on a CPU",
         ),
         Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
-        Option("--node-size", WHOLE_NUMBER, "Devices per node in predictions.", "the largest world size"),
+        Option(
+            "--node-size",
+            WHOLE_NUMBER,
+            "Devices per node, in runs on several nodes and in predictions.",
+            "all GPUs of a node; on CPUs 2; on one node the largest world size",
+        ),
         Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),
         Option("--node-bandwidth", BANDWIDTH, "Bandwidth of a device to other nodes in predictions."),
     ),

@@ -9,6 +9,8 @@ from typing import Any
 
 from ddpperf.data.cache import Data
 from ddpperf.machine.hardware import Links
+from ddpperf.machine.network import Interface
+from ddpperf.node.agreed import KEY_FILE, PORT
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.options.spec_fields import fitting
 from ddpperf.plugin.options.values import Value
@@ -17,6 +19,28 @@ from ddpperf.specs.strategy import SHARDED_STRATEGIES
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster
 CPU_EPOCH_IMAGES = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """The options of a run on several nodes.
+
+    count: the number of nodes. size: the number of ranks of each node. interface: the network
+    interface to the other nodes; None on one node. port: where agents join. key: the key file.
+    seconds: how long to wait for the agents. hostfile: the hosts on which ssh starts the agents.
+    """
+
+    count: int = 1
+    size: int = 1
+    interface: Interface | None = None
+    port: int = PORT
+    key: Path = Path(KEY_FILE)
+    seconds: float = 120.0
+    hostfile: Path | None = None
+
+    def of(self, world_size: int) -> int:
+        """Return on how many nodes so many ranks run."""
+        return -(-world_size // self.size) if self.count > 1 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +62,7 @@ class Options:
     slower_ratio: the limit of --benchmark-compare-fail.
     functions: the user's functions that the collected tests measure.
     gpu_hour_price: the price of an hour of one device; None for no prices.
+    nodes: the options of a run on several nodes.
     """
 
     given: frozenset[str]
@@ -66,6 +91,7 @@ class Options:
     links: Links
     functions: tuple[str, ...] = ()
     gpu_hour_price: float | None = None
+    nodes: NodeOptions = NodeOptions()
 
     @property
     def data(self) -> Data:
@@ -129,15 +155,20 @@ class Options:
         return common | fitting(self.spec_fields, fields["strategy"], fields["execution"])
 
 
-def default_world_sizes(device: str, gpu_count: int) -> tuple[int, ...]:
+def default_world_sizes(device: str, gpu_count: int, nodes: int = 1, node_size: int = 0) -> tuple[int, ...]:
     """Return the default numbers of ranks: 1 and 2 on the CPU, and 1, 2, 4, ... on GPUs.
 
-    On GPUs, the number of all GPUs is included.
+    On GPUs, the number of all GPUs is included. On several nodes of `node_size` ranks, the numbers
+    up to one node are followed by 2, 4, ... and all whole nodes.
     """
-    if device == "cpu":
-        return (1, 2)
-    powers = [2**exponent for exponent in range(gpu_count.bit_length())]
-    return tuple(sorted({*powers, gpu_count} - {0})) or (1,)
+    inside = _powers_and(node_size or (2 if device == "cpu" else gpu_count)) or (1,)
+    return (*inside, *(inside[-1] * count for count in _powers_and(nodes) if count > 1))
+
+
+def _powers_and(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to `most`, and `most`."""
+    powers = [2**exponent for exponent in range(most.bit_length())]
+    return tuple(sorted({*powers, most} - {0}))
 
 
 def is_experiment(test: str) -> bool:

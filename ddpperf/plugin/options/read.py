@@ -5,6 +5,9 @@ Reading is fast and has no side effects.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +19,18 @@ from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
+from ddpperf.machine.network import Interface, find_interface, interfaces
+from ddpperf.node.agreed import PORT
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
-from ddpperf.plugin.options.declared import AB_OPTIONS, OPTIONS, WrongValue
-from ddpperf.plugin.options.options import Options, default_world_sizes
+from ddpperf.plugin.options.declared import AB_OPTIONS, GROUPS, OPTIONS, WrongValue
+from ddpperf.plugin.options.options import NodeOptions, Options, default_world_sizes
 from ddpperf.plugin.options.sides import PYTHON_AND_ROOT, Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.workers.interpreter import Side
 
 ROUNDS, AB_ROUNDS = 10, 7
+CPU_NODE_SIZE = 2  # ranks
+NODE_OPTIONS = {option.name for option in GROUPS["Several nodes"]} - {"--nodes"}
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
@@ -42,7 +49,10 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         device = "cuda" if gpu_count else "cpu"
 
     values = {name: option.default_on(device) for name, option in OPTIONS.items()} | given
-    world_sizes = given.get("--world-sizes") or default_world_sizes(device, gpu_count)
+    nodes = _nodes(given, values, device, gpu_count)
+    world_sizes = given.get("--world-sizes") or default_world_sizes(
+        device, gpu_count, nodes.count, nodes.size if nodes.count > 1 else 0
+    )
     delay_seconds = given.get("--slow-down", 0.0)
     sides = _sides(given, delay_seconds)
     if sides is not None:
@@ -71,11 +81,52 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         traces=_path(given, "--traces"),
         checkpoints=_path(given, "--checkpoints"),
         slower_ratio=slower_ratio(config),
-        links=_links(given, max(world_sizes)),
+        links=_links(given, nodes.size if nodes.count > 1 else max(world_sizes)),
         gpu_hour_price=given.get("--gpu-hour-price"),
+        nodes=nodes,
     )
     check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
     return options
+
+
+def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_count: int) -> NodeOptions:
+    """Return the options of a run on several nodes, with torch's variables for what is not given."""
+    count, hostfile = values["--nodes"], _path(given, "--hostfile")
+    if count == 1:
+        if extra := sorted(given.keys() & NODE_OPTIONS):
+            raise Refused(f"{extra[0]} is for several nodes, got one; pass --nodes 2, or leave it out")
+        return NodeOptions()
+    usual = CPU_NODE_SIZE if device == "cpu" else gpu_count
+    if device == "cpu" and (requested := given.get("--world-sizes")):
+        usual = -(-max(requested) // count)
+    return NodeOptions(
+        count=count,
+        size=given.get("--node-size", max(1, usual)),
+        interface=_interface(given.get("--interface")),
+        port=given.get("--node-port") or _master_port(),
+        key=Path(values["--node-key"]),
+        seconds=values["--node-seconds"],
+        hostfile=hostfile,
+    )
+
+
+def _interface(requested: str | None) -> Interface:
+    """Return the requested network interface, or that of MASTER_ADDR or of the default route."""
+    name = os.environ.get("MASTER_ADDR")
+    if requested is None and name is not None:
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(name)
+            for one in interfaces():
+                if one.address == address and not one.is_loopback:
+                    return one
+    return find_interface(requested)
+
+
+def _master_port() -> int:
+    text = os.environ.get("MASTER_PORT", str(PORT))
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise Refused(f"MASTER_PORT must be a port number, got {text!r}; pass --node-port")
+    return int(text)
 
 
 def _sides(given: dict[str, Any], delay_seconds: float) -> Sides | None:

@@ -1,0 +1,147 @@
+"""Join a run on several nodes: python -m ddpperf.node --join HOST:PORT.
+
+Start one agent on each further node. It starts the node's ranks for `pytest perf/ --nodes N`, which
+runs on the first node, and ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ddpperf.errors import Refused
+from ddpperf.machine.hardware import visible_gpus
+from ddpperf.machine.network import Interface, find_interface, interface_to
+from ddpperf.node.agent import Agent, ContactLost
+from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.facts import facts
+from ddpperf.node.handshake import AuthenticationError, connect, parse_key, read_key
+from ddpperf.workers import channel
+
+REFUSED, LOST = 2, 3
+RETRY_SECONDS = 0.25
+STANDARD_INPUT = "-"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join a run, serve it to its end, and return the exit status."""
+    given = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    try:
+        _run(given)
+    except Refused as refused:
+        print(f"ddpperf.node: {refused}", file=sys.stderr)
+        return REFUSED
+    except ContactLost as lost:
+        print(f"ddpperf.node: contact lost: {lost}; the ranks of this node have ended", file=sys.stderr)
+        return LOST
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddpperf.node", description=__doc__)
+    parser.add_argument(
+        "--join", metavar="HOST:PORT", help="the first node; by default MASTER_ADDR and MASTER_PORT"
+    )
+    parser.add_argument(
+        "--key", metavar="FILE", default=KEY_FILE, help=f"the key file, or - to read it ({KEY_FILE})"
+    )
+    parser.add_argument("--interface", metavar="NAME", help="network interface of gloo and NCCL")
+    parser.add_argument("--name", default=socket.gethostname(), help="name of this node (its host name)")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="how long to try to join, in seconds (300)"
+    )
+    return parser
+
+
+def _run(given: argparse.Namespace) -> None:
+    if (local_rank := os.environ.get("LOCAL_RANK", "0")) != "0":
+        raise Refused(f"a node has one agent, this is local rank {local_rank}; pass --nproc-per-node 1")
+    address = _address(given.join)
+    end = time.monotonic() + given.seconds
+    key = _key(given.key, end)
+    gpus = visible_gpus()
+    controller = _join(address, key, end)
+    interface = _interface(given.interface, controller)
+    hello = {
+        "name": given.name,
+        "interface": interface.name,
+        "address": interface.address,
+        "host": socket.gethostname(),
+        "facts": {device: facts(device, gpus) for device in ("cpu", "cuda")},
+    }
+    try:
+        channel.send(controller, hello)
+        answer = channel.receive(controller)
+    except (EOFError, OSError) as error:
+        raise ContactLost("the controller has ended") from error
+    if "refused" in answer:
+        raise Refused(str(answer["refused"]))
+    welcome = answer["welcome"]
+    say(f"joined {address[0]}:{address[1]} as node {welcome['node']}, {interface.name} ({interface.address})")
+    on_gpus = gpus[: welcome["ranks"]] if welcome["device"] == "cuda" else []
+    Agent(controller, address, key, gpus=on_gpus, interface=interface.name, say=say).serve(welcome)
+    say("the run has ended")
+
+
+def say(line: str) -> None:
+    print(f"ddpperf.node: {line}", flush=True)
+
+
+def _address(given: str | None) -> tuple[str, int]:
+    text = given or ":".join([os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", str(PORT))])
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        where = "--join" if given else "MASTER_ADDR and MASTER_PORT"
+        raise Refused(f"{where} must name HOST:PORT of the first node, got {text!r}; pass --join HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _key(file: str, end: float) -> bytes:
+    """Return the key, which the controller may write later to a shared file system."""
+    if file == STANDARD_INPUT:
+        return parse_key(sys.stdin.readline(), "--key -")
+    while not Path(file).exists() and time.monotonic() < end:
+        time.sleep(RETRY_SECONDS)
+    return read_key(Path(file))
+
+
+def _join(address: tuple[str, int], key: bytes, end: float) -> Connection:
+    """Connect to the controller as soon as it listens, or raise Refused if that is after `end`."""
+    while True:
+        try:
+            return connect(address, key)
+        except AuthenticationError as error:
+            raise Refused("the controller has another key; copy the first node's key file here") from error
+        except OSError as error:
+            if time.monotonic() > end:
+                why = error.strerror or str(error)
+                what = f"nothing answers at {address[0]}:{address[1]} ({why})"
+                raise Refused(f"{what}; start pytest with --nodes there, or name another --join") from error
+        time.sleep(RETRY_SECONDS)
+
+
+def _interface(requested: str | None, controller: Connection) -> Interface:
+    """Return the interface of the process groups: the requested one, or that to the controller."""
+    if requested is not None:
+        return find_interface(requested)
+    with socket.socket(fileno=os.dup(controller.fileno())) as connected:
+        peer = str(connected.getpeername()[0])
+    found = interface_to(peer)
+    if found is None:
+        raise Refused(f"no network interface leads to {peer}; name one by --interface")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

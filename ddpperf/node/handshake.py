@@ -1,0 +1,131 @@
+"""Connections between nodes over TCP, on which both ends have proved that they know the key.
+
+The key is a file that its owner alone may read. Neither end sends it: each answers a random
+challenge with a keyed digest (HMAC), as `multiprocessing.connection` does. What follows is neither
+encrypted nor signed. On a network that others can change, use a tunnel (docs/nodes.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import struct
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+
+from ddpperf.errors import Refused
+
+KEY_BYTES = 32
+HANDSHAKE_SECONDS = 5.0  # until a silent stranger is refused
+LOST_SECONDS = 5.0  # until a peer that does not acknowledge counts as lost
+# Keepalive messages after one silent second, and then each second.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: int(LOST_SECONDS) - 1}
+
+
+def make_key(path: Path) -> None:
+    """Write a new random key to a file with mode 0600, unless the file exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with open(fd, "w") as file:
+        file.write(secrets.token_hex(KEY_BYTES) + "\n")
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in a file, or raise Refused if others may read the file or it holds no key."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        why = f"the key file {path} cannot be read ({error.strerror})"
+        raise Refused(f"{why}; copy the first node's key file, or name it") from error
+    if mode & 0o077:
+        raise Refused(f"the key file {path} has mode {mode:04o}, others may use it; run chmod 600 {path}")
+    return parse_key(text, f"the key file {path}")
+
+
+def parse_key(text: str, where: str) -> bytes:
+    """Return the key that a text holds in hexadecimal digits, or raise Refused."""
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        digits = 2 * KEY_BYTES
+        raise Refused(
+            f"{where} holds no key of {digits} hexadecimal digits; delete it, so that a new one is made"
+        )
+    return key
+
+
+def accept(accepted: socket.socket, key: bytes) -> Connection:
+    """Let the other end of an accepted connection prove that it knows the key, then prove it, too.
+
+    Raises AuthenticationError or OSError. At most 256 bytes are read of a stranger.
+    """
+    connection = _limited(accepted)
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return _without_limit(connection)
+
+
+def connect(address: tuple[str, int], key: bytes) -> Connection:
+    """Connect to a controller, prove that this process knows the key, and let it prove the same.
+
+    Raises AuthenticationError if the controller has another key, and OSError.
+    """
+    connection = _limited(socket.create_connection(address, timeout=HANDSHAKE_SECONDS))
+    try:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except EOFError as error:
+        connection.close()
+        raise ConnectionResetError(0, "the connection was closed during the handshake") from error
+    except BaseException:
+        connection.close()
+        raise
+    return _without_limit(connection)
+
+
+def _limited(connected: socket.socket) -> Connection:
+    """Set a time limit for each read and write, and what finds a peer that was cut off."""
+    connected.setblocking(True)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS))
+    _set_limit(connected, HANDSHAKE_SECONDS)
+    return Connection(connected.detach())
+
+
+def _without_limit(connection: Connection) -> Connection:
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+        _set_limit(connected, 0)
+    return connection
+
+
+def _set_limit(connected: socket.socket, seconds: float) -> None:
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def shut_down(connection: Connection) -> None:
+    """End a connection in both directions, even while another thread waits for its messages."""
+    connected = socket.socket(fileno=os.dup(connection.fileno()))
+    with connected, contextlib.suppress(OSError):  # it has ended already
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+__all__ = ["AuthenticationError", "accept", "connect", "make_key", "parse_key", "read_key", "shut_down"]

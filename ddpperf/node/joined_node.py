@@ -1,0 +1,215 @@
+"""The controller's connection to the agent of another node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddpperf.node.handshake import LOST_SECONDS, shut_down
+from ddpperf.node.remote_rank import RemoteRank
+from ddpperf.workers import channel
+from ddpperf.workers.channel import Message
+from ddpperf.workers.interpreter import Side
+
+PING_SECONDS = 0.5
+FIRST_PINGS = 5  # at once after a node has joined, to measure its clock
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The offset of another node's wall clock from the controller's, in seconds.
+
+    The true offset lies within half a round trip of it (Cristian 1989). Durations never use it: each
+    is the difference of two times of one process.
+    """
+
+    offset_seconds: float
+    round_trip_seconds: float
+
+    @property
+    def error_seconds(self) -> float:
+        return self.round_trip_seconds / 2
+
+
+class JoinedNode:
+    """Another node of the run, whose agent has joined.
+
+    A thread listens to the agent and pings it. number: from 1; the controller's node is number 0.
+    name: the name that the agent gave. hello: the agent's first message. is_ready: whether the agent
+    has prepared its node. cores: the CPU cores to pin each rank to, or None. lost: why the node can
+    no longer be used, or "". channels, ends, stacks: by the token of a rank, its connection, how it
+    ended, and the stacks of its threads.
+    """
+
+    def __init__(self, number: int, connection: Connection, hello: Message) -> None:
+        self.number = number
+        self.name = str(hello["name"])
+        self.hello = hello
+        self.is_ready = False
+        self.lost = ""
+        self.clock: Clock | None = None
+        self.cores: list[list[int]] | None = None
+        self.channels: dict[str, Connection] = {}
+        self.ends: dict[str, dict[str, str]] = {}
+        self.stacks: dict[str, str] = {}
+        self._answers: dict[str, Any] = {}
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._open: list[Connection] = []  # all connections of the node's ranks
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_ready and not self.lost
+
+    @property
+    def advice(self) -> str:
+        return f"start the agent of node {self.number} ({self.name}) again, and it takes its place"
+
+    def start(self, welcome: Message) -> None:
+        """Welcome the agent, and begin to listen to it."""
+        self.tell({"welcome": {"node": self.number, **welcome}})
+        self._thread.start()
+
+    # --- used by the thread of the tests
+
+    def start_rank(
+        self, rank: int, node_rank: int, *, set_name: str, side: Side, device: str, log_folder: Path | None
+    ) -> RemoteRank:
+        """Let the agent start a rank. `RemoteRank.connect` waits until the rank has connected."""
+        started = RemoteRank(rank, self)
+        described = {
+            "name": side.name,
+            "python": None if side.python == sys.executable else side.python,
+            "root": None if side.root is None else str(side.root),
+            "environment": dict(side.environment),
+        }
+        self.tell(
+            {
+                "start": started.token,
+                "rank": rank,
+                "node_rank": node_rank,
+                "set": set_name,
+                "side": described,
+                "device": device,
+                "log_folder": None if log_folder is None else os.path.abspath(log_folder),
+            }
+        )
+        return started
+
+    def ask(self, question: str, seconds: float, **arguments: Any) -> Any:
+        """Send a question to the agent, and return the answer, or None if none came in time."""
+        self._answers.pop(question, None)
+        self.tell({question: arguments})
+        return self.wait_for(lambda: self._answers.get(question), seconds)
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the agent. A broken connection loses the node."""
+        if self.lost:
+            return
+        try:
+            with self._sending:
+                channel.send(self._connection, message)
+        except OSError as error:
+            self.lose(f"its agent cannot be reached ({error.strerror or 'closed'})")
+
+    def wait_for(self, find: Callable[[], Found | None], seconds: float) -> Found | None:
+        """Wait until `find` returns something true, the node is lost, or the time is over."""
+        found: Found | None = None
+
+        def is_over() -> bool:
+            nonlocal found
+            found = find()
+            return bool(found) or bool(self.lost)
+
+        with self._changed:
+            self._changed.wait_for(is_over, seconds)
+        return found
+
+    def take(self, token: str, connection: Connection) -> None:
+        """Take the connection of a rank, which the agent has made for it."""
+        with self._changed:
+            self.channels[token] = connection
+            self._open.append(connection)
+            self._changed.notify_all()
+
+    def lose(self, why: str) -> None:
+        """Give the node up: end all its connections, which ends its ranks, too."""
+        with self._changed:
+            if self.lost:
+                return
+            self.lost = why
+            for connection in (self._connection, *self._open):
+                with contextlib.suppress(OSError):  # closed already
+                    shut_down(connection)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say goodbye to the agent, which then ends its ranks and itself."""
+        self.tell({"goodbye": True})
+        self.lose("the run has ended")
+        self._thread.join(LOST_SECONDS)
+        self._connection.close()
+
+    # --- the thread that listens
+
+    def _listen(self) -> None:
+        heard = time.monotonic()
+        pinged, pings = 0.0, 0
+        sent: dict[int, tuple[float, float]] = {}  # when the last ping was sent: wall clock, own clock
+        while not self.lost:
+            now = time.monotonic()
+            if now - heard > LOST_SECONDS:
+                what = "its agent is stopped, or the network is cut"
+                return self.lose(f"it was silent for {LOST_SECONDS:g} s: {what}")
+            if pings < FIRST_PINGS or now - pinged >= PING_SECONDS:
+                pings, pinged = pings + 1, now
+                sent = {pings: (time.time(), time.perf_counter())}
+                self.tell({"ping": pings})
+            try:
+                if self._connection.poll(PING_SECONDS / 2):
+                    message = channel.receive(self._connection)
+                    heard = time.monotonic()
+                    self._receive(message, sent)
+            except (EOFError, OSError) as error:
+                why = (
+                    "its agent has ended"
+                    if isinstance(error, EOFError)
+                    else f"its connection broke ({error})"
+                )
+                return self.lose(why)
+            except (ValueError, KeyError, TypeError) as error:
+                return self.lose(f"its agent sent a message that is none ({error})")
+        return None
+
+    def _receive(self, message: Message, sent: dict[int, tuple[float, float]]) -> None:
+        with self._changed:
+            if "pong" in message:
+                self._measure_clock(sent.get(message["pong"]), float(message["time"]))
+            elif "ended" in message:
+                self.ends[message["ended"]] = {"what": str(message["what"]), "detail": str(message["detail"])}
+            elif "stacks" in message:
+                self.stacks[message["stacks"]] = str(message["text"])
+            else:
+                self._answers |= message
+            self._changed.notify_all()
+
+    def _measure_clock(self, sent: tuple[float, float] | None, theirs: float) -> None:
+        """Keep the offset of the ping with the shortest round trip, which is the most exact."""
+        if sent is None:
+            return
+        round_trip = time.perf_counter() - sent[1]
+        if self.clock is None or round_trip < self.clock.round_trip_seconds:
+            offset = theirs - (sent[0] + round_trip / 2)
+            self.clock = Clock(offset_seconds=offset, round_trip_seconds=round_trip)

@@ -1,0 +1,193 @@
+"""The controller's side of a run on several nodes: it listens, and agents join.
+
+Only one interface is bound. A stranger who does not know the key gets a random challenge and is
+refused. Nothing of what the stranger sends is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from ddpperf.errors import Refused
+from ddpperf.machine.network import Interface
+from ddpperf.node.facts import Facts, require_equal
+from ddpperf.node.handshake import HANDSHAKE_SECONDS, AuthenticationError, accept, shut_down
+from ddpperf.node.joined_node import JoinedNode
+from ddpperf.workers import channel
+from ddpperf.workers.channel import Message
+
+LOG = logging.getLogger("ddpperf.node")
+MOST_STRANGERS = 64  # connections at once that have not proved yet that they know the key
+PREPARE_SECONDS = 1800.0  # for an agent to decode a large data set
+HELLO_BYTES = 2**16
+
+
+class Joining:
+    """Listens on one interface, and lets the agents of other nodes join the run.
+
+    count: the number of nodes, with the controller's own. expected: the facts that must be equal on
+    all nodes. welcome: what each agent must prepare. digest: the digest of the images on the
+    controller's node. refused: a sentence for each agent that was refused. An agent that joins after
+    a node was lost takes that node's place. Raises Refused if the port is in use.
+    """
+
+    def __init__(
+        self,
+        interface: Interface,
+        port: int,
+        key: bytes,
+        *,
+        count: int,
+        expected: Facts,
+        welcome: Message,
+        digest: str,
+    ) -> None:
+        self.nodes: list[JoinedNode] = []
+        self.refused: list[str] = []
+        self._key, self._count, self._expected, self._welcome, self._digest = (
+            key,
+            count,
+            expected,
+            welcome,
+            digest,
+        )
+        self._changed = threading.Condition()
+        self._closed = False
+        self._strangers: dict[socket.socket, float] = {}
+        family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
+        try:
+            self._listener = socket.create_server((interface.address, port), family=family, backlog=128)
+        except OSError as error:
+            what = f"--node-port {port} on {interface.name} ({interface.address}) cannot be used"
+            raise Refused(f"{what} ({error.strerror}); pass another port to all nodes") from error
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float, progress: Callable[[str], None]) -> None:
+        """Wait until all nodes have joined. Raises Refused if that takes longer than `seconds`."""
+        end = time.monotonic() + seconds
+        while (missing := self._count - 1 - len(self.joined())) > 0:
+            left = end - time.monotonic()
+            here = self._count - missing
+            if left <= 0:
+                why = f"; {self.refused[-1]}" if self.refused else ""
+                found = f"{here} of {self._count} nodes are there after {seconds:g} s{why}"
+                raise Refused(f"--nodes {self._count}: {found}; start `python -m ddpperf.node` on the others")
+            progress(f"{here} of {self._count} nodes have joined, waiting {left:.0f} s for the others")
+            with self._changed:
+                self._changed.wait(min(1.0, left))
+
+    def joined(self) -> list[JoinedNode]:
+        """Return the other nodes that have joined and are not lost."""
+        return [node for node in self.nodes if node.is_usable]
+
+    def close(self) -> None:
+        """Send all agents home, and stop to listen. May be called again."""
+        self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for node in self.nodes:
+            node.close()
+        self._thread.join(HANDSHAKE_SECONDS)
+
+    # --- threads
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            self._end_slow_strangers()
+            if len(self._strangers) >= MOST_STRANGERS:
+                accepted.close()
+                continue
+            self._strangers[accepted] = time.monotonic()
+            threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
+
+    def _end_slow_strangers(self) -> None:
+        for stranger, since in list(self._strangers.items()):
+            if time.monotonic() - since > HANDSHAKE_SECONDS:
+                with suppress(OSError):
+                    stranger.shutdown(socket.SHUT_RDWR)
+
+    def _greet(self, accepted: socket.socket) -> None:
+        """Let a stranger prove that it knows the key, and take the agent or the rank that it is."""
+        peer = "a stranger"
+        connection: Connection | None = None
+        try:
+            peer = str(accepted.getpeername()[0])
+            connection = accept(accepted, self._key)
+            hello = channel.receive(connection, HELLO_BYTES)
+            if "rank" in hello:
+                self._take_rank(hello, connection)
+            else:
+                self._take_agent(hello, connection, peer)
+        except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            self._refuse(f"{peer} was refused, it does not know the key or speaks another protocol", error)
+            if connection is not None:
+                connection.close()
+        finally:
+            self._strangers.pop(accepted, None)
+            accepted.close()
+
+    def _refuse(self, sentence: str, error: BaseException | None = None) -> None:
+        LOG.warning("%s%s", sentence, "" if error is None else f" ({type(error).__name__})")
+        self.refused.append(sentence)
+
+    def _take_rank(self, hello: Message, connection: Connection) -> None:
+        node = next(node for node in self.nodes if node.number == hello["node"] and not node.lost)
+        node.take(str(hello["rank"]), connection)
+
+    def _take_agent(self, hello: Message, connection: Connection, peer: str) -> None:
+        name = str(hello["name"])[:200]
+        try:
+            require_equal(name, hello["facts"][self._welcome["device"]], self._expected)
+            with self._changed:
+                node = self._place(name, hello, connection)
+        except Refused as refused:
+            channel.send(connection, {"refused": str(refused)})
+            self._refuse(f"the agent of {name} ({peer}) was refused: {refused}")
+            shut_down(connection)
+            connection.close()
+            return
+        node.start(self._welcome)
+        answer = node.ask("prepare", PREPARE_SECONDS)
+        problem = "it did not prepare its node" if answer is None else str(answer["problem"])
+        if not problem and answer["digest"] != self._digest:
+            problem = f"the images on node {name} have the digest {answer['digest']}, on the first node"
+            problem += f" {self._digest}; copy the first node's images there"
+        if problem:
+            node.tell({"refused": problem})
+            node.lose(problem)
+            self._refuse(f"the agent of {name} ({peer}) was refused: {problem}")
+            return
+        with self._changed:
+            node.cores = answer["cores"]
+            node.is_ready = True
+            self._changed.notify_all()
+
+    def _place(self, name: str, hello: Message, connection: Connection) -> JoinedNode:
+        """Give an agent the number of its node: that of a lost node, or the next one."""
+        if name in {node.name for node in self.nodes if not node.lost}:
+            raise Refused(
+                f"node {name} has joined already; end one of its two agents, or pass another --name"
+            )
+        lost = [node for node in self.nodes if node.lost]
+        if lost:
+            node = JoinedNode(lost[0].number, connection, hello)
+            self.nodes[self.nodes.index(lost[0])] = node
+        elif len(self.nodes) < self._count - 1:
+            node = JoinedNode(len(self.nodes) + 1, connection, hello)
+            self.nodes.append(node)
+        else:
+            raise Refused(f"all {self._count} nodes have joined; end this agent, or pass a larger --nodes")
+        return node
