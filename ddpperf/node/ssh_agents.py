@@ -54,19 +54,19 @@ class SshAgents:
     def __init__(self) -> None:
         self._agents: list[_Agent] = []
 
-    def start(self, hosts: Sequence[Host], *, join: str, key: str, interface: str | None) -> None:
+    def start(self, hosts: Sequence[Host], *, join: str, key: str) -> None:
         """Start an agent on each host, without waiting for its connection.
 
         join: the controller's HOST:PORT. key: one line of hex. It goes to the agent's standard input
-        only, so that no list of processes shows it. interface: the agents' --interface. Call this
-        method from the main thread, because an ssh process dies with the thread that started it.
+        only, so that no list of processes shows it. Call this method from the main thread, because
+        an ssh process dies with the thread that started it.
         Raises Refused if there is no ssh client.
         """
         for host in hosts:
             printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
             try:
                 process = subprocess.Popen(
-                    [*SSH, *destination(host), agent_command(host, join, interface)],
+                    [*SSH, *destination(host), agent_command(host, join)],
                     stdin=subprocess.PIPE,
                     stdout=printed,
                     stderr=printed,
@@ -107,13 +107,12 @@ def destination(host: Host) -> list[str]:
     return [*port, host.name if host.user is None else f"{host.user}@{host.name}"]
 
 
-def agent_command(host: Host, join: str, interface: str | None) -> str:
+def agent_command(host: Host, join: str) -> str:
     """Return the line for a host's shell that starts the agent in this folder with this ddpperf."""
     package = str(Path(ddpperf.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     agent = ["-m", "ddpperf.node", "--join", join, "--key", "-", "--name", str(host)]
-    network = [] if interface is None else ["--interface", interface]
-    command = ["exec", "env", f"PYTHONPATH={path}", sys.executable, *agent, *network]
+    command = ["exec", "env", f"PYTHONPATH={path}", sys.executable, *agent]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(command)}"
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.node.hostfile import Host
 from ddpperf.node.ssh_agents import SshAgents
-from tests.project import REPOSITORY, wait_until
+from tests.project import REPOSITORY, Project, wait_until
 from tests.ssh_server import free_port, ssh_server
 
 KEY = "5f" * 32
@@ -38,7 +39,7 @@ import sys, time
 from ddpperf.node.hostfile import Host
 from ddpperf.node.ssh_agents import SshAgents
 agents = SshAgents()
-agents.start([Host(name="b")], join="10.0.0.1:29400", key=sys.argv[1], interface=None)
+agents.start([Host(name="b")], join="10.0.0.1:29400", key=sys.argv[1])
 print(agents._agents[0].process.pid, flush=True)
 time.sleep(600)
 """
@@ -66,7 +67,7 @@ def folder(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def start(agents: SshAgents, host: str = "b", port: int | None = None) -> None:
-    agents.start([Host(name=host, port=port)], join="10.0.0.1:29400", key=KEY, interface="eth0")
+    agents.start([Host(name=host, port=port)], join="10.0.0.1:29400", key=KEY)
 
 
 def wait_for_failure(agents: SshAgents) -> str:
@@ -82,9 +83,7 @@ def test_agent_gets_key_on_standard_input_only(folder: Path) -> None:
     found = json.loads((folder / "started").read_text())
     assert found["key"] == f"{KEY}\n"
     assert KEY not in str(found["environment"])
-    assert found["arguments"] == [
-        *("--join", "10.0.0.1:29400", "--key", "-", "--name", "b", "--interface", "eth0")
-    ]
+    assert found["arguments"] == [*("--join", "10.0.0.1:29400", "--key", "-", "--name", "b")]
     assert found["path"].split(":")[0] == str(REPOSITORY)
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "--join 10.0.0.1:29400" in shown
@@ -162,3 +161,20 @@ def test_killed_controller_leaves_no_ssh(folder: Path) -> None:
     controller.wait()
     wait_until(lambda: not Path(f"/proc/{ssh}").exists(), 10, lambda: "ssh runs on")
     (folder / "end").write_text("0")
+
+
+@pytest.mark.slow
+def test_hostfile_is_all_that_two_nodes_need(project: Project, server: Path) -> None:
+    project.environment["PATH"] = f"{server}:{project.environment['PATH']}"
+    hosts = project.root / "hosts"
+    hosts.write_text("b slots=8\n")
+    nodes = ["perf", "--nodes", "2", "--hostfile", str(hosts), "--interface", "lo"]
+    finished = project.run(*nodes, "--node-port", str(free_port()))
+    assert finished.status == 0, finished
+    assert "ddpperf: waiting for 1 of 2 nodes; ssh starts their agents" in finished.lines
+    assert f"ddpperf: {hosts}: slots= is not used, as --device and --world-sizes" in finished.output
+    hosts.write_text(f"b:{free_port()}\n")
+    began = time.monotonic()
+    refused = project.run(*nodes, "--node-port", str(free_port()))
+    refused.assert_one_sentence(4, "host b:", "ssh exited with status 255", "Connection refused")
+    assert time.monotonic() - began < 60, "it does not wait for an agent that cannot come"
