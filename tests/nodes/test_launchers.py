@@ -42,7 +42,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 def test_ssh_starts_agent_that_measures(run: Run, agents: SshAgents) -> None:
     join = f"127.0.0.1:{run.joining.port}"
-    agents.start([Host(name="b")], join=join, key=run.key.read_text(), interface="lo")
+    agents.start([Host(name="b")], join=join, key=run.key.read_text())
     run.wait()
     with run.pool() as pool:
         (sample,) = pool.measure(ACROSS).samples
@@ -53,7 +53,7 @@ def test_ssh_starts_agent_that_measures(run: Run, agents: SshAgents) -> None:
 
 
 def test_wrong_key_is_reported_of_its_host(run: Run, agents: SshAgents) -> None:
-    agents.start([Host(name="b")], join=f"127.0.0.1:{run.joining.port}", key="5f" * 32, interface="lo")
+    agents.start([Host(name="b")], join=f"127.0.0.1:{run.joining.port}", key="5f" * 32)
     wait_until(agents.failures, 60, lambda: "the agent runs on")
     (failure,) = agents.failures()
     assert failure.startswith("host b: the agent exited with status 2 (ddpperf.node: the controller has")
