@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.node.hostfile import Host
 from ddpperf.node.ssh_agents import SshAgents
-from tests.project import REPOSITORY, Project, wait_until
+from tests.project import REPOSITORY, Project, wait_until, wait_while_it_runs
 from tests.ssh_server import free_port, ssh_server
 
 KEY = "5f" * 32
@@ -178,3 +180,32 @@ def test_hostfile_is_all_that_two_nodes_need(project: Project, server: Path) -> 
     refused = project.run(*nodes, "--node-port", str(free_port()))
     refused.assert_one_sentence(4, "host b:", "ssh exited with status 255", "Connection refused")
     assert time.monotonic() - began < 60, "it does not wait for an agent that cannot come"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_run_leaves_nothing_on_nodes(
+    project: Project, server: Path, number: signal.Signals
+) -> None:
+    project.environment["PATH"] = f"{server}:{project.environment['PATH']}"
+    (project.root / "hosts").write_text("b\n")
+    port = str(free_port())
+    nodes = ["--nodes", "2", "--hostfile", "hosts", "--interface", "lo", "--node-port", port]
+    pytest_process = project.start("perf", *nodes, "--rounds", "100000")
+
+    def agents() -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if f"127.0.0.1:{port}" in (process.info["cmdline"] or [])
+        ]
+
+    def ranks() -> list[psutil.Process]:
+        return [rank for agent in agents() for rank in agent.children(recursive=True)]
+
+    wait_while_it_runs(pytest_process, lambda: agents() and ranks(), "the agent has no ranks")
+    left = [*agents(), *ranks(), *psutil.Process(pytest_process.pid).children(recursive=True)]
+    assert any(process.name() == "ssh" for process in left)
+    pytest_process.send_signal(number)
+    pytest_process.communicate()
+    wait_until(lambda: not any(process.is_running() for process in left), 10, lambda: str(left))
