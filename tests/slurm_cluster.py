@@ -31,6 +31,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
+TaskPluginParam=Cores
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 KillWait=2
