@@ -64,7 +64,9 @@ def test_single_step_is_measured_on_every_node(pool: Pool) -> None:
     assert [len(ranks) for ranks in sample.seconds] == [2, 2]
 
 
-@pytest.mark.parametrize("kind, what", [("kill", "was killed by SIGKILL"), ("raise", "raised RuntimeError")])
+@pytest.mark.parametrize(
+    ("kind", "what"), [("kill", "was killed by SIGKILL"), ("raise", "raised RuntimeError")]
+)
 def test_failing_rank_names_its_node(pool: Pool, kind: FaultKind, what: str) -> None:
     pool.measure(ACROSS)
     failing = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1))
