@@ -99,6 +99,9 @@ def say(line: str) -> None:
 
 
 def _address(given: str | None) -> tuple[str, int]:
+    if given is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        what = f"torchrun's MASTER_ADDR is {os.environ.get('MASTER_ADDR')}, where its own store is"
+        raise Refused(f"{what}; pass --join HOST:PORT of pytest's node")
     text = given or ":".join([os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", str(PORT))])
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:

@@ -6,10 +6,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Gpu
 from ddpperf.node.facts import facts, machine_id
 from ddpperf.node.handshake import make_key, read_key
 from ddpperf.node.joining import Joining
+from ddpperf.node.ssh_agents import SshAgents
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.workers.process_set import Nodes
@@ -22,7 +24,7 @@ class OtherNodes:
     """
 
     def __init__(self, options: Options, gpus: Sequence[Gpu]) -> None:
-        self._options = options.nodes
+        self._options, hostfile = options.nodes, options.nodes.hostfile
         assert self._options.interface is not None
         self._interface = self._options.interface
         make_key(self._options.key)
@@ -40,16 +42,32 @@ class OtherNodes:
             },
             digest=options.data.digest,
         )
+        self._ssh = SshAgents()
+        if hostfile is not None:
+            try:
+                self._ssh.start(hostfile.hosts, join=self._address, key=self._options.key.read_text())
+            except Refused:
+                self.close()
+                raise
 
     def wait(self, progress: ProgressLine) -> None:
         """Wait until all nodes have joined. Raises Refused if that takes too long."""
-        address = f"{self._interface.address}:{self._joining.port}"
-        progress.say(
-            f"ddpperf: waiting for {self._options.count - 1} of {self._options.count} nodes; "
-            f"start there: python -m ddpperf.node --join {address}"
-        )
+        hostfile = self._options.hostfile
+        how = f"start there: python -m ddpperf.node --join {self._address}"
+        if hostfile is not None:
+            how = "ssh starts their agents"
+            if hostfile.note:
+                progress.say(f"ddpperf: {hostfile.note}")
+        progress.say(f"ddpperf: waiting for {self._options.count - 1} of {self._options.count} nodes; {how}")
+
+        def show(line: str) -> None:
+            if failures := self._ssh.failures():
+                more = f", and {len(failures) - 1} more hosts failed" if len(failures) > 1 else ""
+                raise Refused(f"{failures[0]}{more}")
+            progress.show(line)
+
         try:
-            self._joining.wait(self._options.seconds, progress.show)
+            self._joining.wait(self._options.seconds, show)
         except BaseException:
             self.close()
             raise
@@ -83,3 +101,10 @@ class OtherNodes:
     def close(self) -> None:
         """Let all agents end their ranks and themselves. May be called again."""
         self._joining.close()
+        self._ssh.close()
+
+    @property
+    def _address(self) -> str:
+        """The HOST:PORT that agents join."""
+        address = self._interface.address
+        return f"[{address}]:{self._joining.port}" if ":" in address else f"{address}:{self._joining.port}"

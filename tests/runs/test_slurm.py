@@ -1,15 +1,18 @@
-"""The documented batch script for Slurm, run by bash with the variables that Slurm sets."""
+"""The documented batch script for Slurm, run by bash with Slurm's variables, or by a real Slurm."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.project import REPOSITORY, Project, wait_while_it_runs
+from tests.project import REPOSITORY, Project, wait_until, wait_while_it_runs
+from tests.slurm_cluster import slurm_cluster
 
 SCRIPT = REPOSITORY / "docs" / "slurm" / "ddpperf.sh"
 # Takes the place of pytest: it ends with NO VERDICT half a second after its first SIGTERM.
@@ -66,6 +69,7 @@ def test_refusal_is_the_status_of_the_job(project: Project) -> None:
         ({"SLURM_JOB_ID": ""}, "this is no job of Slurm; submit the script with sbatch --gpus-per-node=N"),
         ({"PYTHON": ""}, "the interpreter .venv/bin/python was not found; make the environment, or set"),
         ({"SLURM_JOB_ID": "8"}, "the output folder ddpperf-8 exists and is not an empty folder; move it"),
+        ({"SLURM_NNODES": "2"}, "--interface no-such is no interface that is up, found"),
         ({"SLURM_JOB_ID": "9"}, "the output folder ddpperf-9 exists and is not an empty folder; move it"),
     ],
 )
@@ -73,7 +77,7 @@ def test_job_that_cannot_run_is_refused(project: Project, variables: dict[str, s
     (project.root / "ddpperf-8").mkdir()
     (project.root / "ddpperf-8" / "run.json").touch()
     (project.root / "ddpperf-9").touch()
-    job = start(project, **variables)
+    job = start(project, "--interface", "no-such", **variables)
     output, _ = job.communicate()
     assert job.returncode == 4
     assert output.splitlines()[-1].startswith(sentence)
@@ -91,3 +95,90 @@ def test_second_signal_waits_for_the_results(project: Project) -> None:
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 125, output
     project.assert_nothing_left()
+
+
+# Takes the place of the interpreter: pytest and the agents write down how they were started. Pytest
+# ends with NO VERDICT when both agents are there. The agents do not end by themselves.
+STARTED = """#!/bin/sh
+case "$*" in
+*"-m pytest"*)
+    echo "$*" >pytest-on-$SLURMD_NODENAME
+    while ! [ -s agent-on-c ] || ! [ -s agent-on-b ]; do sleep 0.1; done
+    exit 125
+    ;;
+*"-m ddpperf.node"*)
+    {{ taskset -cp $$ && stat -c %a ddpperf-*/node.key && echo "$*"; }} >new-$SLURMD_NODENAME
+    mv new-$SLURMD_NODENAME agent-on-$SLURMD_NODENAME
+    exec sleep 600
+    ;;
+*) exec "{python}" "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Project]:
+    """A project whose commands run in a Slurm cluster of three nodes on this machine."""
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b", "c"]) as variables:
+        project.environment |= variables
+        yield project
+
+
+def run_job(project: Project, *arguments: str, python: str) -> tuple[int, str]:
+    """Submit the script, wait for the job, and return its exit status and its log."""
+    submit = [
+        "sbatch",
+        "--parsable",
+        *arguments[:1],
+        str(SCRIPT),
+        "perf/",
+        *project.options(),
+        *arguments[1:],
+    ]
+    environment = project.environment | {"PYTHON": python}
+    number = subprocess.check_output(submit, cwd=project.root, env=environment, text=True).strip()
+    log = project.root / f"ddpperf-{number}.log"
+    found = ""
+
+    def has_ended() -> bool:
+        nonlocal found
+        found = subprocess.check_output(["scontrol", "show", "job", number], env=environment, text=True)
+        return re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)", found) is None
+
+    try:
+        wait_until(has_ended, 300, lambda: found + (log.read_text() if log.exists() else ""))
+    finally:
+        subprocess.run(["scancel", "--full", number], env=environment, check=True)
+    (status,) = re.findall(r"ExitCode=(\d+):0", found)
+    return int(status), log.read_text()
+
+
+@pytest.mark.slow
+def test_job_starts_agent_on_each_further_node(cluster: Project) -> None:
+    (python := cluster.root / "python").write_text(STARTED.format(python=sys.executable))
+    python.chmod(0o755)
+    status, log = run_job(cluster, "--nodes=3", "--interface", "lo", python=str(python))
+    assert status == 125, log
+    started = sorted(path.name for path in cluster.root.glob("*-on-*"))
+    assert started == ["agent-on-b", "agent-on-c", "pytest-on-a"]
+    options = (cluster.root / "pytest-on-a").read_text()
+    (port,) = re.findall(
+        r"--nodes=3 --interface=127.0.0.1 --node-port=(\d+) --node-key=ddpperf-\d+/node.key perf/", options
+    )
+    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    for agent in started[:2]:
+        affinity, mode, command = (cluster.root / agent).read_text().splitlines()
+        assert affinity.endswith((cores, cores.replace(",", "-")))
+        assert mode == "600"
+        assert re.fullmatch(rf"-m ddpperf.node --join 127.0.0.1:{port} --key ddpperf-\d+/node.key", command)
+    assert list(cluster.root.glob("ddpperf-*/node.key")) == []
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_job_measures_on_two_nodes(cluster: Project) -> None:
+    status, log = run_job(cluster, "--nodes=2", "--interface", "lo", python=sys.executable)
+    assert status == 0, log
+    assert re.search(r"^0: ddpperf.node: joined 127.0.0.1:\d+ as node 1, lo", log, re.MULTILINE)
+    assert re.search(r"^ddpperf on 2xcpu", log, re.MULTILINE)
+    cluster.assert_nothing_left()

@@ -22,6 +22,18 @@ PAGES = (README, *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "perf
 MOST_WORDS = 1500
 MOST_COLUMNS = 100
 OTHER_TOOLS = {
+    "--cpu-bind",
+    "--join",
+    "--key",
+    "--kill-on-bad-exit",
+    "--master-addr",
+    "--nnodes",
+    "--node-rank",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--relative",
+    "--standalone",
+    "--wait",
     "--baseline",
     "--build-arg",
     "--curves",

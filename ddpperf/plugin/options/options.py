@@ -11,6 +11,7 @@ from ddpperf.data.cache import Data
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface
 from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.hostfile import Hostfile
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.options.spec_fields import fitting
 from ddpperf.plugin.options.values import Value
@@ -36,7 +37,7 @@ class NodeOptions:
     port: int = PORT
     key: Path = Path(KEY_FILE)
     seconds: float = 120.0
-    hostfile: Path | None = None
+    hostfile: Hostfile | None = None
 
     def of(self, world_size: int) -> int:
         """Return on how many nodes so many ranks run."""

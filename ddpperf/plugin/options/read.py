@@ -21,6 +21,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface, interfaces
 from ddpperf.node.agreed import PORT
+from ddpperf.node.hostfile import read_hostfile
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
 from ddpperf.plugin.options.declared import AB_OPTIONS, GROUPS, OPTIONS, WrongValue
 from ddpperf.plugin.options.options import NodeOptions, Options, default_world_sizes
@@ -106,7 +107,7 @@ def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_co
         port=given.get("--node-port") or _master_port(),
         key=Path(values["--node-key"]),
         seconds=values["--node-seconds"],
-        hostfile=hostfile,
+        hostfile=None if hostfile is None else read_hostfile(hostfile, count),
     )
 
 

@@ -1,0 +1,125 @@
+"""Read a hostfile: the further nodes of a run, one host on each line."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ddpperf.errors import Refused
+
+MAX_LETTERS = 2**20  # a longer file is no hostfile
+QUOTED_LETTERS = 60  # of a malformed line
+# The first letter of a user and of a host is never a dash: ssh would read an option.
+LINE = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
+    r"(?P<name>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\])"
+    r"(?::(?P<port>\d{1,5}))?"
+    r"(?P<slots>\s+slots=\d{1,5})?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A further node as ssh reaches it. The user and the port are those of ssh if they are absent."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name and self.port is not None else self.name
+        return name if self.port is None else f"{name}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hostfile:
+    """The hosts of a hostfile in their order. note: a sentence for the user, or the empty string."""
+
+    hosts: tuple[Host, ...]
+    note: str = ""
+
+
+def read_hostfile(path: Path, nodes: int) -> Hostfile:
+    """Read a hostfile for a run on `nodes` nodes, or raise Refused if it does not fit the run.
+
+    Each line is `[user@]host[:port]`. An IPv6 address with a port stands in brackets. A line may end
+    with `slots=N`, as Open MPI's hostfiles do: the note then says that ddpperf does not use it. What
+    follows a `#` is a comment.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_LETTERS + 1)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise Refused(f"the hostfile {path} cannot be read ({why}); correct the path or the file") from error
+    if len(text) > MAX_LETTERS:
+        raise Refused(f"the hostfile {path} is longer than 1 MiB; name a file with one host on each line")
+    found = parse_hostfile(text, str(path))
+    if len(found.hosts) != nodes - 1:
+        raise Refused(
+            f"--nodes {nodes} needs {nodes - 1} further hosts, found {len(found.hosts)} in {path}; correct "
+            f"the file, which does not list the node of pytest, or pass --nodes {len(found.hosts) + 1}"
+        )
+    for host in found.hosts:
+        if is_own_node(host):
+            raise Refused(
+                f"the hostfile {path} lists {host}, which is the node of pytest; delete its line, as the "
+                "file lists only the further nodes"
+            )
+    return found
+
+
+def parse_hostfile(text: str, source: str) -> Hostfile:
+    """Return the hosts that a text lists, or raise Refused with `source` and the line's number."""
+    hosts: dict[tuple[str, int | None], Host] = {}
+    has_slots = False
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        found = LINE.fullmatch(words)
+        port = int(found["port"]) if found and found["port"] else None
+        if found is None or (port is not None and not 1 <= port <= 65535):
+            raise Refused(
+                f"{source}, line {number}: {words[:QUOTED_LETTERS]!a} is not a host; "
+                "write [user@]host[:port] on each line"
+            )
+        host = Host(name=found["name"].strip("[]"), user=found["user"], port=port)
+        if hosts.setdefault((host.name.lower(), port), host) is not host:
+            raise Refused(
+                f"{source}, line {number}: {host} is listed twice; list each node once, as one agent "
+                "starts all ranks of its node"
+            )
+        has_slots = has_slots or found["slots"] is not None
+    if not hosts:
+        raise Refused(f"the hostfile {source} lists no host; write [user@]host[:port] on each line")
+    note = f"{source}: slots= is not used, as --device and --world-sizes say how many ranks a node runs"
+    return Hostfile(hosts=tuple(hosts.values()), note=note if has_slots else "")
+
+
+def is_own_node(host: Host) -> bool:
+    """Return whether a host is the node of this process.
+
+    A host with a port never is: its ssh server can be that of a container on this node.
+    """
+    if host.port is not None:
+        return False
+    own = {
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host.name, None)}
+    except (OSError, UnicodeError):
+        return False  # ssh's configuration may know the name
+    return any(
+        address in own or ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found
+    )
