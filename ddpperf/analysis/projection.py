@@ -35,8 +35,9 @@ def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
     Numbers of devices on several nodes are projected from measurements on several nodes, if there
     are any. A node has `node` devices.
     """
-    across, inside = ([other for other in sorted(measured) if (other > node) is up] for up in (True, False))
-    return across if node < N and across else inside
+    numbers = sorted(measured)
+    across = [number for number in numbers if number > node]
+    return across if node < N and across else [number for number in numbers if number <= node]
 
 
 def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int, *, node: int) -> float:
