@@ -47,8 +47,8 @@ def table(given: argparse.Namespace) -> list[str]:
         cluster = Cluster(
             nodes=nodes,
             ranks_per_node=given.node_size,
-            inside=Link(latency=given.inside_latency, bytes_per_second=given.inside_bandwidth),
-            between=Link(latency=given.network_latency, bytes_per_second=given.network_bandwidth),
+            inside=Link(latency=given.inside_latency, byte_seconds=1 / given.inside_bandwidth),
+            between=Link(latency=given.network_latency, byte_seconds=1 / given.network_bandwidth),
             start_seconds={} if given.straggler is None else {ranks - 1: given.straggler},
             waits_for_receiver=given.waits_for_receiver,
         )

@@ -1,13 +1,14 @@
 """A simulation of all-reduces on up to some thousand ranks of several nodes, message by message.
 
 It follows the messages of `ddpperf.collectives.algorithms`. A message starts when its sender has
-reached it and both ends of its link are free. It occupies the sender's end for bytes / rate, and
-arrives one latency later. A rank goes on when it has sent and received the messages of its step.
-Adding buffers takes no time, and buffers divide evenly.
+reached it and both ends of its link are free. It occupies the sender's end for the seconds of its
+bytes, and arrives one latency later. A rank goes on when it has sent and received the messages of
+its step. Adding buffers takes no time, and buffers divide evenly.
 
 A rank has one link to the other ranks of its node. A node has one network link. The messages of a
 step that leave or enter a node share its network link equally, and those of an earlier step go
 first. With this fixed order, a later start or a slower link never makes a rank finish earlier.
+The cost models of `two_links` say where they equal the simulation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Cluster:
     """Nodes with equally many consecutive ranks, and their links.
 
     inside: the link of a rank to its node. between: the network link of a node. slow_links: other
-    network links of single nodes; a message has the larger latency and the lower rate of both ends.
+    network links of single nodes; a message takes the larger seconds of both ends.
     start_seconds: when a straggler starts, by rank; other ranks start at 0. waits_for_receiver:
     whether a message starts only when the notice has arrived that its receiver is ready. gloo
     sends such a notice, which takes one latency.
@@ -99,7 +100,7 @@ class _SimulatedRanks:
         networks = [cluster.slow_links.get(node, cluster.between) for node in range(cluster.nodes)]
         inside = [cluster.inside] * cluster.world_size
         self._latency = np.array([link.latency for link in inside + networks])
-        self._rate = np.array([link.bytes_per_second for link in inside + networks])
+        self._byte_seconds = np.array([link.byte_seconds for link in inside + networks])
 
     def messages(self, senders: Ranks, receivers: Ranks, nbytes: float) -> _Messages:
         """Return the messages of one step, each of `nbytes` bytes."""
@@ -109,14 +110,14 @@ class _SimulatedRanks:
             np.where(crosses, self.cluster.world_size + node, rank)
             for node, rank in zip(nodes, (senders, receivers), strict=True)
         ]
-        rates = [self._rate[end] / np.bincount(end)[end] for end in ends]
+        byte_seconds = [self._byte_seconds[end] * np.bincount(end)[end] for end in ends]
         return _Messages(
             senders=senders,
             receivers=receivers,
             out_links=ends[0],
             in_links=ends[1],
             latency=np.maximum(*(self._latency[end] for end in ends)),
-            seconds=nbytes / np.minimum(*rates),
+            seconds=nbytes * np.maximum(*byte_seconds),
         )
 
     def send(self, step: _Messages) -> tuple[Floats, Floats]:

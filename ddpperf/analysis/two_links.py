@@ -20,14 +20,14 @@ from ddpperf.specs.collective import ring_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link: seconds of an empty message, and bytes per second in one direction."""
+    """A link: seconds of an empty message, and seconds per byte in one direction."""
 
     latency: float
-    bytes_per_second: float
+    byte_seconds: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.latency < math.inf and self.bytes_per_second > 0):
-            raise ValueError(f"a link needs a latency of 0 or more and a rate above 0, got {self}")
+        if not (0 <= self.latency < math.inf and 0 <= self.byte_seconds < math.inf):
+            raise ValueError(f"a link needs finite seconds of 0 or more, got {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,7 @@ class TwoLinkCounts:
         """Return the seconds of an all-reduce of `nbytes` bytes per rank."""
         loads = ((self.inside, inside), (self.between, between))
         return sum(
-            load.messages * link.latency + load.volume * nbytes / link.bytes_per_second
-            for load, link in loads
+            load.messages * link.latency + load.volume * nbytes * link.byte_seconds for load, link in loads
         )
 
 

@@ -21,9 +21,9 @@ from ddpperf.collectives.algorithms import Route, Transport
 from tests.thread_transport import LOST_SECONDS, ThreadTransport, buffers_of, run_in_threads
 
 KiB, MiB = 2**10, 2**20
-INSIDE = Link(latency=10e-6, bytes_per_second=5e9)
-NETWORK = Link(latency=1e-3, bytes_per_second=125e6)
-SLOW = Link(latency=3e-3, bytes_per_second=20e6)
+INSIDE = Link(latency=10e-6, byte_seconds=1 / 5e9)
+NETWORK = Link(latency=1e-3, byte_seconds=1 / 125e6)
+SLOW = Link(latency=3e-3, byte_seconds=1 / 20e6)
 
 
 def cluster(
@@ -80,7 +80,7 @@ class ClockTransport(Transport):
         ]
         return Link(
             latency=max(end.latency for end in ends),
-            bytes_per_second=min(end.bytes_per_second for end in ends),
+            byte_seconds=max(end.byte_seconds for end in ends),
         )
 
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
@@ -98,7 +98,7 @@ class ClockTransport(Transport):
                 left = message.previous.wait() if message.previous else 0.0
                 notice = posted + link.latency if self._cluster.waits_for_receiver else 0.0
                 start = max(message.ready, left, notice, self._in_free[crosses] - link.latency)
-                message.left = start + tensor.numel() * tensor.element_size() / link.bytes_per_second
+                message.left = start + tensor.numel() * tensor.element_size() * link.byte_seconds
                 message.has_left.set()
                 self._in_free[crosses] = message.left + link.latency
                 self.clock = max(self.clock, self._in_free[crosses])
@@ -159,7 +159,7 @@ def last(algorithm: str, on: Cluster, nbytes: float) -> float:
 def modelled(algorithm: str, on: Cluster, nbytes: float, *, delays: int = 1) -> float:
     """Return the cost model's seconds. delays: the link's latencies that a message takes."""
     inside, between = (
-        Link(latency=delays * link.latency, bytes_per_second=link.bytes_per_second)
+        Link(latency=delays * link.latency, byte_seconds=link.byte_seconds)
         for link in (on.inside, on.between)
     )
     counted = two_link_counts(algorithm, on.world_size, on.ranks_per_node, nbytes)
@@ -225,7 +225,7 @@ def test_straggler_delays_all_ranks() -> None:
 LINKS = st.builds(
     Link,
     latency=st.floats(min_value=0, max_value=1e-2),
-    bytes_per_second=st.floats(min_value=1e6, max_value=1e11),
+    byte_seconds=st.floats(min_value=0, max_value=1e-6),
 )
 SIZES = st.integers(min_value=1, max_value=64 * MiB)
 
@@ -278,7 +278,7 @@ def test_straggler_never_helps(on: Cluster, nbytes: int, rank: int, delay: float
 )
 def test_slower_link_never_helps(on: Cluster, nbytes: int, node: int, factor: float, algorithm: str) -> None:
     link = on.slow_links.get(node % on.nodes, on.between)
-    slower = Link(latency=link.latency * factor, bytes_per_second=link.bytes_per_second / factor)
+    slower = Link(latency=link.latency * factor, byte_seconds=link.byte_seconds * factor)
     slowed = changed(on, slow_links={**on.slow_links, node % on.nodes: slower})
     assert no_earlier(finish_seconds(algorithm, slowed, nbytes), finish_seconds(algorithm, on, nbytes))
 
@@ -289,8 +289,8 @@ def test_bytes_bound_the_finish(on: Cluster, nbytes: int, algorithm: str) -> Non
     """Every node sends so much of the buffer; in a tree, a leaf sends and receives all of it."""
     N, nodes = on.world_size, on.nodes
     least = {"ring": 2 * (N - 1) / N, "hierarchical": 2 * (nodes - 1) / nodes, "tree": 2}[algorithm]
-    rates = [on.slow_links.get(node, on.between).bytes_per_second for node in range(nodes)]
-    bound = least * nbytes / max(rates) if nodes > 1 else 0.0
+    byte_seconds = [on.slow_links.get(node, on.between).byte_seconds for node in range(nodes)]
+    bound = least * nbytes * min(byte_seconds) if nodes > 1 else 0.0
     assert last(algorithm, on, nbytes) >= bound * (1 - 1e-12)
 
 
@@ -308,7 +308,7 @@ def test_wrong_clusters_are_refused() -> None:
         Cluster(nodes=4, ranks_per_node=2, inside=INSIDE, between=NETWORK, start_seconds={8: 1.0})
     with pytest.raises(ValueError, match="a cluster needs a rank or more, got 0 x 1"):
         cluster(0, 1)
-    with pytest.raises(ValueError, match="a link needs a latency of 0 or more"):
-        Link(latency=-1.0, bytes_per_second=1e9)
+    with pytest.raises(ValueError, match="a link needs finite seconds of 0 or more"):
+        Link(latency=-1.0, byte_seconds=1 / 1e9)
     with pytest.raises(ValueError, match="halving has no simulation; those that have are ring, tree"):
         finish_seconds("halving", cluster(2, 1), MiB)

@@ -170,8 +170,8 @@ def on_nodes(N: int, node: int, nbytes: float) -> float:
     cluster = Cluster(
         nodes=max(1, N // node),
         ranks_per_node=min(N, node),
-        inside=Link(latency=30e-6, bytes_per_second=3e9),
-        between=Link(latency=1e-3, bytes_per_second=125e6),
+        inside=Link(latency=30e-6, byte_seconds=1 / 3e9),
+        between=Link(latency=1e-3, byte_seconds=1 / 125e6),
         waits_for_receiver=True,
     )
     return float(finish_seconds("ring", cluster, nbytes).max())

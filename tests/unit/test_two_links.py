@@ -20,8 +20,8 @@ from ddpperf.analysis.two_links import (
 
 KiB, MiB = 2**10, 2**20
 SIZES = (KiB, 64 * KiB, MiB, 4 * MiB, 16 * MiB)
-INSIDE = Link(latency=30e-6, bytes_per_second=3e9)
-NETWORK = Link(latency=2e-3, bytes_per_second=125e6)
+INSIDE = Link(latency=30e-6, byte_seconds=1 / 3e9)
+NETWORK = Link(latency=2e-3, byte_seconds=1 / 125e6)
 # Flat and hierarchical all-reduces on one node and on 2 and 3 nodes of 2 ranks.
 CALLS = [
     NodeCall(algorithm=algorithm, world_size=N, node_size=2, nbytes=nbytes)
@@ -91,7 +91,7 @@ def test_both_links_are_fitted() -> None:
     assert found.inside is not None
     for fitted, link in ((found.inside, INSIDE), (found.between, NETWORK)):
         assert fitted.latency.value == pytest.approx(link.latency, rel=1e-4)
-        assert fitted.byte_seconds.inverse().value == pytest.approx(link.bytes_per_second, rel=1e-4)
+        assert fitted.byte_seconds.value == pytest.approx(link.byte_seconds, rel=1e-4)
     unseen = NodeCall(algorithm="hierarchical", world_size=8, node_size=2, nbytes=2 * MiB)
     assert found.seconds(unseen) == pytest.approx(times([unseen])[unseen], rel=1e-4)
 
@@ -101,7 +101,7 @@ def test_noisy_network_is_within_a_tenth(calls: list[NodeCall]) -> None:
     fits = [fit_two_links(times(calls, 0.03, seed)).between for seed in range(100)]
     for fit in fits:
         assert fit.latency.value == pytest.approx(NETWORK.latency, rel=0.1)
-        assert fit.byte_seconds.inverse().value == pytest.approx(NETWORK.bytes_per_second, rel=0.1)
+        assert fit.byte_seconds.value == pytest.approx(NETWORK.byte_seconds, rel=0.1)
     held = [fit.latency.low < NETWORK.latency < fit.latency.high for fit in fits]
     assert 0.88 < mean(held) < 1
 
