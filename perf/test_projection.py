@@ -10,7 +10,13 @@ import pytest
 
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate
-from ddpperf.analysis.projection import Excess, project, sending_error, sending_seconds
+from ddpperf.analysis.projection import (
+    Excess,
+    project,
+    projected_from,
+    sending_error,
+    sending_seconds,
+)
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -137,10 +143,12 @@ def projection(
     """Predict the extra step time on N devices, compared with one device, for one process set.
 
     measured: the extra step time of each smaller world size. lines: the all-reduce cost model of
-    each smaller world size. buckets: the bytes of each gradient bucket. hideable: the seconds of
+    each smaller world size. Of both, projections to several nodes use the measurements on several
+    nodes, if there are any. buckets: the bytes of each gradient bucket. hideable: the seconds of
     computation that can hide communication.
     """
     links = measure.machine.links
+    measured = {other: measured[other] for other in projected_from(measured, N, node=links.node)}
     envelopes = {other: lines[other].envelope for other in measured}
     missed = {other: NORMAL * lines[other].held_out_error for other in measured}
     return project(

@@ -12,8 +12,8 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -35,14 +35,18 @@ class Counts:
     reduced: float
 
 
-def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
+def counts(algorithm: str, N: int, nbytes: float = 0, *, node_size: int = 0) -> Counts:
     """Return the messages, sent bytes and added bytes of an all-reduce algorithm on N ranks.
 
-    A ring sends a large buffer of `nbytes` bytes in pieces. Raises ValueError for fewer than two
-    ranks, or an algorithm without a model.
+    A ring sends a large buffer of `nbytes` bytes in pieces. The hierarchical algorithm has rings
+    inside nodes of `node_size` ranks, and a ring between nodes for each part of the buffer. Here
+    all links are equal; `two_links` has a slower link between nodes. Raises ValueError for fewer
+    than two ranks, or an algorithm without a model.
     """
     if N < 2:
         raise ValueError(f"a cost model needs two ranks or more, got {N}")
+    if algorithm == "hierarchical":
+        return _hierarchical_counts(N // node_size, node_size, nbytes)
     levels, all_levels = math.floor(math.log2(N)), math.ceil(math.log2(N))
     # Ranks beyond a power of two hand over their buffers first, and get the sum back at the end.
     extra = all_levels - levels
@@ -61,6 +65,12 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     if algorithm not in known:
         raise ValueError(f"{algorithm} has no cost model; those that have are {', '.join(known)}")
     return known[algorithm]
+
+
+def _hierarchical_counts(nodes: int, node_size: int, nbytes: float) -> Counts:
+    hops = 2 * (node_size - 1) + 2 * (nodes - 1)
+    volume = 2 * (node_size - 1) / node_size + 2 * (nodes - 1) / nodes / node_size
+    return Counts(latency=hops * ring_pieces(nbytes, node_size), volume=volume, reduced=volume / 2)
 
 
 Times = Mapping[AllReduceSpec, float]  # the measured seconds of each all-reduce
@@ -115,21 +125,38 @@ def choose_links(times: Times) -> tuple[LinkModel, float]:
     is the median of |predicted / measured - 1| over sizes that neither the fit nor the choice used.
     Raises Undetermined.
     """
-    return _best_links(times), _held_out_error(times, _best_links)
+    return _best_links(times), held_out_error(times, lambda kept: _best_links(kept).seconds)
 
 
 def _best_links(times: Times) -> LinkModel:
-    errors = {False: _held_out_error(times, partial(fit_links, reduction=False))}
+    errors = {False: held_out_error(times, lambda kept: fit_links(kept, reduction=False).seconds)}
     with contextlib.suppress(Undetermined):
-        errors[True] = _held_out_error(times, partial(fit_links, reduction=True))
+        errors[True] = held_out_error(times, lambda kept: fit_links(kept, reduction=True).seconds)
     return fit_links(times, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 
-def _held_out_error(times: Times, fit: Callable[[Times], LinkModel]) -> float:
+class Sized(Protocol):
+    """An all-reduce of a number of bytes per rank."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Call = TypeVar("Call", bound=Sized)
+
+
+def held_out_error(
+    times: Mapping[Call, float], fit: Callable[[Mapping[Call, float]], Callable[[Call], float]]
+) -> float:
+    """Return the median of |predicted / measured - 1| over buffer sizes that the fit did not use.
+
+    Each size but the smallest and the largest is left out once. `fit` takes measured times, and
+    returns the function that predicts the seconds of an all-reduce.
+    """
     errors = []
     for held_out in sorted({call.nbytes for call in times})[1:-1]:
-        model = fit({call: seconds for call, seconds in times.items() if call.nbytes != held_out})
-        errors += [abs(model.seconds(call) / times[call] - 1) for call in times if call.nbytes == held_out]
+        predict = fit({call: seconds for call, seconds in times.items() if call.nbytes != held_out})
+        errors += [abs(predict(call) / times[call] - 1) for call in times if call.nbytes == held_out]
     return median(errors)
 
 

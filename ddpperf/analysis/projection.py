@@ -5,8 +5,11 @@ exposed(N) is the part of sending that computation does not hide. sending(N) is 
 all-reduces of the step's buckets, by the lines fitted to the backend's times on N devices. The
 exposed fraction is that on the measured numbers of devices. Where sending takes long, all is
 exposed that does not fit behind the backward pass: max(fraction * sending(N), sending(N) -
-hideable). The fraction is above 1 where sending slows computation down, too. Of the time between
-nodes, at most all is exposed.
+hideable). The fraction is above 1 where sending slows computation down, too.
+
+Where several nodes were measured, larger numbers of nodes are projected from these measurements
+alone. Otherwise the user's figures describe the network between nodes, of whose time at most all is
+exposed.
 """
 
 from __future__ import annotations
@@ -19,29 +22,56 @@ from dataclasses import dataclass
 from ddpperf.analysis.backend_protocols import Envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
+from ddpperf.analysis.two_links import two_link_counts
 
+LIBRARY_ALGORITHM = "ring"  # the all-reduce of gloo and NCCL on several nodes
 DRAWS = 1000
 DOUBLING_ERROR = 0.15  # relative error of all-reduce times per doubling of the devices, on 2 to 8 H200s
 
 
-def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int) -> float:
-    """Return the predicted seconds of one all-reduce on N devices of a node.
+def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
+    """Return the measured numbers of devices from which N devices are projected, in order.
 
-    For a number that was not measured, the lines of the nearest number are scaled. Their slopes
-    grow as a ring's bytes do. Their starts grow for each doubling by as much as between the
-    smallest and the largest measured number. With only one measured number the starts stay.
+    Numbers of devices on several nodes are projected from measurements on several nodes, if there
+    are any. A node has `node` devices.
+    """
+    numbers = sorted(measured)
+    across = [number for number in numbers if number > node]
+    return across if node < N and across else [number for number in numbers if number <= node]
+
+
+def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int, *, node: int) -> float:
+    """Return the predicted seconds of one all-reduce on N devices.
+
+    Either all measured numbers of devices and N are on one node of `node` devices, or all are on
+    several nodes. For a number that was not measured, the lines of the nearest number are scaled.
+    Their slopes grow as a ring's bytes do. Their starts grow inside a node with each doubling, and
+    on several nodes with each message of a ring, by as much as between the smallest and the largest
+    measured number. With only one measured number, the starts stay inside a node, and grow in
+    proportion to a ring's messages on several nodes.
     """
     if N in measured:
         return measured[N].seconds(nbytes)
-    least, greatest = min(measured), max(measured)
-    nearest = _nearest(measured, N)
+    least, greatest, nearest = min(measured), max(measured), _nearest(measured, N)
+    steps, volume = _steps_and_volume(N, node)
+    nearest_steps, nearest_volume = _steps_and_volume(nearest, node)
     growth = 0.0
     if least != greatest:
-        growth = (measured[greatest].seconds(0) - measured[least].seconds(0)) / math.log2(greatest / least)
-    slope_factor = counts("ring", N).volume / counts("ring", nearest).volume
-    shift = max(0.0, growth) * math.log2(N / nearest)
+        more = measured[greatest].seconds(0) - measured[least].seconds(0)
+        growth = more / (_steps_and_volume(greatest, node)[0] - _steps_and_volume(least, node)[0])
+    elif node < N:
+        growth = measured[nearest].seconds(0) / nearest_steps
+    shift, slope_factor = max(0.0, growth) * (steps - nearest_steps), volume / nearest_volume
     lines = tuple((max(0.0, start + shift), slope * slope_factor) for start, slope in measured[nearest].lines)
     return Envelope(lines=lines).seconds(nbytes)
+
+
+def _steps_and_volume(N: int, node: int) -> tuple[float, float]:
+    """Return by what the start and the slope of an all-reduce on N devices grow."""
+    if node >= N:
+        return math.log2(N), counts("ring", N).volume
+    load = two_link_counts(LIBRARY_ALGORITHM, N, node).between
+    return load.messages, load.volume
 
 
 def _nearest(numbers: Iterable[int], N: int) -> int:
@@ -66,14 +96,18 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """The seconds that a step's all-reduces take within nodes and between nodes."""
+    """The seconds of a step's all-reduces over measured links and over an assumed network.
 
-    within: float
-    between: float = 0.0
+    `measured` is the time on links whose all-reduces were measured: inside a node, or between
+    nodes, too. `assumed` is the time between nodes by the user's figures for the network.
+    """
+
+    measured: float
+    assumed: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.within + self.between
+        return self.measured + self.assumed
 
 
 def sending_seconds(
@@ -81,27 +115,37 @@ def sending_seconds(
 ) -> Sending:
     """Return the seconds to all-reduce all gradient buckets of a step on N devices.
 
-    A node has `node` devices. Beyond one node, N is a multiple of `node`, and there is a network.
+    A node has `node` devices. Beyond one node, N is a multiple of `node`. `network` counts if no
+    measured number of devices has several nodes. Raises Undetermined if there is no network then.
     """
-    if node >= N:
-        return Sending(within=sum(all_reduce_seconds(measured, nbytes, N) for nbytes in buckets))
-    assert network is not None
+    if (size := _measured_size(measured, N, node=node)) == N:
+        return Sending(measured=sum(all_reduce_seconds(measured, nbytes, N, node=node) for nbytes in buckets))
+    if network is None:
+        raise Undetermined(
+            f"no all-reduce on several nodes of {node} devices was measured on fewer than {N} devices; "
+            "measure one node more, or pass --node-latency and --node-bandwidth"
+        )
     return Sending(
-        within=sum(all_reduce_seconds(measured, nbytes, node) for nbytes in buckets),
-        between=sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets),
+        measured=sum(all_reduce_seconds(measured, nbytes, size, node=node) for nbytes in buckets),
+        assumed=sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets),
     )
 
 
+def _measured_size(measured: Iterable[int], N: int, *, node: int) -> int:
+    """Return N, or a whole node if N has several nodes and all measured devices are on one."""
+    return min(N, node) if max(measured) <= node else N
+
+
 def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Return the relative standard error of a step's predicted all-reduce time within nodes.
+    """Return the relative standard error of a step's predicted all-reduce time on measured links.
 
     The input `measured` holds errors by number of devices. The result combines the error for the
     nearest measured number with `DOUBLING_ERROR` for each doubling from there to N, or to a whole
-    node. The user's figures for a network count as exact.
+    node if no several nodes were measured. The user's figures for a network count as exact.
     """
-    within = min(N, node)
-    nearest = _nearest(measured, within)
-    return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(within / nearest)))
+    size = _measured_size(measured, N, node=node)
+    nearest = _nearest(measured, size)
+    return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(size / nearest)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +175,7 @@ def project(
 
     The 95% interval covers the errors of the measured times and of the all-reduce model. `hideable`
     is the seconds of the backward pass, behind which sending may hide. `error` is the relative
-    standard error of sending(N) within nodes. Raises Undetermined where sending is fitted to take
+    standard error of sending(N) on measured links. Raises Undetermined where sending is fitted to take
     no time.
     """
     sent = {devices: sending(devices) for devices in (*excess, N)}
@@ -143,9 +187,9 @@ def project(
 
     def projected(excess: Mapping[int, float], copies: float, factor: float) -> float:
         fraction = sum((excess[other] - copies) / sent[other].seconds for other in excess) / len(excess)
-        within, between = sent[N].within * factor, sent[N].between
-        exposed = fraction * within + min(1.0, fraction) * between
-        return copies + max(0.0, exposed, within + between - hideable)
+        measured, assumed = sent[N].measured * factor, sent[N].assumed
+        exposed = fraction * measured + min(1.0, fraction) * assumed
+        return copies + max(0.0, exposed, measured + assumed - hideable)
 
     rng = random.Random(0)
 

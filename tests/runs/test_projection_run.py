@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from ddpperf.analysis.backend_protocols import choose_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import Excess
-from ddpperf.machine.hardware import Machine
-from perf.test_projection import projection_metrics
+from ddpperf.machine.hardware import Links, Machine
+from perf.test_projection import projection, projection_metrics
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters
 from tests.project import Finished, Project
@@ -81,3 +82,28 @@ def test_projection_missing_in_one_set_is_not_stored() -> None:
     assert values["projected_excess_on_8"] == 2e-3
     assert values["projected_efficiency_on_8"] == pytest.approx(1e-2 / 1.2e-2)
     assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()
+
+
+@pytest.mark.parametrize(("node", "changes"), [(2, False), (8, True)])
+def test_nodes_are_projected_from_nodes_only(node: int, changes: bool) -> None:
+    """With nodes of 2 ranks, an all-reduce on 2 ranks says nothing about 8 ranks."""
+    measure = measure_on(Machine(links=Links(node=node)))
+    sizes = [2**10, 2**16, 2**20, 2**24]
+
+    def projected(inside_seconds: float) -> float:
+        starts = {2: inside_seconds, 4: 6e-3, 6: 10e-3}
+        found = projection(
+            measure,
+            {N: Excess(seconds=start + 0.05, error=0.0, one_device_error=0.0) for N, start in starts.items()},
+            8,
+            bucket_copies=Excess(seconds=1e-3, error=0.0, one_device_error=0.0),
+            lines={
+                N: choose_envelope(sizes, [start + 1e-8 * nbytes for nbytes in sizes])
+                for N, start in starts.items()
+            },
+            buckets=[5e6],
+            hideable=1.0,
+        )
+        return found.value
+
+    assert (projected(1e-3) != projected(2e-3)) == changes

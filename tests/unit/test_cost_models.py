@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import mean, median
 
 import pytest
@@ -18,6 +18,7 @@ from ddpperf.analysis.cost_models import (
     choose_links,
     counts,
     fit_links,
+    held_out_error,
 )
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.collectives.algorithms import ALGORITHMS
@@ -155,6 +156,16 @@ def test_all_algorithms_share_one_link_model() -> None:
     bandwidth = model.byte_seconds.inverse()
     assert bandwidth.value == pytest.approx(1 / BYTE_SECONDS, rel=0.05)
     assert bandwidth.low < 1 / BYTE_SECONDS < bandwidth.high
+
+
+def test_held_out_size_is_not_fitted() -> None:
+    """A fit that knows its sizes only is wrong by half on others; the ends are in every fit."""
+
+    def remember(kept: Mapping[AllReduceSpec, float]) -> Callable[[AllReduceSpec], float]:
+        assert {KiB, 256 * MiB} <= {call.nbytes for call in kept}
+        return lambda call: kept.get(call, 1.5 * times()[call])
+
+    assert held_out_error(times(), remember) == pytest.approx(0.5)
 
 
 def test_undetermined_values_are_refused() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from ddpperf.analysis.all_reduce_simulation import Cluster, finish_seconds
 from ddpperf.analysis.backend_protocols import Envelope, choose_envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
 from ddpperf.analysis.projection import (
@@ -17,9 +18,11 @@ from ddpperf.analysis.projection import (
     Sending,
     all_reduce_seconds,
     project,
+    projected_from,
     sending_error,
     sending_seconds,
 )
+from ddpperf.analysis.two_links import Link
 from tests.unit.test_cost_models import H200
 
 MB = 1e6
@@ -36,9 +39,11 @@ def lines(N: int) -> Envelope:
 def test_more_devices_scale_slopes_and_starts() -> None:
     measured = {2: lines(2), 4: lines(4)}
     for nbytes in (0, 1000, MB, 100 * MB):
-        assert all_reduce_seconds(measured, nbytes, 4) == lines(4).seconds(nbytes)
-        assert all_reduce_seconds(measured, nbytes, 8) == pytest.approx(lines(8).seconds(nbytes))
-    assert all_reduce_seconds({2: lines(2)}, 0, 8) == lines(2).seconds(0), "of one number it is not known"
+        assert all_reduce_seconds(measured, nbytes, 4, node=8) == lines(4).seconds(nbytes)
+        assert all_reduce_seconds(measured, nbytes, 8, node=8) == pytest.approx(lines(8).seconds(nbytes))
+    assert all_reduce_seconds({2: lines(2)}, 0, 8, node=8) == lines(2).seconds(0), (
+        "of one number it is not known"
+    )
 
 
 def test_number_between_measured_ones_takes_time() -> None:
@@ -46,12 +51,12 @@ def test_number_between_measured_ones_takes_time() -> None:
     from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
     measured = {2: lines(2), 4: from_zero}
     for nbytes in (0, 1000, MB):
-        assert all_reduce_seconds(measured, nbytes, 3) >= 0
+        assert all_reduce_seconds(measured, nbytes, 3, node=8) >= 0
     growing = {2: lines(2), 4: lines(4)}
-    assert lines(2).seconds(0) < all_reduce_seconds(growing, 0, 3) < lines(4).seconds(0)
+    assert lines(2).seconds(0) < all_reduce_seconds(growing, 0, 3, node=8) < lines(4).seconds(0)
     negative = {2: Envelope(lines=((5e-6, 1e-11),)), 4: Envelope(lines=((0.0, 1e-11), (40e-6, 1e-12)))}
     negative[8] = Envelope(lines=((90e-6, 1e-11),))
-    assert all_reduce_seconds(negative, 0, 3) == 0
+    assert all_reduce_seconds(negative, 0, 3, node=8) == 0
 
 
 @pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
@@ -59,7 +64,7 @@ def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     measured = {
         N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)
     }
-    assert all_reduce_seconds(measured, nbytes, 8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
+    assert all_reduce_seconds(measured, nbytes, 8, node=8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
 
 
 def sending(N: int) -> Sending:
@@ -68,7 +73,7 @@ def sending(N: int) -> Sending:
 
 def sending_off(off: float, N: int) -> Sending:
     """On 8 devices, what a model is off by."""
-    return Sending(within=sending(N).within * (off if N == 8 else 1))
+    return Sending(measured=sending(N).measured * (off if N == 8 else 1))
 
 
 def known(N: int) -> float:
@@ -106,7 +111,7 @@ def test_sending_hides_only_behind_backward() -> None:
     backward = 1e-3
 
     def sends(N: int) -> Sending:
-        return Sending(within=1e-3 if N == 2 else 10e-3)
+        return Sending(measured=1e-3 if N == 2 else 10e-3)
 
     measured = {2: Excess(seconds=200e-6, error=1e-6, one_device_error=1e-6)}
     found = project(measured, BOOKKEEPING, sends, 64, hideable=backward, error=0.0)
@@ -126,7 +131,7 @@ def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
         for each in known
     }
     large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
-    errors = [all_reduce_seconds(chosen, nbytes, N) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
+    errors = [all_reduce_seconds(chosen, nbytes, N, node=8) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
@@ -145,10 +150,116 @@ def test_network_counts_beyond_a_node() -> None:
     found = sending_seconds(measured, BUCKETS, 1024, node=4, network=network)
     nodes = 256
     ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
-    assert alone == Sending(within=sum(all_reduce_seconds(measured, nbytes, 4) for nbytes in BUCKETS))
-    assert found.within == alone.within
-    assert found.between == pytest.approx(ring)
-    assert found.seconds == pytest.approx(alone.within + ring)
+    assert alone == Sending(
+        measured=sum(all_reduce_seconds(measured, nbytes, 4, node=8) for nbytes in BUCKETS)
+    )
+    assert found.measured == alone.measured
+    assert found.assumed == pytest.approx(ring)
+    assert found.seconds == pytest.approx(alone.measured + ring)
+
+
+# --- several measured nodes, on a network of 1 ms and 1 Gbit/s
+
+SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
+TEN_BUCKETS = [2 * MB, *[5 * MB] * 9]  # the gradients of a ResNet-18
+T1, BACKWARD = 0.4, 0.25  # seconds
+
+
+def on_nodes(N: int, node: int, nbytes: float) -> float:
+    """Return the simulated seconds of a ring whose messages wait for their receivers."""
+    cluster = Cluster(
+        nodes=max(1, N // node),
+        ranks_per_node=min(N, node),
+        inside=Link(latency=30e-6, byte_seconds=1 / 3e9),
+        between=Link(latency=1e-3, byte_seconds=1 / 125e6),
+        waits_for_receiver=True,
+    )
+    return float(finish_seconds("ring", cluster, nbytes).max())
+
+
+def measured_on_nodes(numbers: tuple[int, ...], node: int, seed: int) -> dict[int, Envelope]:
+    """Return the lines of the simulated all-reduces, each with an error of 3%."""
+    drawn = random.Random(seed)
+    return {
+        N: choose_envelope(
+            SIZES, [on_nodes(N, node, nbytes) * drawn.lognormvariate(0, 0.03) for nbytes in SIZES]
+        ).envelope
+        for N in numbers
+    }
+
+
+def test_several_nodes_are_projected_from_several() -> None:
+    assert projected_from((2, 3), 4, node=1) == [2, 3]
+    assert projected_from((6, 2, 4), 8, node=2) == [4, 6]
+    assert projected_from((2, 4, 6), 2, node=2) == [2]
+    assert projected_from((2, 4), 1024, node=8) == [2, 4], "of one node, and of an assumed network"
+
+
+@pytest.mark.parametrize(("smaller", "N", "node"), [((2, 3), 4, 1), ((2, 4, 6), 8, 2)])
+def test_all_reduce_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: int) -> None:
+    across = tuple(projected_from(smaller, N, node=node))
+    for seed in range(20):
+        measured = measured_on_nodes(across, node, seed)
+        for nbytes in (*SIZES, 2**22, 25 * MB):
+            predicted = all_reduce_seconds(measured, nbytes, N, node=node)
+            assert predicted == pytest.approx(on_nodes(N, node, nbytes), rel=0.15)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.9, 1.2])
+@pytest.mark.parametrize(("smaller", "N", "node"), [((2, 3), 4, 1), ((2, 4, 6), 8, 2)])
+def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: int, fraction: float) -> None:
+    """Measured with errors of 3%, where a fraction of sending is not hidden."""
+
+    def step(devices: int) -> float:
+        sent = sum(on_nodes(devices, node, nbytes) for nbytes in TEN_BUCKETS)
+        return T1 + 5e-3 + max(fraction * sent, sent - BACKWARD)
+
+    across = projected_from(smaller, N, node=node)
+    for seed in range(10):
+        drawn = random.Random(seed)
+        lines = measured_on_nodes(tuple(across), node, seed)
+        errors = {"error": 0.03 * T1, "one_device_error": 0.03 * T1}
+        t1, local = (seconds * drawn.lognormvariate(0, 0.03) for seconds in (T1, T1 + 5e-3))
+        excess = {
+            devices: Excess(seconds=step(devices) * drawn.lognormvariate(0, 0.03) - t1, **errors)
+            for devices in across
+        }
+        found = project(
+            excess,
+            Excess(seconds=local - t1, **errors),
+            partial(sending_seconds, lines, TEN_BUCKETS, node=node, network=None),
+            N,
+            hideable=BACKWARD,
+            error=sending_error(dict.fromkeys(lines, 0.03), N, node=node),
+        )
+        assert t1 + found.value == pytest.approx(step(N), rel=0.15)
+
+
+def test_one_measured_number_of_nodes_grows_by_messages() -> None:
+    measured = {2: Envelope(lines=((2e-3, 8e-9),))}
+    assert all_reduce_seconds(measured, 0, 4, node=1) == pytest.approx(6e-3)
+    assert all_reduce_seconds(measured, 0, 4, node=4) == pytest.approx(2e-3)
+    assert all_reduce_seconds(measured, 1e9, 4, node=1) == pytest.approx(6e-3 + 12)
+
+
+def test_measured_nodes_need_no_network_figures() -> None:
+    measured = measured_on_nodes((2, 3), 1, seed=0)
+    assumed = Network(latency=1.0, bandwidth=1.0)
+    found = sending_seconds(measured, BUCKETS, 4, node=1, network=assumed)
+    assert found.assumed == 0
+    assert found == sending_seconds(measured, BUCKETS, 4, node=1, network=None)
+    assert sending_error({2: 0.03, 3: 0.04}, 4, node=1) == pytest.approx(
+        math.hypot(0.04, DOUBLING_ERROR * math.log2(4 / 3))
+    )
+
+
+def test_unknown_network_cannot_be_projected() -> None:
+    with pytest.raises(
+        Undetermined,
+        match="no all-reduce on several nodes of 2 devices was measured on fewer than 4 devices; "
+        "measure one node more, or pass --node-latency and --node-bandwidth",
+    ):
+        sending_seconds({2: lines(2)}, BUCKETS, 4, node=2, network=None)
 
 
 @pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
@@ -159,7 +270,7 @@ def test_network_is_exposed_at_most_once(exposed: float, of_network: float) -> N
     known = Excess(seconds=100e-6, error=0.0, one_device_error=0.0)
 
     def sends(N: int) -> Sending:
-        return Sending(within=within, between=between if N == 64 else 0.0)
+        return Sending(measured=within, assumed=between if N == 64 else 0.0)
 
     found = project(measured, known, sends, 64, hideable=10.0, error=0.1)
     assert found.value == pytest.approx(100e-6 + exposed * within + of_network * between)
@@ -174,4 +285,4 @@ def test_free_sending_cannot_be_projected() -> None:
     with pytest.raises(
         Undetermined, match="do not show how long sending a step's gradients takes; measure more --rounds"
     ):
-        project(excess, BOOKKEEPING, lambda devices: Sending(within=0.0), 8, hideable=1.0, error=0)
+        project(excess, BOOKKEEPING, lambda devices: Sending(measured=0.0), 8, hideable=1.0, error=0)
