@@ -17,7 +17,7 @@ RANK = Path(__file__).with_name("all_reduce_rank.py")
 
 
 def gloo_times(
-    count: int, sizes: Sequence[int], *, delay_seconds: float, bytes_per_second: float, rounds: int = 5
+    count: int, sizes: Sequence[int], rounds: int, *, delay_seconds: float, bytes_per_second: float
 ) -> Times:
     """Return the median seconds of all-reduces by (nodes, bytes)."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}

@@ -44,14 +44,14 @@ def fit_error(times: Times, link: Link) -> float:
 
 @pytest.mark.slow
 def test_a_fit_finds_delay_and_rate() -> None:
-    times = gloo_times(2, [2**16, 2**20, 2**22], rounds=3, **SLOW)
+    times = gloo_times(2, [2**16, 2**20, 2**22], 3, **SLOW)
     assert fit_error(times, link_of(**SLOW)) < 0.2
 
 
 @pytest.mark.figures
 def test_all_reduce_takes_what_the_link_allows(figure: Figure) -> None:
     def measured() -> float:
-        times, link = gloo_times(2, SIZES, **FAST), link_of(**FAST)
+        times, link = gloo_times(2, SIZES, 5, **FAST), link_of(**FAST)
         return max(worst(times, link), fit_error(times, link))
 
     figure("gloo on 2 nodes at 1 ms and 1 Gbit/s, from the allowed time and set link", measured, 0.10, "")
@@ -60,7 +60,7 @@ def test_all_reduce_takes_what_the_link_allows(figure: Figure) -> None:
 @pytest.mark.figures
 def test_two_and_three_nodes_predict_four(figure: Figure) -> None:
     def measured() -> float:
-        two, three, four = (gloo_times(count, SIZES[:-1], rounds=3, **SLOW) for count in (2, 3, 4))
+        two, three, four = (gloo_times(count, SIZES[:-1], 3, **SLOW) for count in (2, 3, 4))
         return worst(four, fit_network(two | three).link)
 
     figure("gloo on 4 nodes, from what 2 and 3 nodes predict", measured, 0.15, "")
