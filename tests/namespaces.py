@@ -131,7 +131,20 @@ def nodes(count: int, *, delay_seconds: float = 0.0, bytes_per_second: float = 1
             ip("link", "set", name, "netns", name, "name", INTERFACE)
             ip("-n", name, "addr", "add", f"{made.addresses[node]}/24", "dev", INTERFACE)
             mac = f"02:00:00:00:00:{node:02x}"
-            ip("-n", name, "link", "set", INTERFACE, "address", mac, "mtu", str(MTU), "up")
+            ip(
+                "-n",
+                name,
+                "link",
+                "set",
+                INTERFACE,
+                "address",
+                mac,
+                "mtu",
+                str(MTU),
+                "gso_max_size",
+                str(2 * MTU),
+                "up",
+            )
             ip("-n", name, "link", "set", "lo", "up")
             settings = "; ".join(f'echo "{value}" > /proc/sys/net/{key}' for key, value in SYSCTLS.items())
             ip("netns", "exec", name, "sh", "-ec", settings)

@@ -1,0 +1,120 @@
+"""The cost of gloo's ring all-reduce over links with a latency and a rate.
+
+Source: facebookincubator/gloo at cc44198, gloo/allreduce.cc (`ring`, which torch's backend uses)
+and gloo/transport/tcp/pair.cc (`send`, `recv`). Each rank sends to the rank before it. The buffer
+is cut into equal segments, at least two for each rank and at most 1 MiB each. Two of them are on
+their way at a time: a rank posts receive and send of a segment when the segment two before has
+arrived. A send waits until the receiver's notice, "ready to receive", has crossed the link. So a
+segment costs two latencies if nothing else is on its way: one for the notice, one for the data. A
+node's notices wait behind the data that the node sends, so a link is idle for one latency after
+each segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
+
+SEGMENT_BYTES = 2**20  # kMaxSegmentSize in gloo/allreduce.h
+ELEMENT_BYTES = 4  # float32
+ETHERNET, IP_TCP = 14, 20 + 20 + 12  # bytes of headers: a frame's, and a packet's with timestamps
+# A thread reads from the network and sends data at once. The caller's thread wakes up later and posts
+# the next notice, which then waits behind that data. Both happen at one time if latency were all.
+LATE = 0.1  # latencies by which a notice may be posted before data and still wait behind it
+STEP = 1e-6  # of a derivative; the cost is linear between its kinks, so that the step is exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link's seconds per message in one direction, and its seconds per byte of a buffer."""
+
+    latency: float
+    byte_seconds: float
+
+
+NO_COST = Link(latency=0.0, byte_seconds=0.0)
+
+
+def byte_seconds(bytes_per_second: float, mtu: int) -> float:
+    """Return the seconds of a buffer's byte on a link whose rate counts Ethernet frames' bytes."""
+    return (mtu + ETHERNET) / (mtu - IP_TCP) / bytes_per_second
+
+
+def gloo_seconds(
+    nbytes: int, *, nodes: int, node_size: int = 1, network: Link, local: Link = NO_COST
+) -> float:
+    """Return the seconds of gloo's all-reduce of a float32 buffer on nodes of `node_size` ranks.
+
+    Ranks are numbered node by node. `network` is the link between nodes, `local` that between ranks
+    of a node. Adding costs nothing: gloo adds one segment while another is on its way. Raises
+    ValueError for fewer than two ranks.
+    """
+    N = nodes * node_size
+    if N < 2:
+        raise ValueError(f"an all-reduce needs two ranks or more, got {N}")
+    ranks = np.arange(N)
+    crossing = (ranks + 1) % N // node_size != ranks // node_size  # from the next rank to this one
+    latency = np.where(crossing, network.latency, local.latency)
+    per_rank = max(2, math.ceil(math.ceil(nbytes / SEGMENT_BYTES) / N))
+    segment = math.ceil(nbytes / (per_rank * N) / ELEMENT_BYTES) * ELEMENT_BYTES
+    sending = segment * np.where(crossing, network.byte_seconds, local.byte_seconds)
+    late = LATE * network.latency
+    behind = (ranks // node_size * node_size - 1) % N  # who receives what this rank's node sends
+    now = np.zeros(N)  # each rank's clock
+    for _ in ("reduce-scatter", "all-gather"):
+        # Of the segment two before (0) and one before (1): handed over, sent, arrived.
+        handed, free, arrived = [np.full(N, -np.inf)] * 2, [now, now], [now, now]
+        for _ in range(per_rank * (N - 1)):
+            posted = np.maximum(arrived[0], np.roll(handed[0], 1))
+            queue = np.where(handed[1][behind] <= posted + late, free[1][behind], free[0][behind])
+            notice = np.maximum(posted, np.where(crossing, queue, posted)) + latency
+            given = np.maximum(notice, np.roll(posted, -1))
+            ended = np.maximum(given, free[1]) + sending
+            handed, free = [handed[1], given], [free[1], ended]
+            arrived = [arrived[1], np.maximum(arrived[1], ended + latency)]
+        now = arrived[1]
+    return float(now.max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFit:
+    """The link that gloo's measured all-reduces show: seconds per message and per byte."""
+
+    latency: Estimate
+    byte_seconds: Estimate
+
+    @property
+    def link(self) -> Link:
+        return Link(latency=self.latency.value, byte_seconds=self.byte_seconds.value)
+
+
+def fit_network(times: Mapping[tuple[int, int], float]) -> NetworkFit:
+    """Fit a link to the seconds of gloo's all-reduces, by (nodes, bytes), on nodes of one rank.
+
+    Least squares of logarithms. The messages and bytes on the critical path depend on the link, so
+    they are counted with the last fit's link until nothing changes.
+    """
+    link = Link(latency=min(times.values()) / 4, byte_seconds=min(t / size for (_, size), t in times.items()))
+    for _ in range(20):
+        rows = [_counts(nodes, nbytes, link) for nodes, nbytes in times]
+        fit = fit_logarithms(rows, list(times.values()))
+        latency, per_byte = fit.estimates(fit.residuals, len(fit.values))
+        fitted = NetworkFit(latency=latency, byte_seconds=per_byte)
+        if fitted.link == link:
+            break
+        link = fitted.link
+    return fitted
+
+
+def _counts(nodes: int, nbytes: int, link: Link) -> tuple[float, float]:
+    """Return the messages and bytes on the critical path: the cost's derivatives by the link."""
+    cost = gloo_seconds(nbytes, nodes=nodes, network=link)
+    more = Link(latency=link.latency * (1 + STEP), byte_seconds=link.byte_seconds)
+    latencies = (gloo_seconds(nbytes, nodes=nodes, network=more) - cost) / (link.latency * STEP)
+    messages = round(latencies)
+    return messages, (cost - messages * link.latency) / link.byte_seconds
