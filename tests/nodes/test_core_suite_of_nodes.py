@@ -27,8 +27,16 @@ def test_core_suite_passes_on_nodes(count: int, tmp_path: Path) -> None:
         agents = [
             made.start(
                 node,
-                [*python, "ddpperf.node", "--join", f"{made.addresses[0]}:29511", "--key", str(key)]
-                + ["--name", f"node{node}"],
+                [
+                    *python,
+                    "ddpperf.node",
+                    "--join",
+                    f"{made.addresses[0]}:29511",
+                    "--key",
+                    str(key),
+                    "--name",
+                    f"node{node}",
+                ],
                 cwd=REPOSITORY,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
