@@ -8,6 +8,10 @@ arrived. A send waits until the receiver's notice, "ready to receive", has cross
 segment costs two latencies if nothing else is on its way: one for the notice, one for the data. A
 node's notices wait behind the data that the node sends, so a link is idle for one latency after
 each segment.
+
+Measured between network namespaces, 64 KiB to 64 MiB: within 8% at 1 ms and 1 Gbit/s on 2 to 4
+nodes. If a latency is more than half of a segment's time (5 ms at 1 Gbit/s), some notices leave
+before the data, and gloo needs up to 16% less than the cost says for buffers of many segments.
 """
 
 from __future__ import annotations
