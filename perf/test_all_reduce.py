@@ -20,6 +20,7 @@ from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_
 from perf.common import core, gate
 from perf.common.calls import (
     backend_sizes,
+    between_nodes,
     captured,
     estimate_metric,
     execution,
@@ -59,6 +60,7 @@ def calls(options: Options) -> Iterator[Case]:
                 yield from captured(N, nbytes)
         for nbytes in own_sizes(options.links):
             yield from own(N, nbytes)
+            yield from between_nodes(N, nbytes, options.links)
         yield from out_of_place(options, N)
     yield from skipped_on_one_rank(options)
 
@@ -78,7 +80,8 @@ def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
         sizes = dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes))
-        calls = [*own(N, nbytes), *(call for size in sizes for call in captured(N, size))]
+        calls = [*own(N, nbytes), *between_nodes(N, nbytes, options.links)]
+        calls += [call for size in sizes for call in captured(N, size)]
     yield from (dataclasses.replace(call, in_place=False) for call in calls)
 
 
@@ -173,8 +176,9 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
 @pytest.mark.specs(cases=contests, core=core.fastest_all_reduce)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """Which all-reduce algorithm is the fastest for one buffer size?"""
-    N = spec.world_size
-    rivals = [call for call in (captured if spec.captured else own)(N, spec.nbytes) if call != spec]
+    N, nbytes = spec.world_size, spec.nbytes
+    messages = [*own(N, nbytes), *between_nodes(N, nbytes, measure.machine.links)]
+    rivals = [call for call in (captured(N, nbytes) if spec.captured else messages) if call != spec]
     possible = [call for call in rivals if not measure.machine.mapping_reason(call)]
     if not possible:
         pytest.skip(f"no other algorithm can run: {measure.machine.mapping_reason(rivals[0])}")

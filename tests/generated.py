@@ -144,8 +144,11 @@ def epoch_specs() -> st.SearchStrategy[EpochSpec]:
 
 @st.composite
 def all_reduce_specs(draw: st.DrawFn) -> AllReduceSpec:
+    nodes, node_size = draw(st.integers(2, 32)), draw(st.integers(2, 32))
+    hierarchical: dict[str, Any] = {"algorithm": "hierarchical", "node_size": node_size}
     return AllReduceSpec(
-        world_size=draw(st.integers(2, 1024)),
+        world_size=nodes * node_size,
+        **draw(st.sampled_from([{}, hierarchical])),
         nbytes=FLOAT32_BYTES * draw(st.integers(1, 2**30)),
         delay_seconds=draw(delays),
         fault=draw(st.none() | faults),

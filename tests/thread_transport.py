@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ddpperf.collectives.algorithms import ALGORITHMS, Route, Transport
+from ddpperf.collectives.algorithms import ALGORITHMS, Route, Transport, hierarchical
 
 LOST_SECONDS = 20.0
 UNREADABLE = 113  # fills a tensor until its message arrives; every type holds it
@@ -20,6 +20,7 @@ class ThreadTransport(Transport):
     """A rank that is a thread; `run_in_threads` makes all of them. sent: numbers of messages and
     elements.
 
+    events: each message as its receiver and its elements, and None for each end of a wait.
     Waiting raises RuntimeError if a tensor was changed before it was sent. A tensor that is read
     before its message arrives holds UNREADABLE.
     """
@@ -28,6 +29,7 @@ class ThreadTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.sent: Counter[str] = Counter()
+        self.events: list[tuple[int, int] | None] = []
         self._boxes = boxes
 
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
@@ -37,6 +39,7 @@ class ThreadTransport(Transport):
         for _, rank, sent in under_way:
             self._boxes[self.rank, rank].put(sent)
             self.sent += Counter(messages=1, elements=sent.numel())
+            self.events.append((rank, sent.numel()))
 
         def wait() -> None:
             for tensor, rank, sent in under_way:
@@ -47,6 +50,7 @@ class ThreadTransport(Transport):
             for tensor, rank in receives:
                 if tensor.numel():
                     tensor.copy_(self._boxes[rank, self.rank].get(timeout=LOST_SECONDS))
+            self.events.append(None)
 
         return wait
 
@@ -91,4 +95,12 @@ def reduced(algorithm: str, buffers: list[Tensor]) -> list[ThreadTransport]:
     """Reduce in place, on as many ranks as there are buffers."""
     return run_in_threads(
         len(buffers), lambda transport: ALGORITHMS[algorithm](buffers[transport.rank], transport)
+    )
+
+
+def reduced_on_nodes(node_size: int, buffers: list[Tensor]) -> list[ThreadTransport]:
+    """Reduce in place by the hierarchical algorithm, on as many ranks as there are buffers."""
+    return run_in_threads(
+        len(buffers),
+        lambda transport: hierarchical(buffers[transport.rank], transport, node_size=node_size),
     )

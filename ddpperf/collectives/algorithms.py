@@ -7,7 +7,7 @@ and type. `ddpperf.analysis.cost_models` has the cost of each algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ddpperf.specs.collective import ring_pieces
 
 Route = tuple[Tensor, int]  # a tensor, and the rank that it goes to or comes from
+Steps = Iterator[None]  # a generator that pauses while a transfer is under way
 
 
 class Transport:
@@ -144,22 +145,82 @@ def ring(buffer: Tensor, transport: Transport) -> None:
     round the sums reach all ranks. Each rank sends 2 (N-1)/N of its buffer to its right neighbour.
     A segment travels in pieces, so that some pieces are sent while another is added up.
     """
-    rank, N = transport.rank, transport.world_size
-    right, left = (rank + 1) % N, (rank - 1) % N
-    lanes = ring_pieces(buffer.numel() * buffer.element_size(), N)
-    segments = [segment.tensor_split(lanes) for segment in buffer.tensor_split(N)]
-    received = [torch.empty_like(max(pieces, key=Tensor.numel)) for pieces in zip(*segments, strict=True)]
-    under_way: list[Callable[[], None]] = [lambda: None] * lanes
-    for hop in range(2 * (N - 1) + 1):
-        for lane in range(lanes):
-            under_way[lane]()
-            arrived = segments[(rank - hop) % N][lane]
-            if 0 < hop < N:
-                arrived.add_(received[lane][: arrived.numel()])
-            if hop < 2 * (N - 1):
-                following = segments[(rank - hop - 1) % N][lane]
-                into = received[lane][: following.numel()] if hop < N - 1 else following
-                under_way[lane] = transport.start([(arrived, right)], [(into, left)])
+    ranks = range(transport.world_size)
+    pieces = ring_pieces(buffer.numel() * buffer.element_size(), len(ranks))
+    in_turns(
+        ring_all_reduce(segments, ranks, transport) for segments in in_pieces(buffer, len(ranks), pieces)
+    )
+
+
+def hierarchical(buffer: Tensor, transport: Transport, *, node_size: int) -> None:
+    """Sum a buffer over all ranks, so that few bytes cross the slow links between nodes.
+
+    A node holds `node_size` consecutive ranks and divides the buffer into as many segments. A ring
+    inside each node adds the segments up, so that each rank has its node's sum of one segment.
+    A ring of the ranks with the same segment, one rank per node, adds up the sums of all M nodes.
+    A ring inside each node then passes the sums to all its ranks. A node sends 2 (M-1)/M of the
+    buffer to other nodes. The buffer travels in pieces, so that the links between nodes carry some
+    pieces while others are added up inside the nodes.
+    """
+    node, local_rank = divmod(transport.rank, node_size)
+    inside = range(node * node_size, (node + 1) * node_size)
+    between = range(local_rank, transport.world_size, node_size)
+    pieces = ring_pieces(buffer.numel() * buffer.element_size(), node_size)
+
+    def lane(segments: Sequence[Tensor]) -> Steps:
+        yield from ring_reduce_scatter(segments, inside, transport)
+        sums = segments[(local_rank + 1) % node_size].tensor_split(len(between))
+        yield from ring_all_reduce(sums, between, transport)
+        yield from ring_all_gather(segments, inside, transport)
+
+    in_turns(map(lane, in_pieces(buffer, node_size, pieces)))
+
+
+def ring_all_reduce(segments: Sequence[Tensor], ranks: Sequence[int], transport: Transport) -> Steps:
+    """Sum segments over some ranks, one segment per rank, by passing them around a ring twice."""
+    yield from ring_reduce_scatter(segments, ranks, transport)
+    yield from ring_all_gather(segments, ranks, transport)
+
+
+def ring_reduce_scatter(segments: Sequence[Tensor], ranks: Sequence[int], transport: Transport) -> Steps:
+    """Pass segments around a ring of ranks once; position p in it gets the sum of segment p + 1."""
+    N, position = len(ranks), ranks.index(transport.rank)
+    right, left = ranks[(position + 1) % N], ranks[(position - 1) % N]
+    received = torch.empty_like(max(segments, key=Tensor.numel))
+    for hop in range(N - 1):
+        sent, added = segments[(position - hop) % N], segments[(position - hop - 1) % N]
+        arrived = received[: added.numel()]
+        wait = transport.start([(sent, right)], [(arrived, left)])
+        yield
+        wait()
+        added.add_(arrived)
+
+
+def ring_all_gather(segments: Sequence[Tensor], ranks: Sequence[int], transport: Transport) -> Steps:
+    """Pass segments around a ring of ranks once; position p in it starts with segment p + 1."""
+    N, position = len(ranks), ranks.index(transport.rank)
+    right, left = ranks[(position + 1) % N], ranks[(position - 1) % N]
+    for hop in range(N - 1):
+        sent, replaced = segments[(position + 1 - hop) % N], segments[(position - hop) % N]
+        wait = transport.start([(sent, right)], [(replaced, left)])
+        yield
+        wait()
+
+
+def in_pieces(buffer: Tensor, segments: int, pieces: int) -> Iterator[list[Tensor]]:
+    """Divide a buffer into segments and each segment into pieces; yield a piece of every segment."""
+    divided = [segment.tensor_split(pieces) for segment in buffer.tensor_split(segments)]
+    yield from map(list, zip(*divided, strict=True))
+
+
+def in_turns(lanes: Iterable[Steps]) -> None:
+    """Take the first step of every lane, then the second step of every lane, and so on to the end.
+
+    A lane pauses after each start of a transfer, so that the transfers of all lanes overlap. All
+    lanes have the same number of steps.
+    """
+    for _ in zip(*lanes, strict=True):
+        pass
 
 
 ALGORITHMS: dict[str, Callable[[Tensor, Transport], None]] = {

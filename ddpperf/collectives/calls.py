@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives.algorithms import ALGORITHMS, Transport
+from ddpperf.collectives.algorithms import ALGORITHMS, Transport, hierarchical
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.compile_and_capture import capture
 from ddpperf.custom_functions import import_function
@@ -166,6 +166,8 @@ def _operation(
         def reduce() -> Tensor:
             if transport is None:
                 dist.all_reduce(buffer)
+            elif spec.node_size:
+                hierarchical(buffer, transport, node_size=spec.node_size)
             else:
                 ALGORITHMS[spec.algorithm](buffer, transport)
             return buffer

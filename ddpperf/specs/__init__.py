@@ -71,8 +71,14 @@ _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spe
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    """Return a measurement spec as a JSON object, with its kind of measurement as "measurement"."""
-    return {"measurement": spec.measurement, **dataclasses.asdict(spec)}
+    """Return a measurement spec as a JSON object, with its kind of measurement as "measurement".
+
+    A `node_size` of 0 is omitted, so that the older code of an A/B run's base can read the object.
+    """
+    fields = {"measurement": spec.measurement, **dataclasses.asdict(spec)}
+    if fields.get("node_size") == 0:
+        del fields["node_size"]
+    return fields
 
 
 def from_json(fields: dict[str, Any]) -> Spec:

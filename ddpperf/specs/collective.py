@@ -11,7 +11,7 @@ from ddpperf.specs.base import Positive, Work
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:
 SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency"]
-Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm]
+Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm, "hierarchical"]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 CallExecution = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
@@ -65,12 +65,14 @@ class AllReduceSpec(Call):
     """Measurement spec for an all_reduce (sum) by NCCL, gloo or one of ddpperf's algorithms.
 
     in_place: whether the sum replaces the rank's buffer. If False, the sum goes to another buffer.
+    node_size: the ranks per node of the hierarchical algorithm, which are consecutive; otherwise 0.
     """
 
     measurement: ClassVar[str] = "all_reduce"
 
     algorithm: Algorithm = "backend"
     in_place: bool = True
+    node_size: int = 0
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -80,6 +82,13 @@ class AllReduceSpec(Call):
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             most = format_bytes(LOW_LATENCY_BYTES)
             yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
+        if self.algorithm != "hierarchical":
+            if self.node_size:
+                unused = f"algorithm {self.algorithm} takes no node_size"
+                yield f"{unused}, got {self.node_size}; use 0, or algorithm hierarchical"
+        elif not 1 < self.node_size < self.world_size or self.world_size % self.node_size:
+            takes = f"a node_size above 1 that divides {self.world_size} ranks into two nodes or more"
+            yield f"algorithm hierarchical takes {takes}, got {self.node_size}; use another node_size or ring"
 
     @property
     def maps_memory(self) -> bool:
@@ -88,7 +97,8 @@ class AllReduceSpec(Call):
     @property
     def id(self) -> str:
         place = "" if self.in_place else "-out_of_place"
-        return self._id_of(self.algorithm) + place
+        nodes = f"{self.algorithm}-node_size={self.node_size}" if self.node_size else self.algorithm
+        return self._id_of(nodes) + place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, MessagesSpec, SamplerSpec, Spec
+from ddpperf.specs import CAPTURED_ALGORITHMS, AllReduceSpec, MessagesSpec, SamplerSpec, Spec
 from ddpperf.specs.collective import Call
 
 # A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
@@ -36,5 +36,5 @@ def is_informational(spec: Spec, device: str) -> bool:
     if device == "cuda":
         if not isinstance(spec, AllReduceSpec) or spec.captured:
             return False
-        return spec.nbytes < SMALL_BYTES or spec.algorithm in OWN_ALGORITHMS
+        return spec.nbytes < SMALL_BYTES or spec.algorithm not in CAPTURED_ALGORITHMS
     return isinstance(spec, Call) and spec.nbytes < SMALL_BYTES

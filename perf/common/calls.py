@@ -28,7 +28,7 @@ from ddpperf.specs import (
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
-RING_SIZE = 2**26  # only the ring algorithm is measured on buffers of this size or more
+RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
 WHY_ABOVE = {  # why a bandwidth can exceed the rate of a link, by the kind of the rate
     **dict.fromkeys(
         (RateKind.GIVEN, RateKind.NOMINAL),
@@ -81,9 +81,16 @@ def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
 
 
 def own(N: int, nbytes: int) -> list[AllReduceSpec]:
-    """Return a measurement spec for each of this project's own all-reduce algorithms."""
+    """Return a measurement spec for each of this project's own algorithms that treat ranks alike."""
     algorithms: tuple[Algorithm, ...] = OWN_ALGORITHMS if nbytes < RING_SIZE else ("ring",)
     return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
+
+
+def between_nodes(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
+    """Return the measurement spec of the hierarchical all-reduce if the ranks fill several nodes."""
+    if not 1 < links.node < N or N % links.node:
+        return []
+    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="hierarchical", node_size=links.node)]
 
 
 def the_fastest(calls: Mapping[str, Measured]) -> str:

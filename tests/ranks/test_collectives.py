@@ -13,6 +13,7 @@ from ddpperf.collectives.algorithms import ALGORITHMS, Transport
 from ddpperf.specs import OWN_ALGORITHMS, Algorithm, AllReduceSpec, CollectiveKind, CollectiveSpec
 from ddpperf.specs.collective import PIECE_BYTES
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from tests.thread_transport import buffers_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
@@ -32,6 +33,13 @@ def test_all_reduce_passes_its_check(two_ranks: Pool, algorithm: Algorithm, in_p
         ).iterations
         >= 1
     )
+
+
+@pytest.mark.slow
+def test_hierarchical_passes_its_check() -> None:
+    spec = AllReduceSpec(world_size=4, nbytes=4 * 1001, algorithm="hierarchical", node_size=2)
+    with Pool(SetOptions(size=4, device="cpu", rounds=1, deadline_seconds=60)) as pool:
+        assert pool.measure(spec).iterations >= 1
 
 
 def reduce_as_rank(rank: int, world_size: int, store: Path) -> None:

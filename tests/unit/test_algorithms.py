@@ -13,7 +13,7 @@ from ddpperf.analysis.cost_models import counts
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs.collective import MOST_PIECES, PIECE_BYTES
 from tests.generated import BOUNDED
-from tests.thread_transport import ThreadTransport, buffers_of, reduced, run_in_threads
+from tests.thread_transport import ThreadTransport, buffers_of, reduced, reduced_on_nodes, run_in_threads
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
@@ -46,6 +46,50 @@ def test_long_ring_travels_in_pieces(lanes: int) -> None:
     assert all(torch.equal(buffer, expected) for buffer in buffers)
     assert {transport.sent["messages"] for transport in transports} == {2 * (3 - 1) * lanes}
     assert counts("ring", 3, nbytes=4 * count).latency == 2 * (3 - 1) * lanes
+
+
+@BOUNDED
+@given(st.integers(2, 4), st.integers(2, 4), st.integers(0, 60), st.sampled_from(DTYPES))
+def test_nodes_of_any_size_have_the_sum(nodes: int, node_size: int, count: int, dtype: torch.dtype) -> None:
+    buffers = buffers_of(nodes * node_size, count, dtype)
+    expected = torch.stack(buffers).sum(0, dtype=dtype)
+    reduced_on_nodes(node_size, buffers)
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+
+
+@pytest.mark.parametrize(("nodes", "node_size"), [(2, 2), (2, 3), (3, 2), (3, 3)])
+def test_nodes_have_the_same_bits(nodes: int, node_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    buffers = [torch.randn(1001, generator=generator) for _ in range(nodes * node_size)]
+    reduced_on_nodes(node_size, buffers)
+    assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(("nodes", "node_size"), [(2, 2), (2, 3), (4, 2)])
+def test_nodes_exchange_the_fewest_bytes(nodes: int, node_size: int, lanes: int) -> None:
+    """These are 2 (M - 1) / M buffers from each of M nodes."""
+    count = node_size * lanes * PIECE_BYTES // 4
+    buffers = buffers_of(nodes * node_size, count, torch.float32)
+    expected = torch.stack(buffers).sum(0)
+    transports = reduced_on_nodes(node_size, buffers)
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+    for node in range(nodes):
+        ranks = range(node * node_size, (node + 1) * node_size)
+        messages = [sent for rank in ranks for sent in transports[rank].events if sent]
+        leaving = [elements for receiver, elements in messages if receiver not in ranks]
+        assert sum(leaving) == 2 * (nodes - 1) * count // nodes
+        assert len(leaving) == 2 * (nodes - 1) * node_size * lanes
+
+
+def test_nodes_exchange_a_piece_while_summing_others() -> None:
+    """Otherwise the slow links between nodes would idle until the sums of whole nodes are there."""
+    transports = reduced_on_nodes(2, buffers_of(4, 2 * 4 * PIECE_BYTES // 4, torch.float32))
+    for rank, transport in enumerate(transports):
+        first = next(
+            index for index, sent in enumerate(transport.events) if sent and sent[0] // 2 != rank // 2
+        )
+        assert transport.events[:first].count(None) == 1
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ddpperf.plugin.cases import Case
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
 from perf import test_all_reduce, test_projection
-from perf.common.calls import GPU_SIZES, RING_SIZE
+from perf.common.calls import GPU_SIZES, OWN_SIZES, RING_SIZE
 from tests.command_line import Read, reader
 
 KiB, MiB = 2**10, 2**20
@@ -88,6 +89,18 @@ def test_buffer_too_small_for_the_ranks_is_skipped(read: Read) -> None:
         f"2rank-4B-{kind}" for kind in test_all_reduce.KINDS if kind != "broadcast"
     ]
     assert set(reasons(skipped)) == {"4B is less than a float32 for each of 2 ranks; use a larger size"}
+
+
+@pytest.mark.parametrize(("node", "world_sizes"), [(1, []), (2, [6, 4]), (3, [6]), (4, []), (8, [])])
+def test_hierarchical_is_measured_on_whole_nodes(read: Read, node: int, world_sizes: list[int]) -> None:
+    options = read("--world-sizes", "1,2,3,4,6")
+    options = replace(options, links=replace(options.links, node=node))
+    found = [
+        (case.world_size, case.nbytes, case.node_size)
+        for case in test_all_reduce.calls(options)
+        if isinstance(case, AllReduceSpec) and case.algorithm == "hierarchical"
+    ]
+    assert found == [(N, nbytes, node) for N in world_sizes for nbytes in (*OWN_SIZES, RING_SIZE)]
 
 
 def test_one_rank_has_no_all_reduce(read: Read) -> None:

@@ -120,6 +120,10 @@ def test_options_of_the_run_are_not_in_the_id(read: Read) -> None:
         (AllReduceSpec(world_size=2, nbytes=2**26), "2rank-64MiB"),
         (AllReduceSpec(world_size=2, nbytes=2**26, algorithm="ring"), "2rank-64MiB-ring"),
         (
+            AllReduceSpec(world_size=4, nbytes=2**26, algorithm="hierarchical", node_size=2),
+            "4rank-64MiB-hierarchical",
+        ),
+        (
             AllReduceSpec(world_size=2, nbytes=4, in_place=False, execution="graph"),
             "2rank-4B-graph-out_of_place",
         ),

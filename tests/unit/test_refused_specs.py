@@ -167,6 +167,22 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
         {"execution": "compile"},
         "execution must be one of eager, graph, got 'compile'",
     ),
+    *(
+        (
+            AllReduceSpec,
+            ALL_REDUCE | {"algorithm": "hierarchical", "node_size": 2},
+            {"node_size": node_size},
+            "algorithm hierarchical takes a node_size above 1 that divides 4 ranks into two nodes or more, "
+            f"got {node_size}; use another node_size or ring",
+        )
+        for node_size in (0, 1, 3, 4, 8)
+    ),
+    (
+        AllReduceSpec,
+        ALL_REDUCE | {"algorithm": "ring"},
+        {"node_size": 2},
+        "algorithm ring takes no node_size, got 2; use 0, or algorithm hierarchical",
+    ),
     (Fault, FAULT, {"kind": "sulk"}, "kind must be one of raise, hang, kill, exit, got 'sulk'"),
     (Fault, FAULT, {"rank": -1}, "rank must be a whole number of at least 0, got -1"),
     (Fault, FAULT, {"command": "join"}, "command must be one of open, sample, close, got 'join'"),

@@ -47,6 +47,12 @@ def test_reading_does_not_change_the_json() -> None:
     assert fields == to_json(spec)
 
 
+def test_flat_all_reduce_has_no_node_size_in_json() -> None:
+    """The older code of an A/B run's base refuses fields that it does not know."""
+    assert "node_size" not in to_json(AllReduceSpec(**ALL_REDUCE))
+    assert "node_size" not in to_json(AllReduceSpec(**ALL_REDUCE, algorithm="ring"))
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -132,6 +138,10 @@ def test_a_cifar_model_may_have_batch_size_1(model: Model) -> None:
         ),
         (AllReduceSpec(world_size=8, nbytes=2**22), "world_size=8-4MiB-backend-eager"),
         (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
+        (
+            AllReduceSpec(world_size=4, nbytes=4, algorithm="hierarchical", node_size=2),
+            "world_size=4-4B-hierarchical-node_size=2-eager",
+        ),
     ],
 )
 def test_an_id_describes_the_spec(spec: Spec, id: str) -> None:
