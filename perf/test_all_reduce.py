@@ -12,6 +12,8 @@ import pytest
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
+from ddpperf.analysis.gloo_cost import fit_network
+from ddpperf.analysis.two_links import NodeCall, two_links_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -27,6 +29,7 @@ from perf.common.calls import (
     largest_of_all,
     link_metric,
     link_utilization,
+    modelled,
     own,
     own_sizes,
     the_fastest,
@@ -106,7 +109,7 @@ def contests(options: Options) -> Iterator[Case]:
 
 
 def algorithms(options: Options) -> Iterator[Case]:
-    """Yield a measurement spec for each of this project's own all-reduce algorithms.
+    """Yield a measurement spec for each of this project's own all-reduce algorithms with a cost model.
 
     The buffer has the largest size at which all of them are measured.
     """
@@ -115,7 +118,7 @@ def algorithms(options: Options) -> Iterator[Case]:
         if len(sizes) < FEWEST_SIZES:
             yield skipped(size_id(options, N), too_few(sizes))
         else:
-            yield from own(N, largest_of_all(options.links))
+            yield from modelled(N, largest_of_all(options.links), options.links)
     yield from skipped_on_one_rank(options)
 
 
@@ -206,6 +209,7 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Which latency and bandwidth does NCCL's or gloo's all-reduce have?
 
     The model is checked by predicting the time of each buffer size from the other buffer sizes.
+    With gloo on several nodes, the link between the nodes is fitted, too.
     """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     references = {
@@ -228,23 +232,86 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
         link_utilization(measure, fitted, spec.world_size)
     measure.metric("protocols", {name: len(fit.envelope.lines) for name, fit in chosen.items()})
     measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
+    if measure.machine.device == "cpu" and measure.machine.links.node < spec.world_size:
+        network_metrics(measure, spec.world_size, measured)
+
+
+def network_metrics(measure: Measure, N: int, measured: Mapping[int, Mapping[str, float]]) -> None:
+    """Store the latency and the bandwidth of the link between nodes that gloo's all-reduces show.
+
+    measured: the seconds on N ranks by buffer size and process set.
+    """
+    node = measure.machine.links.node
+    fitted = {
+        name: fit_network({(N // node, nbytes): t[name] for nbytes, t in measured.items()}, node_size=node)
+        for name in next(iter(measured.values()))
+    }
+    latency = {name: fit.latency for name, fit in fitted.items()}
+    bandwidth = {name: fit.byte_seconds.inverse() for name, fit in fitted.items()}
+    estimate_metric(measure, "between_latency_seconds", latency)
+    estimate_metric(measure, "between_bytes_per_second", bandwidth)
 
 
 @pytest.mark.specs(cases=algorithms, core=core.never)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
-    """Do one latency and one link bandwidth predict the times of all all-reduce algorithms?"""
+    """Do one latency and one link bandwidth predict the times of all all-reduce algorithms?
+
+    On several nodes, the model has one link inside the nodes and one between them.
+    """
+    links, N = measure.machine.links, spec.world_size
+    # On several nodes, the rings of single nodes show the link inside them.
+    inside = [n for n in measure.machine.world_sizes if 1 < n <= links.node < N]
     measured = {
         call: measure.reference(call.id, call).median_step_seconds()
-        for nbytes in own_sizes(measure.machine.links)
-        for call in own(spec.world_size, nbytes)
+        for nbytes in own_sizes(links)
+        for call in (
+            *modelled(N, nbytes, links),
+            *(AllReduceSpec(world_size=n, nbytes=nbytes, algorithm="ring") for n in inside),
+        )
         if call != spec
     }
     measured[spec] = measure(spec).median_step_seconds()
     with warn_if_undetermined(measure, "the cost model"):
+        if links.node < N:
+            two_link_metrics(measure, spec, measured)
+            return
         fitted = {
             name: choose_links({call: t[name] for call, t in measured.items()}) for name in measured[spec]
         }
         model_metrics(measure, spec, measured, fitted)
+
+
+def two_link_metrics(
+    measure: Measure, spec: AllReduceSpec, measured: Mapping[AllReduceSpec, Mapping[str, float]]
+) -> None:
+    """Fit a link inside the nodes and one between them, and store both.
+
+    measured: the seconds of each spec and process set. Raises Undetermined.
+    """
+    calls = {
+        call: NodeCall(
+            algorithm=call.algorithm,
+            world_size=call.world_size,
+            node_size=measure.machine.links.node,
+            nbytes=call.nbytes,
+        )
+        for call in measured
+    }
+    fitted = {
+        name: two_links_and_error({calls[call]: t[name] for call, t in measured.items()})
+        for name in measured[spec]
+    }
+    for place in ("inside", "between"):
+        links = {name: getattr(model, place) for name, (model, _) in fitted.items()}
+        if all(links.values()):  # one rank per node sends nothing inside a node
+            message = {name: link.latency for name, link in links.items()}
+            estimate_metric(measure, f"{place}_message_seconds", message)
+            bandwidth = {name: link.byte_seconds.inverse() for name, link in links.items()}
+            estimate_metric(measure, f"{place}_bytes_per_second", bandwidth)
+    predictors = {name: (lambda call, m=model: m.seconds(calls[call])) for name, (model, _) in fitted.items()}
+    prediction_metrics(
+        measure, spec, measured, predictors, {name: error for name, (_, error) in fitted.items()}
+    )
 
 
 def model_metrics(
@@ -279,8 +346,27 @@ def model_metrics(
         }
         measure.metric(f"{report.name}_over_measured", written)
         measure.note(f"{report.formula}: {report.describes}")
+    predictors = {name: model.seconds for name, (model, _) in fitted.items()}
+    prediction_metrics(
+        measure, spec, measured, predictors, {name: error for name, (_, error) in fitted.items()}
+    )
+
+
+def prediction_metrics(
+    measure: Measure,
+    spec: AllReduceSpec,
+    measured: Mapping[AllReduceSpec, Mapping[str, float]],
+    predictors: Mapping[str, Callable[[AllReduceSpec], float]],
+    errors: Mapping[str, float],
+) -> None:
+    """Store predicted over measured times of a test's algorithm and ranks, and the prediction error.
+
+    measured: the seconds of each spec and process set. predictors: for each process set, the
+    function that predicts the seconds of a spec. errors: for each process set, the error on buffer
+    sizes that were not fitted.
+    """
     for call, t in measured.items():
-        if call.algorithm == spec.algorithm:
-            predicted = {name: model.seconds(call) / t[name] for name, (model, _) in fitted.items()}
+        if (call.algorithm, call.world_size) == (spec.algorithm, spec.world_size):
+            predicted = {name: seconds(call) / t[name] for name, seconds in predictors.items()}
             measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
-    measure.metric("held_out_error", {name: error for name, (_, error) in fitted.items()})
+    measure.metric("held_out_error", errors)

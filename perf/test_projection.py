@@ -9,9 +9,12 @@ from functools import partial
 import pytest
 
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_envelope
+from ddpperf.analysis.gloo_cost import fit_network, gloo_seconds
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import (
+    AllReduce,
     Excess,
+    all_reduce_seconds,
     project,
     projected_from,
     sending_error,
@@ -22,11 +25,20 @@ from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, BucketReplaySpec, CallExecution, PartsSpec, TrainingSpec, measured_as
+from ddpperf.specs import (
+    AllReduceSpec,
+    BucketReplaySpec,
+    CallExecution,
+    PartsSpec,
+    TrainingSpec,
+    format_bytes,
+    measured_as,
+)
 from perf.common import core
 from perf.common.calls import backend_sizes, estimate_metric, too_few, warn_if_undetermined
 from perf.common.trainings import fewer, measured_also_as, too_few_world_sizes
 
+Times = Mapping[int, float]  # seconds of all-reduces by their bytes
 NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
 
 
@@ -66,7 +78,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     one_device = measure.reference("one_device", spec.one_device())
     parts = measure.reference("parts", measured_as(PartsSpec, spec.one_device()))
     references[spec.world_size] = undelayed
-    lines = {N: backend_lines(measure, N, spec) for N in references}
+    times = {N: backend_times(measure, N, spec) for N in references}
 
     projections: dict[str, dict[int, Estimate]] = {}
     measured = {
@@ -83,7 +95,7 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
             projection,
             measure,
             bucket_copies=excess(local, one_device, name),  # the extra step time without communication
-            lines={N: by_set[name] for N, by_set in lines.items()},
+            times={N: by_set[name] for N, by_set in times.items()},
             buckets=buckets,
             hideable=min(parts.of_set(name).counters["backward_seconds"]),
         )
@@ -100,21 +112,38 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     projection_metrics(
         measure, spec.world_size, measured, projections, one_device.slowest_device_seconds(spec.world_size)
     )
+    all_reduce_metrics(measure, spec.world_size, times)
 
 
-def backend_lines(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Chosen]:
-    """Return a cost model of NCCL's or gloo's all-reduce on N ranks, for each process set.
+def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Times]:
+    """Return the seconds of NCCL's or gloo's all-reduces on N ranks, for each process set.
 
     The all-reduces run in a CUDA graph if the training step does.
     """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     call: CallExecution = "graph" if spec.captured else "eager"
     specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]
-    references = [measure.reference(call.id, call).median_step_seconds() for call in specs]
-    return {
-        name: choose_envelope([call.nbytes for call in specs], [reference[name] for reference in references])
-        for name in references[0]
-    }
+    references = {call.nbytes: measure.reference(call.id, call).median_step_seconds() for call in specs}
+    names = next(iter(references.values()))
+    return {name: {nbytes: seconds[name] for nbytes, seconds in references.items()} for name in names}
+
+
+def all_reduce_model(measure: Measure, times: Mapping[int, Times]) -> AllReduce:
+    """Return the function that predicts all-reduce times, fitted to one process set's times.
+
+    times: the seconds on each number of devices. If all of these numbers are on several nodes, the
+    cost of gloo's ring is fitted. Otherwise, and for NCCL, lines are fitted.
+    """
+    node = measure.machine.links.node
+    if measure.machine.device == "cpu" and node < min(times):
+        calls = {(N // node, nbytes): seconds for N in times for nbytes, seconds in times[N].items()}
+        network = fit_network(calls, node_size=node).link
+        return lambda N, nbytes: gloo_seconds(nbytes, nodes=N // node, node_size=node, network=network)
+    return partial(all_reduce_seconds, {N: lines(found).envelope for N, found in times.items()}, node=node)
+
+
+def lines(times: Times) -> Chosen:
+    return choose_envelope(list(times), list(times.values()))
 
 
 def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
@@ -136,25 +165,28 @@ def projection(
     N: int,
     *,
     bucket_copies: Excess,
-    lines: Mapping[int, Chosen],
+    times: Mapping[int, Times],
     buckets: list[float],
     hideable: float,
 ) -> Estimate:
     """Predict the extra step time on N devices, compared with one device, for one process set.
 
-    measured: the extra step time of each smaller world size. lines: the all-reduce cost model of
-    each smaller world size. Of both, projections to several nodes use the measurements on several
+    measured: the extra step time of each smaller world size. times: the all-reduces of each smaller
+    world size. Of both, projections to several nodes use the measurements on several
     nodes, if there are any. buckets: the bytes of each gradient bucket. hideable: the seconds of
     computation that can hide communication.
     """
     links = measure.machine.links
     measured = {other: measured[other] for other in projected_from(measured, N, node=links.node)}
-    envelopes = {other: lines[other].envelope for other in measured}
-    missed = {other: NORMAL * lines[other].held_out_error for other in measured}
+    times = {other: times[other] for other in measured}
+    missed = {other: NORMAL * lines(found).held_out_error for other, found in times.items()}
+    all_reduce = all_reduce_model(measure, times)
     return project(
         measured,
         bucket_copies,
-        lambda devices: sending_seconds(envelopes, buckets, devices, node=links.node, network=links.network),
+        lambda devices: sending_seconds(
+            all_reduce, measured, buckets, devices, node=links.node, network=links.network
+        ),
         N,
         hideable=hideable,
         error=sending_error(missed, N, node=links.node),
@@ -187,3 +219,21 @@ def projection_metrics(
         if largest != N:
             efficiency = {name: t1[name] / (t1[name] + found.value) for name, found in projections.items()}
             measure.metric(f"projected_efficiency_on_{N}", efficiency)
+
+
+def all_reduce_metrics(measure: Measure, largest: int, times: Mapping[int, Mapping[str, Times]]) -> None:
+    """Store projected over measured all-reduce times of the largest world size on several nodes.
+
+    times: the seconds of all world sizes and process sets. Nothing is stored if no smaller world
+    size has several nodes.
+    """
+    node = measure.machine.links.node
+    across = [N for N in times if node < N < largest]
+    if not across:
+        return
+    models = {name: all_reduce_model(measure, {N: times[N][name] for N in across}) for name in times[largest]}
+    for nbytes in next(iter(times[largest].values())):
+        ratio = {
+            name: model(largest, nbytes) / times[largest][name][nbytes] for name, model in models.items()
+        }
+        measure.metric(f"projected_over_measured_{format_bytes(nbytes)}", ratio)

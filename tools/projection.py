@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ddpperf.analysis.backend_protocols import choose_envelope
-from ddpperf.analysis.projection import Excess, project, sending_error, sending_seconds
+from ddpperf.analysis.projection import Excess, all_reduce_seconds, project, sending_error, sending_seconds
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess
@@ -43,7 +43,14 @@ def projection_table(runs: str) -> str:
         projected = project(
             {FEWER: measured[FEWER]},
             over_one_device(split["local"], split),
-            partial(sending_seconds, {FEWER: lines.envelope}, sent, node=MORE, network=None),
+            partial(
+                sending_seconds,
+                partial(all_reduce_seconds, {FEWER: lines.envelope}, node=MORE),
+                [FEWER],
+                sent,
+                node=MORE,
+                network=None,
+            ),
             MORE,
             hideable=min(counters(alone["parts"])["backward_seconds"]),
             error=sending_error({FEWER: NORMAL * lines.held_out_error}, MORE, node=MORE),

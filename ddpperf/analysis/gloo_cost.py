@@ -50,7 +50,7 @@ def byte_seconds(bytes_per_second: float, mtu: int) -> float:
 
 
 def gloo_seconds(
-    nbytes: int, *, nodes: int, node_size: int = 1, network: Link, local: Link = NO_COST
+    nbytes: float, *, nodes: int, node_size: int = 1, network: Link, local: Link = NO_COST
 ) -> float:
     """Return the seconds of gloo's all-reduce of a float32 buffer on nodes of `node_size` ranks.
 
@@ -97,15 +97,16 @@ class NetworkFit:
         return Link(latency=self.latency.value, byte_seconds=self.byte_seconds.value)
 
 
-def fit_network(times: Mapping[tuple[int, int], float]) -> NetworkFit:
-    """Fit a link to the seconds of gloo's all-reduces, by (nodes, bytes), on nodes of one rank.
+def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -> NetworkFit:
+    """Fit the link between nodes of `node_size` ranks to gloo's all-reduces, by (nodes, bytes).
 
     Least squares of logarithms. The messages and bytes on the critical path depend on the link, so
-    they are counted with the last fit's link until nothing changes.
+    they are counted with the last fit's link until nothing changes. The link inside a node counts as
+    free, because each step of the ring waits for its slowest link.
     """
     link = Link(latency=min(times.values()) / 4, byte_seconds=min(t / size for (_, size), t in times.items()))
     for _ in range(20):
-        rows = [_counts(nodes, nbytes, link) for nodes, nbytes in times]
+        rows = [_counts(nodes, node_size, nbytes, link) for nodes, nbytes in times]
         fit = fit_logarithms(rows, list(times.values()))
         latency, per_byte = fit.estimates(fit.residuals, len(fit.values))
         fitted = NetworkFit(latency=latency, byte_seconds=per_byte)
@@ -115,10 +116,11 @@ def fit_network(times: Mapping[tuple[int, int], float]) -> NetworkFit:
     return fitted
 
 
-def _counts(nodes: int, nbytes: int, link: Link) -> tuple[float, float]:
+def _counts(nodes: int, node_size: int, nbytes: int, link: Link) -> tuple[float, float]:
     """Return the messages and bytes on the critical path: the cost's derivatives by the link."""
-    cost = gloo_seconds(nbytes, nodes=nodes, network=link)
+    cost = gloo_seconds(nbytes, nodes=nodes, node_size=node_size, network=link)
     more = Link(latency=link.latency * (1 + STEP), byte_seconds=link.byte_seconds)
-    latencies = (gloo_seconds(nbytes, nodes=nodes, network=more) - cost) / (link.latency * STEP)
+    longer = gloo_seconds(nbytes, nodes=nodes, node_size=node_size, network=more)
+    latencies = (longer - cost) / (link.latency * STEP)
     messages = round(latencies)
     return messages, (cost - messages * link.latency) / link.byte_seconds

@@ -2,10 +2,11 @@
 
 The extra time is excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N.
 exposed(N) is the part of sending that computation does not hide. sending(N) is the sum of the
-all-reduces of the step's buckets, by the lines fitted to the backend's times on N devices. The
-exposed fraction is that on the measured numbers of devices. Where sending takes long, all is
-exposed that does not fit behind the backward pass: max(fraction * sending(N), sending(N) -
-hideable). The fraction is above 1 where sending slows computation down, too.
+all-reduces of the step's buckets. A function predicts the seconds of an all-reduce for a number of
+devices and of bytes. It uses lines fitted to the backend's times, or on several nodes with gloo the
+cost of gloo's ring. The exposed fraction is that on the measured numbers of devices. Where sending
+takes long, all is exposed that does not fit behind the backward pass: max(fraction * sending(N),
+sending(N) - hideable). The fraction is above 1 where sending slows computation down, too.
 
 Where several nodes were measured, larger numbers of nodes are projected from these measurements
 alone. Otherwise the user's figures describe the network between nodes, of whose time at most all is
@@ -40,8 +41,11 @@ def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
     return across if node < N and across else [number for number in numbers if number <= node]
 
 
-def all_reduce_seconds(measured: Mapping[int, Envelope], nbytes: float, N: int, *, node: int) -> float:
-    """Return the predicted seconds of one all-reduce on N devices.
+AllReduce = Callable[[int, float], float]  # the seconds on a number of devices, for a number of bytes
+
+
+def all_reduce_seconds(measured: Mapping[int, Envelope], N: int, nbytes: float, *, node: int) -> float:
+    """Return the predicted seconds of one all-reduce on N devices, by lines.
 
     Either all measured numbers of devices and N are on one node of `node` devices, or all are on
     several nodes. For a number that was not measured, the lines of the nearest number are scaled.
@@ -111,24 +115,29 @@ class Sending:
 
 
 def sending_seconds(
-    measured: Mapping[int, Envelope], buckets: Sequence[float], N: int, *, node: int, network: Network | None
+    all_reduce: AllReduce,
+    measured: Iterable[int],
+    buckets: Sequence[float],
+    N: int,
+    *,
+    node: int,
+    network: Network | None,
 ) -> Sending:
     """Return the seconds to all-reduce all gradient buckets of a step on N devices.
 
-    A node has `node` devices. Beyond one node, N is a multiple of `node`. `network` counts if no
-    measured number of devices has several nodes. Raises Undetermined if there is no network then.
+    `measured` is the numbers of devices that `all_reduce` was fitted to. A node has `node` devices.
+    Beyond one node, N is a multiple of `node`. `network` counts if no measured number of devices
+    has several nodes. Raises Undetermined if there is no network then.
     """
-    if (size := _measured_size(measured, N, node=node)) == N:
-        return Sending(measured=sum(all_reduce_seconds(measured, nbytes, N, node=node) for nbytes in buckets))
-    if network is None:
-        raise Undetermined(
-            f"no all-reduce on several nodes of {node} devices was measured on fewer than {N} devices; "
-            "measure one node more, or pass --node-latency and --node-bandwidth"
-        )
-    return Sending(
-        measured=sum(all_reduce_seconds(measured, nbytes, size, node=node) for nbytes in buckets),
-        assumed=sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets),
-    )
+    size, assumed = _measured_size(measured, N, node=node), 0.0
+    if size != N:
+        if network is None:
+            raise Undetermined(
+                f"no all-reduce on several nodes of {node} devices was measured on fewer than {N} devices; "
+                "measure one node more, or pass --node-latency and --node-bandwidth"
+            )
+        assumed = sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets)
+    return Sending(measured=sum(all_reduce(size, nbytes) for nbytes in buckets), assumed=assumed)
 
 
 def _measured_size(measured: Iterable[int], N: int, *, node: int) -> int:

@@ -154,6 +154,8 @@ EXPERIMENTS = {
             "asymptotic_busbw_bytes_per_second",
             "link_utilization",
             "held_out_error",
+            "between_latency_seconds",
+            "between_bytes_per_second",
         ),
     ),
     "test_cost_model": Experiment(
@@ -164,6 +166,10 @@ EXPERIMENTS = {
             "link_utilization",
             "held_out_error",
             "reduce_byte_seconds",
+            "inside_message_seconds",
+            "inside_bytes_per_second",
+            "between_message_seconds",
+            "between_bytes_per_second",
         ),
     ),
     "test_execution": Experiment(

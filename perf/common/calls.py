@@ -93,6 +93,18 @@ def between_nodes(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
     return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="hierarchical", node_size=links.node)]
 
 
+def modelled(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
+    """Return a measurement spec for each of this project's own algorithms that has a cost model.
+
+    On several nodes, the cost model has two links, and the algorithms are the flat ring and the
+    hierarchical all-reduce.
+    """
+    if links.node >= N:
+        return own(N, nbytes)
+    ring = AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="ring")
+    return [ring, *between_nodes(N, nbytes, links)]
+
+
 def the_fastest(calls: Mapping[str, Measured]) -> str:
     """Return a sentence that names the fastest algorithm and the algorithms equally fast.
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.backend_protocols import choose_envelope
+from ddpperf.analysis.gloo_cost import Link, gloo_seconds
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import Excess
 from ddpperf.machine.hardware import Links, Machine
-from perf.test_projection import projection, projection_metrics
+from ddpperf.specs import format_bytes
+from perf.test_projection import all_reduce_metrics, projection, projection_metrics
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters
 from tests.project import Finished, Project
@@ -84,10 +85,11 @@ def test_projection_missing_in_one_set_is_not_stored() -> None:
     assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("node", "changes"), [(2, False), (8, True)])
-def test_nodes_are_projected_from_nodes_only(node: int, changes: bool) -> None:
+def test_nodes_are_projected_from_nodes_only(node: int, changes: bool, device: str) -> None:
     """With nodes of 2 ranks, an all-reduce on 2 ranks says nothing about 8 ranks."""
-    measure = measure_on(Machine(links=Links(node=node)))
+    measure = measure_on(Machine(device=device, links=Links(node=node)))
     sizes = [2**10, 2**16, 2**20, 2**24]
 
     def projected(inside_seconds: float) -> float:
@@ -97,13 +99,38 @@ def test_nodes_are_projected_from_nodes_only(node: int, changes: bool) -> None:
             {N: Excess(seconds=start + 0.05, error=0.0, one_device_error=0.0) for N, start in starts.items()},
             8,
             bucket_copies=Excess(seconds=1e-3, error=0.0, one_device_error=0.0),
-            lines={
-                N: choose_envelope(sizes, [start + 1e-8 * nbytes for nbytes in sizes])
-                for N, start in starts.items()
-            },
+            times={N: {nbytes: start + 1e-8 * nbytes for nbytes in sizes} for N, start in starts.items()},
             buckets=[5e6],
             hideable=1.0,
         )
         return found.value
 
     assert (projected(1e-3) != projected(2e-3)) == changes
+
+
+@pytest.mark.parametrize("node", [1, 2])
+def test_gloo_on_4_nodes_follows_its_ring(node: int) -> None:
+    """A fit to 2 and 3 nodes finds the link again; scaled lines are off by 3% or more."""
+    network, sizes = Link(latency=1e-3, byte_seconds=8e-9), [2**16, 2**20, 2**22, 2**24]
+
+    def seconds(N: int) -> dict[int, float]:
+        return {
+            nbytes: gloo_seconds(nbytes, nodes=N // node, node_size=node, network=network) for nbytes in sizes
+        }
+
+    errors = {}
+    for device in ("cpu", "cuda"):
+        measure = measure_on(Machine(device=device, links=Links(node=node)))
+        all_reduce_metrics(measure, 4 * node, {N * node: {"A1": seconds(N * node)} for N in (2, 3, 4)})
+        assert measure.metrics.keys() == {
+            f"projected_over_measured_{format_bytes(nbytes)}" for nbytes in sizes
+        }
+        errors[device] = max(abs(metric["value"] - 1) for metric in measure.metrics.values())
+    assert errors["cpu"] < 1e-3
+    assert errors["cuda"] > 0.03
+
+
+def test_one_measured_node_projects_no_all_reduces() -> None:
+    measure = measure_on(Machine(links=Links(node=2)))
+    all_reduce_metrics(measure, 4, {N: {"A1": {2**10: 1e-3, 2**20: 2e-3}} for N in (2, 4)})
+    assert not measure.metrics

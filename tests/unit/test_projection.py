@@ -39,9 +39,9 @@ def lines(N: int) -> Envelope:
 def test_more_devices_scale_slopes_and_starts() -> None:
     measured = {2: lines(2), 4: lines(4)}
     for nbytes in (0, 1000, MB, 100 * MB):
-        assert all_reduce_seconds(measured, nbytes, 4, node=8) == lines(4).seconds(nbytes)
-        assert all_reduce_seconds(measured, nbytes, 8, node=8) == pytest.approx(lines(8).seconds(nbytes))
-    assert all_reduce_seconds({2: lines(2)}, 0, 8, node=8) == lines(2).seconds(0), (
+        assert all_reduce_seconds(measured, 4, nbytes, node=8) == lines(4).seconds(nbytes)
+        assert all_reduce_seconds(measured, 8, nbytes, node=8) == pytest.approx(lines(8).seconds(nbytes))
+    assert all_reduce_seconds({2: lines(2)}, 8, 0, node=8) == lines(2).seconds(0), (
         "of one number it is not known"
     )
 
@@ -51,12 +51,12 @@ def test_number_between_measured_ones_takes_time() -> None:
     from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
     measured = {2: lines(2), 4: from_zero}
     for nbytes in (0, 1000, MB):
-        assert all_reduce_seconds(measured, nbytes, 3, node=8) >= 0
+        assert all_reduce_seconds(measured, 3, nbytes, node=8) >= 0
     growing = {2: lines(2), 4: lines(4)}
-    assert lines(2).seconds(0) < all_reduce_seconds(growing, 0, 3, node=8) < lines(4).seconds(0)
+    assert lines(2).seconds(0) < all_reduce_seconds(growing, 3, 0, node=8) < lines(4).seconds(0)
     negative = {2: Envelope(lines=((5e-6, 1e-11),)), 4: Envelope(lines=((0.0, 1e-11), (40e-6, 1e-12)))}
     negative[8] = Envelope(lines=((90e-6, 1e-11),))
-    assert all_reduce_seconds(negative, 0, 3, node=8) == 0
+    assert all_reduce_seconds(negative, 3, 0, node=8) == 0
 
 
 @pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
@@ -64,11 +64,18 @@ def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     measured = {
         N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)
     }
-    assert all_reduce_seconds(measured, nbytes, 8, node=8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
+    assert all_reduce_seconds(measured, 8, nbytes, node=8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
+
+
+def sending_by_lines(
+    measured: dict[int, Envelope], buckets: list[float], N: int, *, node: int, network: Network | None
+) -> Sending:
+    all_reduce = partial(all_reduce_seconds, measured, node=node)
+    return sending_seconds(all_reduce, measured, buckets, N, node=node, network=network)
 
 
 def sending(N: int) -> Sending:
-    return sending_seconds({2: lines(2), 4: lines(4)}, BUCKETS, N, node=8, network=None)
+    return sending_by_lines({2: lines(2), 4: lines(4)}, BUCKETS, N, node=8, network=None)
 
 
 def sending_off(off: float, N: int) -> Sending:
@@ -131,7 +138,7 @@ def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
         for each in known
     }
     large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
-    errors = [all_reduce_seconds(chosen, nbytes, N, node=8) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
+    errors = [all_reduce_seconds(chosen, N, nbytes, node=8) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
@@ -146,12 +153,12 @@ def test_error_grows_with_each_doubling() -> None:
 def test_network_counts_beyond_a_node() -> None:
     measured = {2: lines(2), 4: lines(4)}
     network = Network(latency=10e-6, bandwidth=50e9)
-    alone = sending_seconds(measured, BUCKETS, 4, node=4, network=network)
-    found = sending_seconds(measured, BUCKETS, 1024, node=4, network=network)
+    alone = sending_by_lines(measured, BUCKETS, 4, node=4, network=network)
+    found = sending_by_lines(measured, BUCKETS, 1024, node=4, network=network)
     nodes = 256
     ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
     assert alone == Sending(
-        measured=sum(all_reduce_seconds(measured, nbytes, 4, node=8) for nbytes in BUCKETS)
+        measured=sum(all_reduce_seconds(measured, 4, nbytes, node=8) for nbytes in BUCKETS)
     )
     assert found.measured == alone.measured
     assert found.assumed == pytest.approx(ring)
@@ -201,7 +208,7 @@ def test_all_reduce_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, no
     for seed in range(20):
         measured = measured_on_nodes(across, node, seed)
         for nbytes in (*SIZES, 2**22, 25 * MB):
-            predicted = all_reduce_seconds(measured, nbytes, N, node=node)
+            predicted = all_reduce_seconds(measured, N, nbytes, node=node)
             assert predicted == pytest.approx(on_nodes(N, node, nbytes), rel=0.15)
 
 
@@ -227,7 +234,7 @@ def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: in
         found = project(
             excess,
             Excess(seconds=local - t1, **errors),
-            partial(sending_seconds, lines, TEN_BUCKETS, node=node, network=None),
+            partial(sending_by_lines, lines, TEN_BUCKETS, node=node, network=None),
             N,
             hideable=BACKWARD,
             error=sending_error(dict.fromkeys(lines, 0.03), N, node=node),
@@ -237,17 +244,17 @@ def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: in
 
 def test_one_measured_number_of_nodes_grows_by_messages() -> None:
     measured = {2: Envelope(lines=((2e-3, 8e-9),))}
-    assert all_reduce_seconds(measured, 0, 4, node=1) == pytest.approx(6e-3)
-    assert all_reduce_seconds(measured, 0, 4, node=4) == pytest.approx(2e-3)
-    assert all_reduce_seconds(measured, 1e9, 4, node=1) == pytest.approx(6e-3 + 12)
+    assert all_reduce_seconds(measured, 4, 0, node=1) == pytest.approx(6e-3)
+    assert all_reduce_seconds(measured, 4, 0, node=4) == pytest.approx(2e-3)
+    assert all_reduce_seconds(measured, 4, 1e9, node=1) == pytest.approx(6e-3 + 12)
 
 
 def test_measured_nodes_need_no_network_figures() -> None:
     measured = measured_on_nodes((2, 3), 1, seed=0)
     assumed = Network(latency=1.0, bandwidth=1.0)
-    found = sending_seconds(measured, BUCKETS, 4, node=1, network=assumed)
+    found = sending_by_lines(measured, BUCKETS, 4, node=1, network=assumed)
     assert found.assumed == 0
-    assert found == sending_seconds(measured, BUCKETS, 4, node=1, network=None)
+    assert found == sending_by_lines(measured, BUCKETS, 4, node=1, network=None)
     assert sending_error({2: 0.03, 3: 0.04}, 4, node=1) == pytest.approx(
         math.hypot(0.04, DOUBLING_ERROR * math.log2(4 / 3))
     )
@@ -259,7 +266,7 @@ def test_unknown_network_cannot_be_projected() -> None:
         match="no all-reduce on several nodes of 2 devices was measured on fewer than 4 devices; "
         "measure one node more, or pass --node-latency and --node-bandwidth",
     ):
-        sending_seconds({2: lines(2)}, BUCKETS, 4, node=2, network=None)
+        sending_by_lines({2: lines(2)}, BUCKETS, 4, node=2, network=None)
 
 
 @pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])
