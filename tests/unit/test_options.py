@@ -284,6 +284,13 @@ REFUSALS = {
 }
 
 
+def test_measured_nodes_need_no_network_figures(read: Read) -> None:
+    line = "--nodes 2 --interface lo --node-size 2 --project-to 16"
+    assert read(*line.split()).links.project_to == (16,)
+    with pytest.raises(Refused, match="--project-to 16 is more than one node of 2 devices; pass --node-lat"):
+        read(*line.split(), "--world-sizes", "1,2")
+
+
 @pytest.mark.parametrize("line", REFUSALS, ids=lambda line: line[:50])
 def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> None:
     with pytest.raises((pytest.UsageError, Refused), match=re.escape(REFUSALS[line])):
