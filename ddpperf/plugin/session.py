@@ -60,9 +60,12 @@ class Session:
         self.passes: list[Measuring] = []
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
-        most = max(options.world_sizes)
-        ranks_here = min(most, options.nodes.size) if options.nodes.count > 1 else most
-        self._devices = Devices(setup.gpus if options.device == "cuda" else (), ranks_here)
+        most, several = max(options.world_sizes), options.nodes.count > 1
+        self._devices = Devices(
+            setup.gpus if options.device == "cuda" else (),
+            min(most, options.nodes.size) if several else most,
+            several_nodes=several,
+        )
         self._other_nodes: OtherNodes | None = None
         self._prepared = False
         self.run: PlainRun | ABRun
@@ -81,7 +84,11 @@ class Session:
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
         return hardware.machine(
-            self.options.device, self.setup.gpus, self.options.links, self.options.world_sizes
+            self.options.device,
+            self.setup.gpus,
+            self.options.links,
+            self.options.world_sizes,
+            self.options.nodes.interface,
         )
 
     @property
