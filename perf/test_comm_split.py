@@ -12,6 +12,7 @@ from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import (
     Difference,
     Traced,
+    by_link,
     difference,
     disagreement,
     explained_disagreement,
@@ -32,6 +33,7 @@ from ddpperf.specs import (
 )
 from perf.common import core
 from perf.common.calls import link_utilization
+from perf.common.nodes import node_spread
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
 
@@ -100,11 +102,53 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         compared(measure, tN, trace, differences, traces)
     else:
         measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
-    late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
+    across = measure.machine.crosses_nodes(spec.world_size)
+    node_size = measure.machine.links.node if across else None
+    late = {last_rank(differences[name], traces.get(name), tN[name], node_size) for name in tN}
     for sentence in sorted(late - {""}):
         measure.note(sentence)
+    if across:
+        exposed_by_link(measure, spec, differences, traces)
+        node_spread(measure, local, spec.world_size)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
+
+
+def exposed_by_link(
+    measure: Measure,
+    spec: TrainingSpec,
+    differences: Mapping[str, Difference],
+    traces: Mapping[str, Traced],
+) -> None:
+    """Store how much of the exposed communication is inside a node, and how much between nodes.
+
+    The same step is measured on one node's ranks, by both methods. Where a node has one rank, the
+    node sends nothing inside itself. What the difference of the step times then contains besides
+    communication is the bucket copies. traces: of the step on all nodes; empty if the profiler saw
+    no communication, as with gloo.
+    """
+    exposed = {name: split.exposed for name, split in differences.items()}
+    inside = {name: split.bucket_copies for name, split in differences.items()}
+    traced_inside = dict.fromkeys(traces, 0.0)
+    has_inside = measure.machine.links.node > 1
+    if has_inside:
+        one_node = dataclasses.replace(spec, world_size=measure.machine.links.node)
+        step = measure.reference("one_node", one_node)
+        inside = exposed_by_difference(step, measure.reference("one_node_no_sync", one_node.no_sync()))
+        if traces:
+            traced_one_node = measure.reference("one_node_trace", measured_as(TraceSpec, one_node))
+            found = traced_by_set(traced_one_node)
+            traced_inside = {name: split.exposed for name, split in found.items()}
+    traced_exposed = {name: traces[name].exposed for name in traced_inside}
+    for prefix, total, one in (("", exposed, inside), ("traced_", traced_exposed, traced_inside)):
+        split = {name: by_link(total[name], seconds) for name, seconds in one.items()}
+        if not split:
+            continue
+        if has_inside:
+            by_set = {name: part.inside for name, part in split.items()}
+            measure.metric(f"{prefix}exposed_inside_node_seconds", by_set)
+        by_set = {name: part.between for name, part in split.items()}
+        measure.metric(f"{prefix}exposed_between_nodes_seconds", by_set)
 
 
 def by_rank(measured: Measured) -> dict[str, list[float]]:

@@ -83,6 +83,30 @@ def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByLink:
+    """Exposed communication inside a node and between nodes, in seconds per step.
+
+    inside: what the same step on one node's ranks waits. between: the rest, which the other nodes
+    add. The rest may be negative within the noise.
+    """
+
+    inside: float
+    between: float
+
+
+def by_link(exposed: float, on_one_node: float) -> ByLink:
+    """Divide the exposed communication of a step on several nodes by the link that it waits for.
+
+    exposed: of the step on all nodes. on_one_node: of the same step on the ranks of one node, with
+    the same batch size per rank, so that its computation and its gradients are the same. The rest
+    contains the slower link, the longer ring, and waiting for ranks of other nodes. It is the
+    difference of two steps, no part of one: in a flat ring across nodes all messages keep the pace
+    of the slowest link, also those inside a node.
+    """
+    return ByLink(inside=on_one_node, between=exposed - on_one_node)
+
+
 def _largest(seconds: Sequence[float]) -> int:
     return max(range(len(seconds)), key=seconds.__getitem__)
 
@@ -123,9 +147,16 @@ def explained_disagreement(
     return fraction, reason
 
 
-def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Return a sentence that names the last rank in a step; empty if others hardly wait."""
+def last_rank(a: Difference, b: Traced | None, step_seconds: float, node_size: int | None = None) -> str:
+    """Return a sentence that names the last rank in a step; empty if others hardly wait.
+
+    node_size: the number of ranks of each node, whose number is then named; None on one node.
+    """
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
-    by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""
-    return f"rank {a.late_rank} is the last by {a.skew / step_seconds:.1%} of the step{by_trace}"
+
+    def named(rank: int) -> str:
+        return f"rank {rank}" if node_size is None else f"rank {rank} on node {rank // node_size}"
+
+    by_trace = f", by trace {named(b.late_rank)} by {b.skew / step_seconds:.1%}" if b is not None else ""
+    return f"{named(a.late_rank)} is the last by {a.skew / step_seconds:.1%} of the step{by_trace}"
