@@ -12,7 +12,6 @@ from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.comm_split import (
     Difference,
     Traced,
-    by_link,
     difference,
     disagreement,
     explained_disagreement,
@@ -71,7 +70,8 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     undelayed = measure.reference("ddp", spec)
     ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
-    local = by_rank(measure.reference("local", spec.local()))
+    sends_nothing = measure.reference("local", spec.local())
+    local = by_rank(sends_nothing)
     trace = measure.reference("trace", measured_as(TraceSpec, spec))
     replay = measure.reference("replay", measured_as(BucketReplaySpec, spec))
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
@@ -108,7 +108,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     for sentence in sorted(late - {""}):
         measure.note(sentence)
     if across:
-        exposed_by_link(measure, spec, differences, traces)
+        exposed_by_link(measure, undelayed, sends_nothing, seconds["exposed_comm_seconds"], traces)
         node_spread(measure, local, spec.world_size)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
@@ -116,39 +116,48 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
 
 def exposed_by_link(
     measure: Measure,
-    spec: TrainingSpec,
-    differences: Mapping[str, Difference],
+    step: Measured,
+    local: Measured,
+    exposed: Mapping[str, float],
     traces: Mapping[str, Traced],
 ) -> None:
     """Store how much of the exposed communication is inside a node, and how much between nodes.
 
-    The same step is measured on one node's ranks, by both methods. Where a node has one rank, the
-    node sends nothing inside itself. What the difference of the step times then contains besides
-    communication is the bucket copies. traces: of the step on all nodes; empty if the profiler saw
-    no communication, as with gloo.
+    The same step, with the same batch size per rank, is measured on one node's ranks. Its
+    computation and its gradients are the same, so its exposed communication is that inside a node.
+    The rest contains the slower link, the longer ring, and waiting for ranks of other nodes. It is
+    the difference of two steps, no part of one: in a flat ring across nodes all messages keep the
+    pace of the slowest link, also those inside a node. Within the noise, it may be negative.
+
+    A node with one rank sends nothing inside. The step is then compared with local, in which ranks
+    fill their buckets and send nothing.
+
+    step, local, exposed, traces: of the ranks of all nodes. traces is empty if the profiler saw no
+    communication.
     """
-    exposed = {name: split.exposed for name, split in differences.items()}
-    inside = {name: split.bucket_copies for name, split in differences.items()}
-    traced_inside = dict.fromkeys(traces, 0.0)
-    has_inside = measure.machine.links.node > 1
-    if has_inside:
-        one_node = dataclasses.replace(spec, world_size=measure.machine.links.node)
-        step = measure.reference("one_node", one_node)
-        inside = exposed_by_difference(step, measure.reference("one_node_no_sync", one_node.no_sync()))
+    size = measure.machine.links.node
+    traced_exposed = {name: split.exposed for name, split in traces.items()}
+    if size == 1:
+        measure.metric("exposed_between_nodes_seconds", exposed_by_difference(step, local))
         if traces:
-            traced_one_node = measure.reference("one_node_trace", measured_as(TraceSpec, one_node))
-            found = traced_by_set(traced_one_node)
-            traced_inside = {name: split.exposed for name, split in found.items()}
-    traced_exposed = {name: traces[name].exposed for name in traced_inside}
-    for prefix, total, one in (("", exposed, inside), ("traced_", traced_exposed, traced_inside)):
-        split = {name: by_link(total[name], seconds) for name, seconds in one.items()}
-        if not split:
-            continue
-        if has_inside:
-            by_set = {name: part.inside for name, part in split.items()}
-            measure.metric(f"{prefix}exposed_inside_node_seconds", by_set)
-        by_set = {name: part.between for name, part in split.items()}
-        measure.metric(f"{prefix}exposed_between_nodes_seconds", by_set)
+            measure.metric("traced_exposed_between_nodes_seconds", traced_exposed)
+        return
+    assert isinstance(step.spec, TrainingSpec)
+    one_node = dataclasses.replace(step.spec, world_size=size)
+    inside = exposed_by_difference(
+        measure.reference("one_node", one_node), measure.reference("one_node_no_sync", one_node.no_sync())
+    )
+    methods = [("", exposed, inside)]
+    if traces:
+        traced_inside = traced_by_set(measure.reference("one_node_trace", measured_as(TraceSpec, one_node)))
+        methods.append(
+            ("traced_", traced_exposed, {name: split.exposed for name, split in traced_inside.items()})
+        )
+    for prefix, across, within in methods:
+        if within:
+            between = {name: across[name] - seconds for name, seconds in within.items()}
+            measure.metric(f"{prefix}exposed_inside_node_seconds", within)
+            measure.metric(f"{prefix}exposed_between_nodes_seconds", between)
 
 
 def by_rank(measured: Measured) -> dict[str, list[float]]:

@@ -83,30 +83,6 @@ def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByLink:
-    """Exposed communication inside a node and between nodes, in seconds per step.
-
-    inside: what the same step on one node's ranks waits. between: the rest, which the other nodes
-    add. The rest may be negative within the noise.
-    """
-
-    inside: float
-    between: float
-
-
-def by_link(exposed: float, on_one_node: float) -> ByLink:
-    """Divide the exposed communication of a step on several nodes by the link that it waits for.
-
-    exposed: of the step on all nodes. on_one_node: of the same step on the ranks of one node, with
-    the same batch size per rank, so that its computation and its gradients are the same. The rest
-    contains the slower link, the longer ring, and waiting for ranks of other nodes. It is the
-    difference of two steps, no part of one: in a flat ring across nodes all messages keep the pace
-    of the slowest link, also those inside a node.
-    """
-    return ByLink(inside=on_one_node, between=exposed - on_one_node)
-
-
 def _largest(seconds: Sequence[float]) -> int:
     return max(range(len(seconds)), key=seconds.__getitem__)
 

@@ -181,8 +181,9 @@ class Session:
         options = self.options
         paths = {
             DATA_VARIABLE: options.data.path,
-            TRACES_VARIABLE: options.traces,
-            CHECKPOINTS_VARIABLE: options.checkpoints,
+            # Absolute, as the agents of other nodes run in other folders
+            TRACES_VARIABLE: options.traces and options.traces.absolute(),
+            CHECKPOINTS_VARIABLE: options.checkpoints and options.checkpoints.absolute(),
             FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions)),
         }
         if self.passes:  # later processes neither resume from checkpoints nor replace traces
@@ -192,7 +193,14 @@ class Session:
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
             # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
             chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        chosen = [replace(side, environment=common | dict(side.environment)) for side in chosen]
+        chosen = [
+            replace(
+                side,
+                environment=common | dict(side.environment),
+                root=side.root and side.root.absolute(),
+            )
+            for side in chosen
+        ]
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.comm_split import Difference, Traced, by_link, last_rank
+from ddpperf.analysis.comm_split import Difference, Traced, last_rank
 from ddpperf.analysis.node_stragglers import node_seconds, slow_node
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine, differences, machine
@@ -118,45 +118,45 @@ def test_last_rank_is_named_with_its_node() -> None:
 # --- exposed communication by link
 
 
-class CannedMeasure(Measure):
-    """A measurement whose steps take 1 s, and wait 0.1 s inside a node and 0.5 s between nodes."""
+def canned(seconds: float, spec: Spec, counters: dict[str, tuple[float, ...]] | None = None) -> Measured:
+    rounds = ((seconds,) * spec.world_size,)
+    sample = Sample(set="A1", side="A", torch="2", seconds=rounds, counters=counters or {})
+    return Measured(spec=spec, iterations=1, samples=(sample,))
 
-    def __init__(self, machine: Machine) -> None:
+
+class CannedMeasure(Measure):
+    """A measurement whose step on one node waits 0.1 s by difference, and 0.08 s by trace."""
+
+    def __init__(self, node_size: int) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, nothing, machine=machine)
+        two_nodes = dataclasses.replace(TWO_OF_TWO, links=Links(node=node_size))
+        super().__init__(nothing, nothing, nothing, machine=two_nodes)
         self.asked: list[str] = []
 
     def reference(self, name: str, spec: Spec) -> Measured:
         self.asked.append(name)
-        seconds = {"one_node": 1.1, "one_node_no_sync": 1.0, "one_node_trace": 1.2}[name]
         counters: dict[str, tuple[float, ...]] = {
             "comm_seconds": (0.2, 0.2),
             "exposed_comm_seconds": (0.08, 0.07),
         }
-        sample = Sample(
-            set="A1",
-            side="A",
-            torch="2",
-            seconds=((seconds,) * spec.world_size,),
-            counters=counters if name == "one_node_trace" else {},
-        )
-        return Measured(spec=spec, iterations=1, samples=(sample,))
+        seconds = {"one_node": 1.1, "one_node_no_sync": 1.0, "one_node_trace": 1.2}[name]
+        return canned(seconds, spec, counters if name == "one_node_trace" else None)
 
 
-ACROSS = Difference(exposed=0.6, bucket_copies=0.04, skew=0.0, late_rank=0)
 TRACED = Traced(
     rank=0, total=1.0, least_total=1.0, exposed=0.58, overlap_fraction=0.42, skew=0.0, late_rank=0
 )
 
 
-def by_links(machine: Machine, traces: dict[str, Traced]) -> tuple[dict[str, float], list[str]]:
-    measure = CannedMeasure(machine)
-    exposed_by_link(measure, DDP, {"A1": ACROSS}, traces)
+def by_link(node_size: int, traces: dict[str, Traced]) -> tuple[dict[str, float], list[str]]:
+    """The metrics of a step of 1.6 s that waits 0.6 s, and the references that they needed."""
+    measure = CannedMeasure(node_size)
+    exposed_by_link(measure, canned(1.6, DDP), canned(1.04, DDP.local()), {"A1": 0.6}, traces)
     return {name: metric["value"] for name, metric in measure.metrics.items()}, measure.asked
 
 
 def test_other_nodes_add_the_rest_of_exposed_communication() -> None:
-    found, asked = by_links(TWO_OF_TWO, {"A1": TRACED})
+    found, asked = by_link(2, {"A1": TRACED})
     assert found == {
         "exposed_inside_node_seconds": pytest.approx(0.1),
         "exposed_between_nodes_seconds": pytest.approx(0.5),
@@ -164,22 +164,16 @@ def test_other_nodes_add_the_rest_of_exposed_communication() -> None:
         "traced_exposed_between_nodes_seconds": pytest.approx(0.5),
     }
     assert asked == ["one_node", "one_node_no_sync", "one_node_trace"]
-    assert by_links(TWO_OF_TWO, {})[1] == asked[:2], "without a trace, none is needed"
+    assert by_link(2, {})[1] == asked[:2], "without a trace, none is needed"
 
 
 def test_single_rank_nodes_send_nothing_inside() -> None:
-    found, asked = by_links(dataclasses.replace(TWO_OF_TWO, links=Links(node=1)), {"A1": TRACED})
+    found, asked = by_link(1, {"A1": TRACED})
     assert found == {
-        "exposed_between_nodes_seconds": pytest.approx(0.6 - 0.04),
+        "exposed_between_nodes_seconds": pytest.approx(1.6 - 1.04),
         "traced_exposed_between_nodes_seconds": pytest.approx(0.58),
     }
     assert asked == []
-
-
-def test_parts_by_link_add_up() -> None:
-    split = by_link(0.3, 0.4)
-    assert split.inside + split.between == pytest.approx(0.3)
-    assert split.between < 0, "within the noise"
 
 
 # --- the link between nodes
