@@ -32,6 +32,7 @@ from ddpperf.specs import (
 )
 from perf.common import core
 from perf.common.calls import link_utilization
+from perf.common.nodes import node_spread
 from perf.common.training_metrics import training_metrics
 from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
 
@@ -69,7 +70,8 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
     undelayed = measure.reference("ddp", spec)
     ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
-    local = by_rank(measure.reference("local", spec.local()))
+    sends_nothing = measure.reference("local", spec.local())
+    local = by_rank(sends_nothing)
     trace = measure.reference("trace", measured_as(TraceSpec, spec))
     replay = measure.reference("replay", measured_as(BucketReplaySpec, spec))
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
@@ -100,11 +102,62 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         compared(measure, tN, trace, differences, traces)
     else:
         measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
-    late = {last_rank(differences[name], traces.get(name), tN[name]) for name in tN}
+    across = measure.machine.crosses_nodes(spec.world_size)
+    node_size = measure.machine.links.node if across else None
+    late = {last_rank(differences[name], traces.get(name), tN[name], node_size) for name in tN}
     for sentence in sorted(late - {""}):
         measure.note(sentence)
+    if across:
+        exposed_by_link(measure, undelayed, sends_nothing, seconds["exposed_comm_seconds"], traces)
+        node_spread(measure, local, spec.world_size)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
+
+
+def exposed_by_link(
+    measure: Measure,
+    step: Measured,
+    local: Measured,
+    exposed: Mapping[str, float],
+    traces: Mapping[str, Traced],
+) -> None:
+    """Store how much of the exposed communication is inside a node, and how much between nodes.
+
+    The same step, with the same batch size per rank, is measured on one node's ranks. Its
+    computation and its gradients are the same, so its exposed communication is that inside a node.
+    The rest contains the slower link, the longer ring, and waiting for ranks of other nodes. It is
+    the difference of two steps, no part of one: in a flat ring across nodes all messages keep the
+    pace of the slowest link, also those inside a node. Within the noise, it may be negative.
+
+    A node with one rank sends nothing inside. The step is then compared with local, in which ranks
+    fill their buckets and send nothing.
+
+    step, local, exposed, traces: of the ranks of all nodes. traces is empty if the profiler saw no
+    communication.
+    """
+    size = measure.machine.links.node
+    traced_exposed = {name: split.exposed for name, split in traces.items()}
+    if size == 1:
+        measure.metric("exposed_between_nodes_seconds", exposed_by_difference(step, local))
+        if traces:
+            measure.metric("traced_exposed_between_nodes_seconds", traced_exposed)
+        return
+    assert isinstance(step.spec, TrainingSpec)
+    one_node = dataclasses.replace(step.spec, world_size=size)
+    inside = exposed_by_difference(
+        measure.reference("one_node", one_node), measure.reference("one_node_no_sync", one_node.no_sync())
+    )
+    methods = [("", exposed, inside)]
+    if traces:
+        traced_inside = traced_by_set(measure.reference("one_node_trace", measured_as(TraceSpec, one_node)))
+        methods.append(
+            ("traced_", traced_exposed, {name: split.exposed for name, split in traced_inside.items()})
+        )
+    for prefix, across, within in methods:
+        if within:
+            between = {name: across[name] - seconds for name, seconds in within.items()}
+            measure.metric(f"{prefix}exposed_inside_node_seconds", within)
+            measure.metric(f"{prefix}exposed_between_nodes_seconds", between)
 
 
 def by_rank(measured: Measured) -> dict[str, list[float]]:

@@ -37,6 +37,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import core, gate
+from perf.common.nodes import node_spread
 from perf.common.training_metrics import cost_metrics, training_metrics
 from perf.common.trainings import (
     RESNET50_BATCH,
@@ -220,10 +221,13 @@ def scaling_metrics(
     step = measure(spec)
     if spec.world_size > 1:
         tN = step.median_step_seconds()
-        t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
+        alone = measure.reference("one_device", one_device)
+        t1 = alone.slowest_device_seconds(spec.world_size)
         speedup = {name: speedup_of(t1[name], tN[name], spec.world_size) for name in tN}
         measure.metric("speedup", speedup)
         measure.metric("efficiency", {name: efficiency(speedup[name], spec.world_size) for name in tN})
+        by_rank = {one.set: alone.rank_step_seconds(one, spec.world_size) for one in alone.samples}
+        node_spread(measure, by_rank, spec.world_size)
     if spec.strategy == "data_parallel":
         ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
         seconds = step.median_step_seconds()
@@ -279,9 +283,9 @@ def law_metrics(
         measure.metric("serial_fraction_high", dict.fromkeys(sets, together.high))
     for place, N in enumerate(sizes):
         measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
-    cores = core_count()
-    if measure.machine.device == "cpu" and spec.world_size > cores:
-        shared = f"{spec.world_size} ranks share {cores} cores"
+    cores, ranks = core_count(), measure.machine.ranks_here(spec.world_size)
+    if measure.machine.device == "cpu" and ranks > cores:
+        shared = f"{ranks} ranks share {cores} cores"
         measure.warn(f"{shared}, so the law describes these cores and predicts nothing about more of them")
     if reason := not_predictable(together.value):
         measure.note(f"{reason}, so nothing is predicted")

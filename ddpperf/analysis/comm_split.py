@@ -123,9 +123,16 @@ def explained_disagreement(
     return fraction, reason
 
 
-def last_rank(a: Difference, b: Traced | None, step_seconds: float) -> str:
-    """Return a sentence that names the last rank in a step; empty if others hardly wait."""
+def last_rank(a: Difference, b: Traced | None, step_seconds: float, node_size: int | None = None) -> str:
+    """Return a sentence that names the last rank in a step; empty if others hardly wait.
+
+    node_size: the number of ranks of each node, whose number is then named; None on one node.
+    """
     if max(a.skew, b.skew if b is not None else 0.0) <= AGREEMENT * step_seconds:
         return ""
-    by_trace = f", by trace rank {b.late_rank} by {b.skew / step_seconds:.1%}" if b is not None else ""
-    return f"rank {a.late_rank} is the last by {a.skew / step_seconds:.1%} of the step{by_trace}"
+
+    def named(rank: int) -> str:
+        return f"rank {rank}" if node_size is None else f"rank {rank} on node {rank // node_size}"
+
+    by_trace = f", by trace {named(b.late_rank)} by {b.skew / step_seconds:.1%}" if b is not None else ""
+    return f"{named(a.late_rank)} is the last by {a.skew / step_seconds:.1%} of the step{by_trace}"

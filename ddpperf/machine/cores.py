@@ -182,13 +182,17 @@ class Pinning:
         """Return the choice of CPU cores as JSON values, to be stored with the test run."""
         return {"pinning": self._plan if isinstance(self._plan, str) else asdict(self._plan)}
 
-    def warnings(self, spec: Spec) -> list[str]:
-        """Return a warning if a measurement's processes have to share CPU cores."""
+    def warnings(self, spec: Spec, most_ranks: int | None = None) -> list[str]:
+        """Return a warning if a measurement's processes have to share CPU cores.
+
+        most_ranks: the largest number of ranks on this node; None if all ranks are on this node.
+        """
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
-        pinned = self.ranks is not None and spec.world_size <= len(self.ranks)
-        cores = busy_ranks * len(self.ranks[0]) if self.ranks and pinned else self._core_count
-        crowded = spec.busy_processes > cores
-        return [f"{spec.busy_processes} processes share {cores} cores"] if crowded else []
+        ranks_here = min(busy_ranks, most_ranks or busy_ranks)
+        processes = spec.busy_processes // busy_ranks * ranks_here
+        pinned = self.ranks is not None and ranks_here <= len(self.ranks)
+        cores = ranks_here * len(self.ranks[0]) if self.ranks and pinned else self._core_count
+        return [f"{processes} processes share {cores} cores"] if processes > cores else []
 
 
 def _names(cores: Iterable[int]) -> str:

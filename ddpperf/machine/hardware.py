@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
-from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, nvlink
+from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, link_between, nvlink
 from ddpperf.specs import Spec
 
-if TYPE_CHECKING:  # the import takes numpy, and the doctor runs where numpy cannot be imported
+if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
     from ddpperf.analysis.projection import Network
+    from ddpperf.machine.network import Interface
 
 # CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
 # third on Arm
@@ -203,6 +204,7 @@ class Machine:
     Values that are not known are None. gpu: the name of the GPUs if all have the same name.
     links: the links as the user describes them. world_sizes: the numbers of devices that the test run
     uses. unmapped: the indices of the first two GPUs that cannot read each other's memory.
+    interface: the network interface to the other nodes; None in a run on one node.
     link_rates: the rates of the links by the number of devices.
     """
 
@@ -211,25 +213,54 @@ class Machine:
     links: Links = field(default_factory=Links)
     world_sizes: tuple[int, ...] = ()
     unmapped: tuple[int, int] | None = None
+    interface: Interface | None = None
     link_rates: LinkRates | None = field(default=None, compare=False)
 
     def link(self, world_size: int) -> LinkRate | None:
         """Return the rate at which one of so many devices can send to the others, or None."""
         return self.link_rates.of(world_size) if self.link_rates is not None else None
 
+    def crosses_nodes(self, world_size: int) -> bool:
+        """Return whether so many ranks are on several nodes."""
+        return self.interface is not None and world_size > self.links.node
+
+    def ranks_here(self, world_size: int) -> int:
+        """Return how many of so many ranks share this machine's CPU cores.
+
+        Nodes that loopback connects are one machine.
+        """
+        far = self.interface is not None and not self.interface.is_loopback
+        return min(world_size, self.links.node) if far else world_size
+
     def mapping_reason(self, spec: Spec) -> str:
         """Return why the GPUs cannot map memory as a spec requires, or an empty string."""
+        if spec.maps_memory and self.crosses_nodes(spec.world_size):
+            return f"it maps the memory of all GPUs, and its {spec.world_size} ranks are on several nodes"
         if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
             return ""
         first, second = self.unmapped
         return f"it maps the memory of all GPUs, and GPU {first} and GPU {second} cannot read each other's"
 
 
-def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[int, ...] = ()) -> Machine:
+def machine(
+    device: str,
+    gpus: Sequence[Gpu],
+    links: Links,
+    world_sizes: tuple[int, ...] = (),
+    interface: Interface | None = None,
+) -> Machine:
     """Return a description of the machine's device type, GPU model and links.
 
-    A link's rate from the user overrides nominal and measured rates.
+    A link's rate from the user overrides nominal and measured rates. interface: the network
+    interface to the other nodes of a run. CPU nodes that loopback connects are one machine, so
+    their link is the measured loopback.
     """
+    node_size, between = None, None
+    if interface is not None:
+        given = links.network.bandwidth if links.network is not None else None
+        between = link_between(interface, links.node, given)
+        if between is not None or not interface.is_loopback or device == "cuda":
+            node_size = links.node
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     return Machine(
         device=device,
@@ -237,7 +268,13 @@ def machine(device: str, gpus: Sequence[Gpu], links: Links, world_sizes: tuple[i
         links=links,
         world_sizes=world_sizes,
         unmapped=first_unmapped(gpus) if device == "cuda" else None,
-        link_rates=LinkRates(gpus if device == "cuda" else None, links.bytes_per_second),
+        interface=interface,
+        link_rates=LinkRates(
+            gpus if device == "cuda" else None,
+            links.bytes_per_second,
+            node_size=node_size,
+            between=between,
+        ),
     )
 
 
@@ -353,7 +390,9 @@ def _customized() -> dict[str, str]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between the environments of two stored runs, except for the commit."""
     found = []
-    for name in sorted(then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname", "links"}):
+    for name in sorted(
+        then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname", "links", "nodes"}
+    ):
         if isinstance(then[name], dict) and isinstance(now[name], dict):
             keys = sorted(then[name].keys() | now[name].keys())
             pairs = [(key, then[name].get(key, "not set"), now[name].get(key, "not set")) for key in keys]

@@ -25,6 +25,7 @@ from ddpperf.results import units
 
 if TYPE_CHECKING:
     from ddpperf.machine.hardware import Gpu
+    from ddpperf.machine.network import Interface
 
 # The NVLink generation and the rate of one NVLink, by a part of the GPU's name. Source: NVIDIA's data
 # sheets, which give the sum of all links in both directions: P100 160 GB/s of 4 links, V100 300 of 6,
@@ -83,17 +84,31 @@ class LinkRates:
     """Finds the link rate of each number of devices in a run, and keeps which rates were used.
 
     gpus: the GPUs in the order of the ranks, or none for ranks on the CPU. given: the rate of
-    --link-bandwidth in bytes per second.
+    --link-bandwidth in bytes per second. node_size: the number of devices of each node; None if all
+    devices are in one machine. between: the rate of the link between two nodes, or None if unknown.
     """
 
-    def __init__(self, gpus: Sequence[Gpu] | None, given: float | None = None) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[Gpu] | None,
+        given: float | None = None,
+        *,
+        node_size: int | None = None,
+        between: LinkRate | None = None,
+    ) -> None:
         self._gpus = gpus
         self._given = given
+        self._node_size = node_size
+        self._between = between
         self._cores = tuple(sorted(os.sched_getaffinity(0)))  # before this process is pinned
         self._used: dict[int, LinkRate | None] = {}
 
     def of(self, world_size: int) -> LinkRate | None:
         """Return the rate of the link that the first `world_size` devices share, or None if unknown.
+
+        Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
+        ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
+        times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
 
         The loopback of the CPU is measured at the first call.
         """
@@ -104,6 +119,8 @@ class LinkRates:
     def _find(self, world_size: int) -> LinkRate | None:
         if world_size < 2:
             return None
+        if self._node_size is not None and world_size > self._node_size:
+            return self._between
         if self._given is not None:
             return LinkRate(bytes_per_second=self._given, source="--link-bandwidth", kind=RateKind.GIVEN)
         return loopback(self._cores) if self._gpus is None else gpu_link(self._gpus[:world_size])
@@ -125,6 +142,28 @@ def rates_in_words(stored: Sequence[Mapping[str, Any]]) -> str:
         devices = f" of {', '.join(map(str, fields['world_sizes']))} devices" if len(stored) > 1 else ""
         texts.append(f"link{devices} {rate}")
     return "; ".join(texts)
+
+
+# --- nodes
+
+
+def link_between(
+    interface: Interface, node_size: int, device_bytes_per_second: float | None
+) -> LinkRate | None:
+    """Return the rate of the link between two nodes, or None if unknown.
+
+    interface: this node's network interface, whose nominal rate counts. node_size: the number of
+    devices of a node. device_bytes_per_second: the rate of --node-bandwidth, which is the rate of
+    each device of a node to other nodes. It overrides the nominal rate.
+    """
+    if device_bytes_per_second is not None:
+        of = f" of {node_size} devices" if node_size > 1 else ""
+        rate = node_size * device_bytes_per_second
+        return LinkRate(bytes_per_second=rate, source=f"--node-bandwidth{of}", kind=RateKind.GIVEN)
+    if interface.bytes_per_second is None:
+        return None
+    source = f"{interface.link} between nodes"
+    return LinkRate(bytes_per_second=interface.bytes_per_second, source=source, kind=RateKind.NOMINAL)
 
 
 # --- GPUs

@@ -15,20 +15,24 @@ from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import Gpu, query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
 from ddpperf.results.notes import Note, info, warning
-from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.specs import EpochSpec, RunSpec, Spec, TrainingSpec
 
 
 class Devices:
     """The GPUs of a test run, or the CPU if there are no GPUs.
 
+    In a run on several nodes these are the devices of the controller's node only.
+
     gpus: all GPUs that the run may use; empty on the CPU.
-    world_size: the largest number of ranks in the run.
+    world_size: the largest number of ranks on this node.
+    several_nodes: whether larger world sizes have ranks on other nodes.
     pinning: how ranks are pinned to CPU cores.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
+    def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
         self._gpus = gpus[:world_size]
         self._world_size = world_size
+        self._several_nodes = several_nodes
         self._locks = ExitStack()
         self.pinning = Pinning()
         self._watch: GpuWatch | None = None
@@ -65,9 +69,11 @@ class Devices:
         """Return what records the devices' energy and utilization while a spec is measured.
 
         Only epochs and whole trainings are sampled over time, because a sample takes about as long as
-        a short step. processes: ids of the ranks. alone: whether one process set measures.
+        a short step. Nothing is recorded of a spec with ranks on other nodes, because this node's
+        joules are not those of all ranks. processes: ids of the ranks. alone: whether one process set
+        measures.
         """
-        if not isinstance(spec, TrainingSpec):
+        if not isinstance(spec, TrainingSpec) or self._crosses_nodes(spec):
             return Recorder()
         sampler = None
         if not spec.repeats:
@@ -87,7 +93,7 @@ class Devices:
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed the devices in the measurement that just ended.
 
-        A note says why their utilization is unknown.
+        A note says why their utilization is unknown. Other nodes' devices are not watched.
         """
         disturbed = self._watch.warnings() if self._watch is not None else []
         problems = {sampler.problem for sampler in self._samplers if sampler.problem}
@@ -95,7 +101,13 @@ class Devices:
         unsampled = [
             info(f"the utilization is unknown, as sampling ended early: {problem}") for problem in problems
         ]
-        return [*map(warning, self.pinning.warnings(spec)), *disturbed, *unsampled]
+        if self._crosses_nodes(spec) and isinstance(spec, EpochSpec | RunSpec):
+            unsampled.append(info("energy and utilization are unknown, as some ranks are on other nodes"))
+        crowded = self.pinning.warnings(spec, self._world_size if self._several_nodes else None)
+        return [*map(warning, crowded), *disturbed, *unsampled]
+
+    def _crosses_nodes(self, spec: Spec) -> bool:
+        return self._several_nodes and spec.world_size > self._world_size
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

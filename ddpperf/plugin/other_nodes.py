@@ -28,6 +28,7 @@ class OtherNodes:
         assert self._options.interface is not None
         self._interface = self._options.interface
         make_key(self._options.key)
+        self._at_the_end: list[dict[str, Any]] | None = None
         self._joining = Joining(
             self._interface,
             self._options.port,
@@ -83,7 +84,12 @@ class OtherNodes:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the nodes as they are stored: this node first, then the others by their number."""
+        """Return the nodes as they are stored: this node first, then the others by their number.
+
+        After the run has ended, these are the nodes at its end.
+        """
+        if self._at_the_end is not None:
+            return self._at_the_end
         here = {"name": socket.gethostname(), "interface": self._interface.name, "link": self._interface.link}
         others = []
         for node in self._joining.nodes:
@@ -100,6 +106,7 @@ class OtherNodes:
 
     def close(self) -> None:
         """Let all agents end their ranks and themselves. May be called again."""
+        self._at_the_end = self.to_json()
         self._joining.close()
         self._ssh.close()
 

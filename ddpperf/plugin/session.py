@@ -60,9 +60,12 @@ class Session:
         self.passes: list[Measuring] = []
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
-        most = max(options.world_sizes)
-        ranks_here = min(most, options.nodes.size) if options.nodes.count > 1 else most
-        self._devices = Devices(setup.gpus if options.device == "cuda" else (), ranks_here)
+        most, several = max(options.world_sizes), options.nodes.count > 1
+        self._devices = Devices(
+            setup.gpus if options.device == "cuda" else (),
+            min(most, options.nodes.size) if several else most,
+            several_nodes=several,
+        )
         self._other_nodes: OtherNodes | None = None
         self._prepared = False
         self.run: PlainRun | ABRun
@@ -81,7 +84,11 @@ class Session:
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
         return hardware.machine(
-            self.options.device, self.setup.gpus, self.options.links, self.options.world_sizes
+            self.options.device,
+            self.setup.gpus,
+            self.options.links,
+            self.options.world_sizes,
+            self.options.nodes.interface,
         )
 
     @property
@@ -174,8 +181,9 @@ class Session:
         options = self.options
         paths = {
             DATA_VARIABLE: options.data.path,
-            TRACES_VARIABLE: options.traces,
-            CHECKPOINTS_VARIABLE: options.checkpoints,
+            # Absolute, as the agents of other nodes run in other folders
+            TRACES_VARIABLE: options.traces and options.traces.absolute(),
+            CHECKPOINTS_VARIABLE: options.checkpoints and options.checkpoints.absolute(),
             FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions)),
         }
         if self.passes:  # later processes neither resume from checkpoints nor replace traces
@@ -185,7 +193,14 @@ class Session:
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
             # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
             chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        chosen = [replace(side, environment=common | dict(side.environment)) for side in chosen]
+        chosen = [
+            replace(
+                side,
+                environment=common | dict(side.environment),
+                root=side.root and side.root.absolute(),
+            )
+            for side in chosen
+        ]
         set_options = SetOptions(
             size=max(options.world_sizes),
             device=options.device,

@@ -99,6 +99,8 @@ EXPERIMENTS = {
         metrics=(
             "exposed_comm_seconds",
             "traced_exposed_comm_seconds",
+            "exposed_inside_node_seconds",
+            "exposed_between_nodes_seconds",
             "traced_comm_seconds",
             "replayed_comm_seconds",
             "overlap_fraction",

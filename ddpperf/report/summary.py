@@ -12,6 +12,7 @@ from ddpperf.machine.links import rates_in_words
 from ddpperf.report.cases import ab_of, comparison_of
 from ddpperf.report.facets import usual_properties
 from ddpperf.report.layout import table_lines, wrapped
+from ddpperf.report.nodes import node_facts
 from ddpperf.report.tables import tables_of
 from ddpperf.report.text import grouped, short
 from ddpperf.report.worth_knowing import worth_knowing
@@ -59,6 +60,7 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         ("A/B", _sides(header)),
         ("controls", _controls(header, comparison)),
         ("thresholds", [_thresholds(header)]),
+        ("nodes", node_facts(document)),
         ("machine", _machine(header.get("machine_findings", []))),
         ("skipped", _skipped(header)),
         ("left out", _left_out(header.get("left_out", {}))),

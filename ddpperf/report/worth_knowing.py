@@ -94,6 +94,11 @@ def _waiting(split: Case) -> Iterator[str]:
             f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} by "
             f"trace{uncertain}."
         )
+    if (between := split.value("exposed_between_nodes_seconds")) is not None:
+        yield (
+            f"Waiting for other nodes takes {between / split.seconds:.0%} of this step, by difference: the "
+            "rest of the exposed communication is the same on one node."
+        )
 
 
 def _fastest(cases: Sequence[Case], backend: str) -> Iterator[str]:

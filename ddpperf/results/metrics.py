@@ -223,6 +223,7 @@ _ALL = (
     _ratio("gpu_busy_fraction", "GPU busy", units.percent),
     _ratio("mfu", "MFU", units.percent),
     _ratio("straggler_spread", "stragglers", units.percent),
+    _ratio("node_spread", "stragglers by node", units.percent),
     _seconds("device_seconds_per_epoch", "device time per epoch"),
     _seconds("saved_seconds_per_epoch", "saved per epoch"),
     _seconds("extra_device_seconds_per_epoch", "extra device time per epoch"),
@@ -232,6 +233,10 @@ _ALL = (
     # Computation and communication
     _seconds("exposed_comm_seconds", "exposed (difference)", better=_LOWER),
     _seconds("traced_exposed_comm_seconds", "exposed (trace)"),
+    _seconds("exposed_inside_node_seconds", "exposed inside a node (difference)"),
+    _seconds("exposed_between_nodes_seconds", "exposed between nodes (difference)"),
+    _seconds("traced_exposed_inside_node_seconds", "exposed inside a node (trace)"),
+    _seconds("traced_exposed_between_nodes_seconds", "exposed between nodes (trace)"),
     _ratio("overlap_fraction", "hidden", units.percent),
     _ratio("method_disagreement", "difference of the methods over the step", units.percent),
     _seconds("traced_comm_seconds", "communication (trace)"),

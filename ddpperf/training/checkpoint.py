@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain, first_line
@@ -61,6 +62,21 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
             raise CannotTrain(f"the checkpoint {path} is of another training: {why}; {advice}")
     state: dict[str, Any] = stored["state"]
     return state
+
+
+def require_equal_epochs(path: Path, epochs: int, device: torch.device) -> None:
+    """Raise CannotTrain unless all ranks found a checkpoint with equally many epochs, or none.
+
+    On several nodes the ranks can see different folders of one name. epochs: the number on this
+    rank, 0 without a checkpoint.
+    """
+    ends = torch.tensor([epochs, -epochs], device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    most, least = int(ends[0]), -int(ends[1])
+    if most != least:
+        found = f"has {most} epochs on some ranks and {least} on others"
+        advice = "let --checkpoints name a folder that all nodes share, or copy it to each node"
+        raise CannotTrain(f"the checkpoint {path} {found}; {advice}")
 
 
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

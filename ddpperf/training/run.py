@@ -167,6 +167,8 @@ class TrainingRun(Measurement):
         path = Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
         training, module = self.training, self.training.task.module
         state = checkpoint.load(path, spec, training.device) if path and not self.rounds else None
+        if path is not None and self.spec.grouped and not self.rounds:
+            checkpoint.require_equal_epochs(path, len(state["history"]) if state else 0, training.device)
         if path is not None and state is not None:
             checkpoint.restore(path, state, module, training.optimizer)
             training.scaler.load_state_dict(state["scaler"])

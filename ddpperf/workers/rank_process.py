@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -26,8 +27,9 @@ LOG_TAIL_LINES = 20
 class RankProcess:
     """The process of one rank of this node.
 
-    The constructor raises OSError if the process cannot be started. channel: the rank's end of its
-    connection to the controller process, which the rank reads as standard input. node_rank: the
+    The constructor raises OSError if the process cannot be started, or if this node lacks the side's
+    source tree: the rank would then import the installed code instead. channel: the rank's end of
+    its connection to the controller process, which the rank reads as standard input. node_rank: the
     rank's place among the ranks of this node, which is the index of its GPU. log: the file for
     everything that the process prints. folder: where its temporary files go, within the private
     folder of the process set. interface: the network interface that gloo and NCCL use.
@@ -45,6 +47,8 @@ class RankProcess:
         folder: Path,
         interface: str = LOOPBACK,
     ) -> None:
+        if side.root is not None and not side.root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such source tree on this node", str(side.root))
         self.rank = rank
         self.log = log
         variables = {"RANK": str(rank), "LOCAL_RANK": str(node_rank), "TMPDIR": str(folder)}

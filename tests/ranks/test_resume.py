@@ -6,6 +6,8 @@ import dataclasses
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -192,3 +194,32 @@ def test_ranks_resume_after_one_was_killed(
     for name, values in whole.counters.items():
         if name.startswith(("train_loss", "train_accuracy", "test_loss", "test_accuracy")):
             assert resumed.counters[name] == values, name
+
+
+@pytest.mark.slow
+def test_ranks_with_different_checkpoints_are_refused(tmp_path: Path) -> None:
+    """As on two nodes whose checkpoint folders have one name and are not one folder."""
+    program = """
+import sys, torch, torch.distributed as dist
+from pathlib import Path
+from ddpperf.training.checkpoint import require_equal_epochs
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+require_equal_epochs(Path("x.pt"), 3, torch.device("cpu"))
+require_equal_epochs(Path("x.pt"), 3 * (1 - rank), torch.device("cpu"))
+"""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, printed = rank.communicate(timeout=60)
+        assert printed.splitlines()[-1].partition("]: ")[2] == (
+            "ddpperf.errors.CannotTrain: the checkpoint x.pt has 3 epochs on some ranks and 0 on others; "
+            "let --checkpoints name a folder that all nodes share, or copy it to each node"
+        )

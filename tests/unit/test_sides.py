@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.read import read_options
 from ddpperf.plugin.options.sides import is_elsewhere
 from ddpperf.workers.interpreter import Side
+from ddpperf.workers.rank_process import RankProcess
 from tests.command_line import reader
 
 pytest_plugins = ["pytester"]
@@ -152,3 +154,12 @@ def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:
     config.option.rootdir = config.option.inifilename = None
     with pytest.raises(Refused, match=re.escape("first, and write options with =, as --against-root=DIR")):
         read_options(config, 0)
+
+
+def test_missing_source_tree_starts_no_rank(tmp_path: Path) -> None:
+    """As on another node, where the rank would otherwise import the installed code."""
+    side, log = Side(root=tmp_path / "gone"), tmp_path / "log"
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(FileNotFoundError, match=r"no such source tree on this node: '.*/gone'"):
+        RankProcess(0, theirs, node_rank=0, device="cpu", side=side, log=log, folder=tmp_path)
+    assert not log.exists()

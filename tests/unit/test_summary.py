@@ -554,6 +554,7 @@ def test_worst_scaling_names_the_communication_of_its_step() -> None:
     spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
     speeds = {"speedup": 0.9, "efficiency": 0.45}
     exposed = {"exposed_comm_seconds": 0.02, "traced_exposed_comm_seconds": 0.01}
+    exposed |= {"exposed_between_nodes_seconds": 0.015}
     better, metrics = replace(spec, per_rank_batch_size=16), {"speedup": 1.9, "efficiency": 0.95}
     parallel = replace(spec, strategy="data_parallel")
     worst = {"speedup": 0.1, "efficiency": 0.05}  # not surprising, so not worth a sentence
@@ -569,6 +570,8 @@ def test_worst_scaling_names_the_communication_of_its_step() -> None:
         "Lowest efficiency: 45.0% (weak scaling, speedup 0.90x, slower than one device): 2 GPUs, "
         "batch 8 per rank, resnet18, eager, ddp.",
         "Exposed communication is 20% of this step by difference, 10% by trace, so it is not known well.",
+        "Waiting for other nodes takes 15% of this step, by difference: the rest of the exposed "
+        "communication is the same on one node.",
     ]
 
 

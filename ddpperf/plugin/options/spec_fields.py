@@ -54,6 +54,8 @@ def machine_reason(spec: Spec, machine: Machine) -> str:
     reason = machine.mapping_reason(spec)
     if isinstance(spec, TrainingSpec):
         uncompiled = compiler_reason(machine.device) if spec.compiled else ""
+        if spec.strategy == "data_parallel" and machine.crosses_nodes(spec.world_size):
+            reason = "strategy data_parallel drives GPUs from one process, and these are on several nodes"
         reason = gpu_reason(spec, machine.device) or uncompiled or reason
     return reason
 

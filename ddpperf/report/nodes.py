@@ -1,0 +1,82 @@
+"""Sentences on the nodes of a run: their names, links and clocks, and which node is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpperf.analysis.node_stragglers import slow_node
+from ddpperf.analysis.statistics import FEWEST_ROUNDS
+from ddpperf.report.cases import cases_of
+from ddpperf.results import units
+
+MOST_NAMED = 8  # nodes in one sentence
+
+
+def node_facts(document: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the nodes of a stored run; none for a run on one node."""
+    nodes: Sequence[Mapping[str, Any]] = document["ddpperf"]["environment"].get("nodes", [])
+    if len(nodes) < 2:
+        return []
+    here = nodes[0]
+    names = ", ".join(_name(number, nodes) for number in range(len(nodes))[:MOST_NAMED])
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    link = (
+        here["link"]
+        if here["link"] == here["interface"]
+        else f"{here['link']} (interface {here['interface']})"
+    )
+    ranks = f"{units.counted(here['ranks'], 'rank')} each"
+    return [
+        f"{names}{more}: {ranks}, connected by {link}; machine checks and energy are of node 0 only",
+        *_clocks(nodes),
+        *_lost(nodes),
+        *_slow(document, nodes),
+    ]
+
+
+def _name(number: int, nodes: Sequence[Mapping[str, Any]]) -> str:
+    return f"node {number} ({nodes[number]['name']})"
+
+
+def _clocks(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the node whose clock differs most from the clock of node 0."""
+    known = [number for number, node in enumerate(nodes) if "clock_offset_seconds" in node]
+    if not known:
+        return []
+    most = max(known, key=lambda number: abs(nodes[number]["clock_offset_seconds"]))
+    offset, error = nodes[most]["clock_offset_seconds"], nodes[most]["clock_error_seconds"]
+    which = "largest clock offset: " if len(known) > 1 else ""
+    apart = f"{units.seconds(abs(offset))} {'ahead of' if offset > 0 else 'behind'} that of node 0"
+    return [f"{which}the clock of {_name(most, nodes)} is {apart}, with an error of {units.seconds(error)}"]
+
+
+def _lost(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{_name(number, nodes)} was lost: {node['lost']}"
+        for number, node in enumerate(nodes)
+        if node.get("lost")
+    ]
+
+
+def _slow(document: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the slowest node if its single-device step times are longer by more than the noise.
+
+    Only measurements on all ranks of all nodes count. Tests share some of them.
+    """
+    size = nodes[0]["ranks"]
+    found = {
+        (measured.spec, sample.set): sample.seconds
+        for case in cases_of(document)
+        for measured in (case.measured, *case.references.values())
+        for sample in measured.samples
+        if len(sample.seconds) >= FEWEST_ROUNDS
+        and measured.spec.turns(len(nodes) * size) == [[rank] for rank in range(len(sample.seconds[0]))]
+    }
+    slow = slow_node(list(found.values()), size)
+    if slow is None:
+        return []
+    return [
+        f"{_name(slow.node, nodes)} is {slow.slower:.0%} slower than the fastest node, node {slow.fastest} "
+        f"({nodes[slow.fastest]['name']}), by t(1) of {units.counted(len(found), 'step')}"
+    ]

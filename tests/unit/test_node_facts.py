@@ -1,0 +1,301 @@
+"""What a run on several nodes reports of its nodes, from canned seconds and stored runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from ddpperf.analysis.comm_split import Difference, Traced, last_rank
+from ddpperf.analysis.node_stragglers import node_seconds, slow_node
+from ddpperf.machine.cores import Pinning
+from ddpperf.machine.hardware import Links, Machine, differences, machine
+from ddpperf.machine.network import Interface
+from ddpperf.plugin.cases import possible
+from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.report.nodes import node_facts
+from ddpperf.report.summary import summary_lines
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+from perf.common.nodes import node_spread
+from perf.test_comm_split import exposed_by_link
+
+LINK = Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=1.25e9)
+LOOPBACK = Interface(name="lo", address="127.0.0.1", link="lo")
+TWO_OF_TWO = Machine(interface=LINK, links=Links(node=2), world_sizes=(1, 2, 4))
+ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+DDP = TrainingSpec(world_size=4, per_rank_batch_size=2, strategy="ddp")
+HERE = {"name": "a", "interface": "eth0", "link": "eth10", "ranks": 2}
+OTHER = {
+    "name": "b",
+    "interface": "eth1",
+    "lost": "",
+    "clock_offset_seconds": -0.0031,
+    "clock_error_seconds": 0.0005,
+    "round_trip_seconds": 0.001,
+}
+Rounds = tuple[tuple[float, ...], ...]
+
+
+def rounds(*ranks: float, spread: float = 0.002, seed: int = 0) -> Rounds:
+    """Seconds of ten rounds, of ranks with these medians."""
+    noise = random.Random(seed)
+    return tuple(tuple(noise.gauss(rank, spread * rank) for rank in ranks) for _ in range(10))
+
+
+def document(*measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """A stored run whose tests measured these specs."""
+    benchmarks = []
+    for number, (spec, seconds) in enumerate(measurements):
+        sample = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
+        measured = Measured(spec=spec, iterations=1, samples=(sample,))
+        stored = {**measured.to_json(), "references": {}, "notes": [], "metrics": {}}
+        fullname = f"perf/test_scaling.py::test_weak_scaling[{number}]"
+        benchmarks.append({"fullname": fullname, "extra_info": {"ddpperf": stored}})
+    environment: dict[str, Any] = {"commit": "nogit", "torch": "2.11"}
+    return {
+        "benchmarks": benchmarks,
+        "ddpperf": {
+            "hardware_key": "2xcpu2-eth10",
+            "environment": environment if nodes is None else environment | {"nodes": nodes},
+            "options": {"rounds": 10, "device": "cpu"},
+            "outcomes": {each["fullname"]: {"kind": "passed", "reason": ""} for each in benchmarks},
+            "verdict": {"status": "PASS", "reasons": ["good"]},
+        },
+    }
+
+
+# --- stragglers
+
+
+def test_slowest_rank_decides_a_nodes_time() -> None:
+    assert node_seconds([1.0, 1.2, 1.1, 1.0], 2) == [1.2, 1.1]
+
+
+def test_slow_node_is_found_with_its_excess() -> None:
+    found = slow_node([rounds(1.0, 1.0, 1.0, 1.12, 1.01, 1.0, seed=seed) for seed in range(3)], 2)
+    assert found is not None
+    assert found.node == 1
+    assert found.slower == pytest.approx(0.12, abs=0.005)
+    assert 0 < found.error < 0.003
+
+
+def test_equal_nodes_are_seldom_slow() -> None:
+    """Of 300 runs of 4 equal, noisy nodes, at most 5% may name one."""
+    runs = [[rounds(*[1.0] * 8, spread=0.1, seed=2 * run + test) for test in range(2)] for run in range(300)]
+    assert sum(slow_node(run, 2) is not None for run in runs) <= 15
+
+
+def test_nodes_that_differ_by_one_percent_are_equal() -> None:
+    assert slow_node([rounds(1.0, 1.01, spread=1e-5)], 1) is None
+    assert slow_node([rounds(1.0, 1.03, spread=1e-5)], 1) is not None
+
+
+def test_contradicting_measurements_name_no_node() -> None:
+    opposite = [rounds(1.0, 1.2, spread=1e-4), rounds(1.1, 1.0, spread=1e-4)]
+    assert slow_node(opposite, 1) is None
+    assert slow_node([], 1) is None
+
+
+def test_node_spread_is_stored_across_nodes_only() -> None:
+    nothing: Any = None
+    measure = Measure(nothing, nothing, nothing, machine=TWO_OF_TWO)
+    node_spread(measure, {"A1": [1.0, 1.5]}, 2)
+    node_spread(measure, {"A1": [1.0]}, 4)
+    assert measure.metrics == {}, "one node, or one device"
+    node_spread(measure, {"A1": [1.0, 1.2, 1.5, 1.0]}, 4)
+    assert measure.metrics["node_spread"]["value"] == pytest.approx(0.25)
+
+
+def test_last_rank_is_named_with_its_node() -> None:
+    split = Difference(exposed=0.3, bucket_copies=0.0, skew=0.2, late_rank=3)
+    assert last_rank(split, None, 1.0, 2) == "rank 3 on node 1 is the last by 20.0% of the step"
+
+
+# --- exposed communication by link
+
+
+def canned(seconds: float, spec: Spec, counters: dict[str, tuple[float, ...]] | None = None) -> Measured:
+    rounds = ((seconds,) * spec.world_size,)
+    sample = Sample(set="A1", side="A", torch="2", seconds=rounds, counters=counters or {})
+    return Measured(spec=spec, iterations=1, samples=(sample,))
+
+
+class CannedMeasure(Measure):
+    """A measurement whose step on one node waits 0.1 s by difference, and 0.08 s by trace."""
+
+    def __init__(self, node_size: int) -> None:
+        nothing: Any = None
+        two_nodes = dataclasses.replace(TWO_OF_TWO, links=Links(node=node_size))
+        super().__init__(nothing, nothing, nothing, machine=two_nodes)
+        self.asked: list[str] = []
+
+    def reference(self, name: str, spec: Spec) -> Measured:
+        self.asked.append(name)
+        counters: dict[str, tuple[float, ...]] = {
+            "comm_seconds": (0.2, 0.2),
+            "exposed_comm_seconds": (0.08, 0.07),
+        }
+        seconds = {"one_node": 1.1, "one_node_no_sync": 1.0, "one_node_trace": 1.2}[name]
+        return canned(seconds, spec, counters if name == "one_node_trace" else None)
+
+
+TRACED = Traced(
+    rank=0, total=1.0, least_total=1.0, exposed=0.58, overlap_fraction=0.42, skew=0.0, late_rank=0
+)
+
+
+def by_link(node_size: int, traces: dict[str, Traced]) -> tuple[dict[str, float], list[str]]:
+    """The metrics of a step of 1.6 s that waits 0.6 s, and the references that they needed."""
+    measure = CannedMeasure(node_size)
+    exposed_by_link(measure, canned(1.6, DDP), canned(1.04, DDP.local()), {"A1": 0.6}, traces)
+    return {name: metric["value"] for name, metric in measure.metrics.items()}, measure.asked
+
+
+def test_other_nodes_add_the_rest_of_exposed_communication() -> None:
+    found, asked = by_link(2, {"A1": TRACED})
+    assert found == {
+        "exposed_inside_node_seconds": pytest.approx(0.1),
+        "exposed_between_nodes_seconds": pytest.approx(0.5),
+        "traced_exposed_inside_node_seconds": pytest.approx(0.08),
+        "traced_exposed_between_nodes_seconds": pytest.approx(0.5),
+    }
+    assert asked == ["one_node", "one_node_no_sync", "one_node_trace"]
+    assert by_link(2, {})[1] == asked[:2], "without a trace, none is needed"
+
+
+def test_single_rank_nodes_send_nothing_inside() -> None:
+    found, asked = by_link(1, {"A1": TRACED})
+    assert found == {
+        "exposed_between_nodes_seconds": pytest.approx(1.6 - 1.04),
+        "traced_exposed_between_nodes_seconds": pytest.approx(0.58),
+    }
+    assert asked == []
+
+
+# --- the link between nodes
+
+
+def link_of(interface: Interface | None, device: str = "cpu", **links: Any) -> str:
+    found = machine(device, [], Links(**{"node": 2} | links), (1, 2, 4), interface).link(4)
+    return str(found)
+
+
+def test_link_between_nodes_is_the_interfaces() -> None:
+    assert link_of(LINK) == "1.25 GB/s (nominal, eth10 between nodes)"
+    assert link_of(LINK, bytes_per_second=9e9) == "1.25 GB/s (nominal, eth10 between nodes)"
+    inside = machine("cpu", [], Links(node=2, bytes_per_second=9e9), (1, 2, 4), LINK).link(2)
+    assert str(inside) == "9 GB/s (given, --link-bandwidth)"
+
+
+def test_unknown_interface_rate_gives_no_link() -> None:
+    unknown = dataclasses.replace(LINK, bytes_per_second=None)
+    assert link_of(unknown) == "None"
+    assert link_of(LOOPBACK, "cuda") == "None", "the GPUs of the other node are unknown"
+
+
+def test_node_bandwidth_overrides_the_interface() -> None:
+    network = {"network": type("Network", (), {"bandwidth": 0.5e9})()}
+    for interface in (LINK, LOOPBACK):
+        assert link_of(interface, **network) == "1 GB/s (given, --node-bandwidth of 2 devices)"
+
+
+def test_loopback_between_nodes_is_measured() -> None:
+    assert "measured, loopback" in link_of(LOOPBACK)
+    assert link_of(LOOPBACK, bytes_per_second=9e9) == "9 GB/s (given, --link-bandwidth)"
+
+
+# --- what one node sees, and what needs one node
+
+
+def test_usage_across_nodes_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices((), 2, several_nodes=True)
+    inside, across = (
+        EpochSpec(world_size=N, per_rank_batch_size=8, strategy="ddp", epoch_images=64) for N in (2, 4)
+    )
+    assert devices.recorder(inside, [], True)._sampler is not None
+    assert devices.recorder(across, [], True)._sampler is None
+    monkeypatch.setattr(devices.pinning, "warnings", lambda spec, most_ranks: [])
+    (note,) = devices.warnings(across)
+    assert note.text == "energy and utilization are unknown, as some ranks are on other nodes"
+    assert devices.warnings(DDP) == [], "a step is not sampled anyway"
+
+
+def test_ranks_of_other_nodes_share_no_cores_here() -> None:
+    pinning = Pinning()
+    pinning._core_count = 2
+    assert pinning.warnings(DDP) == ["4 processes share 2 cores"]
+    assert pinning.warnings(DDP, 2) == []
+    assert pinning.warnings(DDP, 3) == ["3 processes share 2 cores"]
+    assert TWO_OF_TWO.ranks_here(4) == 2
+    assert dataclasses.replace(TWO_OF_TWO, interface=LOOPBACK).ranks_here(4) == 4, "one machine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "data_parallel"}, "strategy data_parallel drives GPUs from one process, "),
+        ({"strategy": "own_ddp", "comm_hook": "symmetric_memory"}, "it maps the memory of all GPUs, "),
+    ],
+)
+def test_work_of_one_machine_is_skipped_across_nodes(fields: dict[str, Any], reason: str) -> None:
+    gpus = dataclasses.replace(TWO_OF_TWO, device="cuda")
+    spec = dataclasses.replace(DDP, **fields)
+    case: Any = possible(spec, gpus)
+    assert case.marks[0].kwargs["reason"].startswith(reason)
+    inside = dataclasses.replace(spec, world_size=2)
+    assert possible(inside, gpus) is inside
+    assert possible(spec, dataclasses.replace(gpus, interface=None)) is spec
+
+
+# --- the summary
+
+
+def test_nodes_are_named_with_link_and_clock() -> None:
+    found = document((DDP, rounds(1, 1, 1, 1)), nodes=[HERE, OTHER])
+    assert node_facts(found) == [
+        "node 0 (a), node 1 (b): 2 ranks each, connected by eth10 (interface eth0); "
+        "machine checks and energy are of node 0 only",
+        "the clock of node 1 (b) is 3.100 ms behind that of node 0, with an error of 500.0 us",
+    ]
+    assert any(line.startswith("nodes       node 0 (a), node 1 (b): ") for line in summary_lines(found))
+
+
+def test_only_the_largest_clock_offset_is_named() -> None:
+    later = OTHER | {"name": "c", "clock_offset_seconds": 0.2}
+    found = node_facts(document(nodes=[HERE, OTHER, later]))
+    assert found[1].startswith("largest clock offset: the clock of node 2 (c) is 200.0 ms ahead of ")
+
+
+def test_lost_node_is_named_with_the_reason() -> None:
+    gone = {"name": "b", "interface": "eth1", "lost": "its agent has ended"}
+    assert node_facts(document(nodes=[HERE, gone]))[1:] == ["node 1 (b) was lost: its agent has ended"]
+
+
+def test_slow_node_is_named_in_the_summary() -> None:
+    slow = (ALONE, rounds(1.0, 1.0, 1.12, 1.12))
+    (sentence,) = node_facts(document(slow, slow, nodes=[HERE, OTHER]))[2:]
+    assert sentence == "node 1 (b) is 12% slower than the fastest node, node 0 (a), by t(1) of 1 step"
+    assert len(node_facts(document((ALONE, rounds(1.0, 1.0, 1.0, 1.0)), nodes=[HERE, OTHER]))) == 2
+
+
+def test_waiting_ranks_show_no_slow_node() -> None:
+    assert len(node_facts(document((DDP, rounds(1.0, 1.0, 1.5, 1.5)), nodes=[HERE, OTHER]))) == 2
+    few = (ALONE, rounds(1.0, 1.0, 1.5, 1.5)[:3])
+    assert len(node_facts(document(few, nodes=[HERE, OTHER]))) == 2, "too few rounds"
+
+
+def test_run_without_nodes_has_no_line() -> None:
+    assert node_facts(document((ALONE, rounds(1.0)), nodes=None)) == []
+    assert not any(
+        line.startswith("nodes") for line in summary_lines(document((ALONE, rounds(1.0)), nodes=None))
+    )
+
+
+def test_clocks_are_no_difference_of_two_runs() -> None:
+    assert (
+        differences({"nodes": [HERE, OTHER]}, {"nodes": [HERE, OTHER | {"clock_offset_seconds": 1.0}]}) == []
+    )
