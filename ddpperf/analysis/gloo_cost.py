@@ -31,6 +31,7 @@ ETHERNET, IP_TCP = 14, 20 + 20 + 12  # bytes of headers: a frame's, and a packet
 # the next notice, which then waits behind that data. Both happen at one time if latency were all.
 LATE = 0.1  # latencies by which a notice may be posted before data and still wait behind it
 STEP = 1e-6  # of a derivative; the cost is linear between its kinks, so that the step is exact
+STARTS = (4, 8, 16, 32)  # messages that the shortest call may have, of the first links of a fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +102,17 @@ def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -
     """Fit the link between nodes of `node_size` ranks to gloo's all-reduces, by (nodes, bytes).
 
     Least squares of logarithms. The messages and bytes on the critical path depend on the link, so
-    they are counted with the last fit's link until nothing changes. The link inside a node counts as
-    free, because each step of the ring waits for its slowest link.
+    they are counted with the last fit's link until nothing changes. This may end at a fit that is the
+    best only nearby, so it begins at several latencies, and the best fit counts. The link inside a
+    node counts as free, because each step of the ring waits for its slowest link.
     """
-    link = Link(latency=min(times.values()) / 4, byte_seconds=min(t / size for (_, size), t in times.items()))
+    per_byte = min(seconds / nbytes for (_, nbytes), seconds in times.items())
+    starts = [Link(latency=min(times.values()) / messages, byte_seconds=per_byte) for messages in STARTS]
+    return min((_fit_from(start, times, node_size) for start in starts), key=lambda found: found[0])[1]
+
+
+def _fit_from(link: Link, times: Mapping[tuple[int, int], float], node_size: int) -> tuple[float, NetworkFit]:
+    """Return the sum of squared residuals, and the fit that is reached from a first link."""
     for _ in range(20):
         rows = [_counts(nodes, node_size, nbytes, link) for nodes, nbytes in times]
         fit = fit_logarithms(rows, list(times.values()))
@@ -113,7 +121,7 @@ def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -
         if fitted.link == link:
             break
         link = fitted.link
-    return fitted
+    return float(fit.residuals @ fit.residuals), fitted
 
 
 def _counts(nodes: int, node_size: int, nbytes: int, link: Link) -> tuple[float, float]:
