@@ -18,6 +18,7 @@ from typing import Any
 
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
+from tools.node_tables import node_calls_table, node_links_table, node_scaling_table
 from tools.projection import projection_table
 from tools.report_figures import figures_table, terms_table
 from tools.report_mistakes import (
@@ -54,7 +55,7 @@ from tools.tables import (
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
 # Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
-OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce"))
+OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce", "nodes"))
 OTHERS = tuple(
     DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports")
 )
@@ -75,6 +76,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the all_reduces in ": algorithms_table,
     "the trials in ": trials_table,  # a folder
     "the projection in ": projection_table,  # two runs
+    "the calls on nodes in ": node_calls_table,
+    "the links of nodes in ": node_links_table,
+    "the scaling over nodes in ": node_scaling_table,
     "the baselines in ": baselines_table,  # a folder
     "the figures in ": figures_table,  # perf/reports.toml
     "the terms in ": terms_table,  # perf/reports.toml

@@ -24,6 +24,7 @@ CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
 GPU = ROOT / "h200x4" / "0005_forms.json"
 WHERE = ROOT / "h200x2" / "0001_where.json"  # steps, their parts and their communication
 MESSAGES = ROOT / "h200x2" / "0007_communication.json"
+NODES = ROOT.parents[1] / "docs" / "nodes" / "2xcpu2-epyc-25-17-1-eth10.json"  # 2 nodes of 2 ranks
 LAWS = ROOT.parents[1] / "docs" / "own_ddp" / "h200x4.json"
 
 
@@ -535,6 +536,19 @@ def test_one_device_is_enough_below_the_limit() -> None:
     text = section(document, "When is one device enough?")
     assert "With an efficiency of 80% as the limit, more devices are worth it. They gain least for " in text
     assert "2 devices are 80% faster and take 11% more device time." in text
+
+
+def test_links_of_nodes_are_those_that_were_set() -> None:
+    """Measured with a delay of 1 ms and a rate of 125 MB/s. A message of gloo takes two delays."""
+    title = "Q3: links inside and between nodes"
+    gloo, ring, hierarchical = rows(NODES, title)
+    assert [row["algorithm"] for row in (gloo, ring, hierarchical)] == ["gloo", "ring", "hierarchical"]
+    assert number(gloo["latency between nodes"]) == pytest.approx(1e-3, rel=0.1)
+    assert number(gloo["bandwidth between nodes"]) == pytest.approx(125e6, rel=0.1)
+    assert number(ring["message between nodes"]) == pytest.approx(2e-3, rel=0.2)
+    assert number(ring["bandwidth inside a node"]) > 10 * number(ring["bandwidth between nodes"])
+    slowest, fastest = ring["bandwidth between nodes"], gloo["bandwidth between nodes"]
+    assert f"a node sends {slowest} to {fastest} to the other nodes" in section(run(NODES), title)
 
 
 @pytest.mark.parametrize("stored_metrics", [0, 1])

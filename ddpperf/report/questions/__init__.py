@@ -12,7 +12,14 @@ from typing import Any
 
 from ddpperf.report.cases import cases_of
 from ddpperf.report.questions.accuracy import ACCURACY, SET_EPOCH
-from ddpperf.report.questions.communication import BANDWIDTH, COMMUNICATION, DATA_PARALLEL, FORMULAS, MESSAGES
+from ddpperf.report.questions.communication import (
+    BANDWIDTH,
+    COMMUNICATION,
+    DATA_PARALLEL,
+    FORMULAS,
+    MESSAGES,
+    NODES,
+)
 from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST
 from ddpperf.report.questions.laws import LAWS
 from ddpperf.report.questions.parts import PARTS_SPEEDUP, STEP_PARTS
@@ -23,7 +30,7 @@ from ddpperf.report.questions.usage import USAGE
 from ddpperf.report.text import markdown_table
 
 QUESTIONS: tuple[Question, ...] = (
-    *(BATCH_SIZE, SCALING, COMMUNICATION, DATA_PARALLEL, BANDWIDTH, FORMULAS, ACCURACY),
+    *(BATCH_SIZE, SCALING, COMMUNICATION, DATA_PARALLEL, BANDWIDTH, FORMULAS, NODES, ACCURACY),
     *(PRECISION, PRECISION_ACCURACY, SET_EPOCH, MESSAGES, STEP_PARTS, PARTS_SPEEDUP, LAWS),
     *(EPOCH_COST, TRAINING_COST, ONE_DEVICE_ENOUGH, USAGE),
 )

@@ -181,6 +181,40 @@ FORMULAS = Question(
 )
 
 
+def _links_of_nodes(case: Case) -> Cells:
+    return metric_cells(
+        case,
+        {
+            "message inside a node": ("inside_message_seconds", units.seconds),
+            "bandwidth inside a node": ("inside_bytes_per_second", units.bandwidth),
+            "message between nodes": ("between_message_seconds", units.seconds),
+            "latency between nodes": ("between_latency_seconds", units.seconds),
+            "bandwidth between nodes": ("between_bytes_per_second", units.bandwidth),
+        },
+    )
+
+
+def _about_links_of_nodes(cases: Sequence[Case]) -> str:
+    slowest, _ = extreme(cases, "between_bytes_per_second", most=False)
+    fastest, _ = extreme(cases, "between_bytes_per_second", most=True)
+    least, most = units.bandwidth(slowest), units.bandwidth(fastest)
+    rate = least if least == most else f"{least} to {most}"
+    return (
+        f"By the fitted models, a node sends {rate} to the other nodes. With gloo, a message between "
+        "nodes takes two latencies: one for the receiver's notice, and one for the data."
+    )
+
+
+NODES = Question(
+    title="Q3: links inside and between nodes",
+    tests=("test_cost_model", "test_backend_model"),
+    file="test_all_reduce.py --nodes 2",
+    needs=("between_bytes_per_second",),
+    rows=row_per_case(_links_of_nodes),
+    sentence=_about_links_of_nodes,
+)
+
+
 def _messages(case: Case) -> Cells:
     cells = {}
     for kind in MESSAGE_KINDS:
