@@ -15,6 +15,7 @@ from ddpperf.machine.compiler import compiler_problem
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from tests.canned import Canned, CannedSuite, canned_sets
+from tests.namespaces import namespaces_reason
 from tests.project import Marked, Project
 
 BUSY_SECONDS = 20
@@ -38,6 +39,13 @@ def own_stream() -> Iterator[None]:
     """Compute on a GPU stream other than the default one, which cannot be captured."""
     with torch.cuda.stream(torch.cuda.Stream()):
         yield
+
+
+@pytest.fixture(scope="session")
+def namespaces_allowed() -> None:
+    """Skip a test with the reason if network namespaces cannot be made here."""
+    if reason := namespaces_reason():
+        pytest.skip(reason)
 
 
 @pytest.fixture
