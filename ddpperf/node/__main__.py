@@ -33,7 +33,6 @@ STANDARD_INPUT = "-"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Join a run, serve it to its end, and return the exit status."""
     given = _parser().parse_args(arguments)
-    handle_ending(lambda number, frame: sys.exit(128 + number))
     try:
         _run(given)
     except Refused as refused:
@@ -142,4 +141,5 @@ def _interface(requested: str | None, controller: Connection) -> Interface:
 
 
 if __name__ == "__main__":
+    handle_ending(lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

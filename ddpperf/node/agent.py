@@ -91,6 +91,7 @@ class Agent:
         self._folders: dict[str, Path] = {}  # the private folder of each process set
         self._preparing: threading.Thread | None = None
         self._signal: signal.Signals | None = None  # that ends this agent
+        self._woken, self._wake = os.pipe()  # readable after a signal
         self._data_path: Path | None = None
         self._sending = threading.Lock()
         self._locks = contextlib.ExitStack()
@@ -107,10 +108,10 @@ class Agent:
             heard = time.monotonic()
             while self._signal is None:
                 ended = {running.exit: running for running in self._ranks.values()}
-                ready = waiting.wait([self._controller, *ended], WAKE_SECONDS)
-                for number in ready:
-                    if isinstance(number, int):
-                        self._report_end(ended[number])
+                ready = waiting.wait([self._controller, self._woken, *ended], WAKE_SECONDS)
+                for one in ready:
+                    if isinstance(one, int) and one in ended:
+                        self._report_end(ended[one])
                 if self._controller in ready:
                     message = channel.receive(self._controller)
                     if "goodbye" in message:
@@ -134,6 +135,7 @@ class Agent:
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = self._signal or signal.Signals(number)
+        os.write(self._wake, b"!")
 
     def _carry_out(self, message: Message, welcome: Message) -> None:
         match message:
@@ -153,7 +155,8 @@ class Agent:
                     threading.Thread(target=self._send_stacks, args=[running], daemon=True).start()
 
     def _answer(self, message: Message) -> None:
-        with self._sending:
+        # A closed connection may still hold a goodbye, or why this node is refused: it is read to its end.
+        with self._sending, contextlib.suppress(ConnectionError):
             channel.send(self._controller, message)
 
     # --- commands

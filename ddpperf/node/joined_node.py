@@ -124,6 +124,8 @@ class JoinedNode:
                 channel.send(self._connection, message)
         except BlockingIOError:
             self.lose(SILENT)
+        except ConnectionError:
+            self.lose("its agent has ended")
         except OSError as error:
             self.lose(f"its agent cannot be reached ({error.strerror or 'closed'})")
 
@@ -208,7 +210,7 @@ class JoinedNode:
                     self._receive(message, sent)
                 elif time.monotonic() - heard > LOST_SECONDS:
                     return self.lose(SILENT)
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return self.lose("its agent has ended")
             except (BlockingIOError, TimeoutError):
                 return self.lose(SILENT)

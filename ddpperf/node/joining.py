@@ -7,6 +7,7 @@ refused. Nothing of what the stranger sends is decoded.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -65,10 +66,11 @@ class Joining:
         self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first
         family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
         try:
-            self._listener = socket.create_server((interface.address, port), family=family, backlog=128)
+            self._listener = socket.create_server((interface.address, port), family=family, backlog=1024)
         except OSError as error:
             what = f"--node-port {port} on {interface.name} ({interface.address}) cannot be used"
-            raise Refused(f"{what} ({error.strerror}); pass another port to all nodes") from error
+            why = os.strerror(error.errno or 0)
+            raise Refused(f"{what} ({why}); pass another port to all nodes") from error
         self._listener.settimeout(LOOK_SECONDS)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)

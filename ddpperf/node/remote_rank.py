@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ class RemoteRank:
         self.token = node.expect(uuid.uuid4().hex)
         self.where = f" on node {node.number} ({node.name})"
         self._node = node
-        self._ended: RankFailure | None = None
+        self._stacks_end = 0.0  # until then stacks may come
 
     def connect(self) -> RankFailure | None:
         """Wait until the rank's process has started and connected, or return why it has not."""
@@ -81,10 +82,11 @@ class RemoteRank:
     def ask_for_stacks(self) -> None:
         """Let the agent collect the stacks of all threads of this rank."""
         self._node.stacks.pop(self.token, None)
+        self._stacks_end = time.monotonic() + 2 * STACKS_SECONDS
         self._node.tell({"stacks": self.token})
 
     def stacks(self) -> str:
         """Return the stacks that the agent collected, or an empty string if none have come."""
-        if not self._node.lost:
-            self._node.wait_for(lambda: self._node.stacks.get(self.token), 2 * STACKS_SECONDS)
+        left = max(0.0, self._stacks_end - time.monotonic())
+        self._node.wait_for(lambda: self.token in self._node.stacks, left)
         return self._node.stacks.get(self.token, "")
