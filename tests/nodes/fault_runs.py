@@ -283,9 +283,9 @@ class FaultRun:
             self.send("watch", seconds=LATE)
             self.until("failure")
         self.measure(ranks=ranks, rounds=8, fresh=True)
-        seen = self.until("at", "measured")
-        while "measured" not in seen and seen.get("at") != moment:
-            seen = self.until("at", "measured")
+        seen = self.until("at", "measured", "failure")
+        while "at" in seen and seen["at"] != moment:
+            seen = self.until("at", "measured", "failure")
         time.sleep(delay)
         began = time.monotonic()
         joining = self.start_agent("c" if kind.to == "more" else "b")
@@ -297,7 +297,7 @@ class FaultRun:
             if joining.returncode != 2 or kind.cause not in output:
                 wrong = f"the agent said {output!r}, status {joining.returncode}"
         seconds = time.monotonic() - began
-        if "measured" not in seen:
+        if "at" in seen:
             seen = self.until("measured", "failure")
         if "measured" not in seen:
             wrong += f"; the run did not go on: {seen}"
