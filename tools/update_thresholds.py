@@ -10,7 +10,6 @@ checks that the file is up to date.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -25,7 +24,7 @@ from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.metrics import Better
 from ddpperf.results.stored_runs import Storage
 from ddpperf.results.units import counted
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, to_json
 from ddpperf.specs.strategy import APART, DDP_OPTIONS, options_of
 from ddpperf.verdict.thresholds import NEVER_NAMED, Threshold, Value, bounded_metrics
 from tools.default_suite import default_suite
@@ -207,12 +206,13 @@ def where(spec: Spec) -> dict[str, Value]:
     They are written under the key `where`. The options of other parallel strategies are left out,
     and values that TOML does not have, such as None.
     """
-    left_out = {*NEVER_NAMED, *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))), *APART}
-    values = {
-        field.name: getattr(spec, field.name)
-        for field in dataclasses.fields(spec)
-        if field.name not in left_out
+    left_out = {
+        "measurement",
+        *NEVER_NAMED,
+        *(DDP_OPTIONS.keys() - options_of(getattr(spec, "strategy", ""))),
+        *APART,
     }
+    values = {name: value for name, value in to_json(spec).items() if name not in left_out}
     return {name: value for name, value in values.items() if isinstance(value, get_args(Value))}
 
 

@@ -7,8 +7,8 @@ runs on the first node, and ends with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import signal
 import socket
 import sys
 import time
@@ -19,7 +19,7 @@ from pathlib import Path
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import Interface, find_interface, interface_to
-from ddpperf.node.agent import Agent, ContactLost
+from ddpperf.node.agent import Agent, ContactLost, handle_ending
 from ddpperf.node.agreed import KEY_FILE, PORT
 from ddpperf.node.facts import facts
 from ddpperf.node.handshake import AuthenticationError, connect, parse_key, read_key
@@ -33,8 +33,6 @@ STANDARD_INPUT = "-"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Join a run, serve it to its end, and return the exit status."""
     given = _parser().parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         _run(given)
     except Refused as refused:
@@ -43,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ContactLost as lost:
         print(f"ddpperf.node: contact lost: {lost}; the ranks of this node have ended", file=sys.stderr)
         return LOST
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     return 0
 
 
@@ -95,7 +91,8 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def say(line: str) -> None:
-    print(f"ddpperf.node: {line}", flush=True)
+    with contextlib.suppress(OSError):  # whoever read the lines has ended
+        print(f"ddpperf.node: {line}", flush=True)
 
 
 def _address(given: str | None) -> tuple[str, int]:
@@ -147,4 +144,5 @@ def _interface(requested: str | None, controller: Connection) -> Interface:
 
 
 if __name__ == "__main__":
+    handle_ending(lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

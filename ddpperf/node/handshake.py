@@ -12,16 +12,16 @@ import os
 import secrets
 import socket
 import stat
-import struct
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.workers.channel import PAUSE_SECONDS, limit_pauses
 
 KEY_BYTES = 32
-HANDSHAKE_SECONDS = 5.0  # until a silent stranger is refused
-LOST_SECONDS = 5.0  # until a peer that does not acknowledge counts as lost
+HANDSHAKE_SECONDS = 5.0  # until a slow stranger is refused
+LOST_SECONDS = PAUSE_SECONDS  # until a peer that is silent, or does not acknowledge, counts as lost
 # Keepalive messages after one silent second, and then each second.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: int(LOST_SECONDS) - 1}
 
@@ -67,16 +67,18 @@ def parse_key(text: str, where: str) -> bytes:
 def accept(accepted: socket.socket, key: bytes) -> Connection:
     """Let the other end of an accepted connection prove that it knows the key, then prove it, too.
 
-    Raises AuthenticationError or OSError. At most 256 bytes are read of a stranger.
+    Raises AuthenticationError or OSError. At most 256 bytes are read of a stranger. The caller closes
+    `accepted`, too. Shutting it down ends the handshake.
     """
-    connection = _limited(accepted)
+    connection = _connection(accepted)
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        _explain(error)
         raise
-    return _without_limit(connection)
+    return connection
 
 
 def connect(address: tuple[str, int], key: bytes) -> Connection:
@@ -84,48 +86,49 @@ def connect(address: tuple[str, int], key: bytes) -> Connection:
 
     Raises AuthenticationError if the controller has another key, and OSError.
     """
-    connection = _limited(socket.create_connection(address, timeout=HANDSHAKE_SECONDS))
+    with socket.create_connection(address, timeout=HANDSHAKE_SECONDS) as connected:
+        connection = _connection(connected)
     try:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
-    except EOFError as error:
+    except BaseException as error:
         connection.close()
-        raise ConnectionResetError(0, "the connection was closed during the handshake") from error
-    except BaseException:
-        connection.close()
+        _explain(error)
         raise
-    return _without_limit(connection)
+    return connection
 
 
-def _limited(connected: socket.socket) -> Connection:
-    """Set a time limit for each read and write, and what finds a peer that was cut off."""
+def _explain(error: BaseException) -> None:
+    """Raise an AuthenticationError or an OSError for what the other end did, if it is neither."""
+    if isinstance(error, EOFError):
+        raise ConnectionResetError(0, "the connection was closed during the handshake") from error
+    if isinstance(error, BlockingIOError):
+        raise TimeoutError(0, "no answer came during the handshake") from error
+    if isinstance(error, AssertionError):  # of multiprocessing.connection
+        raise AuthenticationError("no challenge came") from error
+
+
+def _connection(connected: socket.socket) -> Connection:
+    """Return a connection by a socket with a time limit that finds a peer that was cut off.
+
+    The limit holds for each read and write as long as the connection lives.
+    """
     connected.setblocking(True)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS))
-    _set_limit(connected, HANDSHAKE_SECONDS)
-    return Connection(connected.detach())
-
-
-def _without_limit(connection: Connection) -> Connection:
-    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
-        _set_limit(connected, 0)
-    return connection
-
-
-def _set_limit(connected: socket.socket, seconds: float) -> None:
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    limit_pauses(connected)
+    return Connection(os.dup(connected.fileno()))
 
 
 def shut_down(connection: Connection) -> None:
     """End a connection in both directions, even while another thread waits for its messages."""
-    connected = socket.socket(fileno=os.dup(connection.fileno()))
-    with connected, contextlib.suppress(OSError):  # it has ended already
-        connected.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):  # it has ended, or it is closed
+        connected = socket.socket(fileno=os.dup(connection.fileno()))
+        with connected:
+            connected.shutdown(socket.SHUT_RDWR)
 
 
 __all__ = ["AuthenticationError", "accept", "connect", "make_key", "parse_key", "read_key", "shut_down"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -21,6 +20,7 @@ from ddpperf.workers.interpreter import Side
 
 PING_SECONDS = 0.5
 FIRST_PINGS = 5  # at once after a node has joined, to measure its clock
+SILENT = f"it was silent for {LOST_SECONDS:g} s: its agent is stopped, or the network is cut"
 
 Found = TypeVar("Found")
 
@@ -47,8 +47,8 @@ class JoinedNode:
     A thread listens to the agent and pings it. number: from 1; the controller's node is number 0.
     name: the name that the agent gave. hello: the agent's first message. is_ready: whether the agent
     has prepared its node. cores: the CPU cores to pin each rank to, or None. lost: why the node can
-    no longer be used, or "". channels, ends, stacks: by the token of a rank, its connection, how it
-    ended, and the stacks of its threads.
+    no longer be used, or "". channels, ends, stacks: by the token of a rank, its connection until the
+    rank's handle takes it, how it ended, and the stacks of its threads.
     """
 
     def __init__(self, number: int, connection: Connection, hello: Message) -> None:
@@ -66,6 +66,7 @@ class JoinedNode:
         self._connection = connection
         self._changed = threading.Condition()
         self._sending = threading.Lock()
+        self._expected: set[str] = set()  # the tokens of ranks that have not connected yet
         self._open: list[Connection] = []  # all connections of the node's ranks
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
@@ -121,6 +122,10 @@ class JoinedNode:
         try:
             with self._sending:
                 channel.send(self._connection, message)
+        except BlockingIOError:
+            self.lose(SILENT)
+        except ConnectionError:
+            self.lose("its agent has ended")
         except OSError as error:
             self.lose(f"its agent cannot be reached ({error.strerror or 'closed'})")
 
@@ -137,12 +142,32 @@ class JoinedNode:
             self._changed.wait_for(is_over, seconds)
         return found
 
-    def take(self, token: str, connection: Connection) -> None:
-        """Take the connection of a rank, which the agent has made for it."""
+    def expect(self, token: str) -> str:
+        """Let a rank with this token connect, and return the token."""
         with self._changed:
+            self._expected.add(token)
+        return token
+
+    def take(self, token: str, connection: Connection) -> bool:
+        """Take the connection of a rank, which the agent has made for it.
+
+        Returns False if the rank is not expected, or no longer.
+        """
+        with self._changed:
+            if self.lost or token not in self._expected:
+                return False
+            self._expected.remove(token)
             self.channels[token] = connection
-            self._open.append(connection)
+            self._open = [other for other in self._open if not other.closed] + [connection]
             self._changed.notify_all()
+            return True
+
+    def forget(self, token: str) -> None:
+        """Close the connection of a rank whose handle has not taken it, now or when it comes."""
+        with self._changed:
+            self._expected.discard(token)
+            if (connection := self.channels.pop(token, None)) is not None:
+                connection.close()
 
     def lose(self, why: str) -> None:
         """Give the node up: end all its connections, which ends its ranks, too."""
@@ -151,8 +176,7 @@ class JoinedNode:
                 return
             self.lost = why
             for connection in (self._connection, *self._open):
-                with contextlib.suppress(OSError):  # closed already
-                    shut_down(connection)
+                shut_down(connection)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -160,19 +184,21 @@ class JoinedNode:
         self.tell({"goodbye": True})
         self.lose("the run has ended")
         self._thread.join(LOST_SECONDS)
-        self._connection.close()
 
     # --- the thread that listens
 
     def _listen(self) -> None:
+        """Listen to the agent until the node is lost, then close the connection."""
+        self._listen_until_lost()
+        with self._sending:
+            self._connection.close()
+
+    def _listen_until_lost(self) -> None:
         heard = time.monotonic()
         pinged, pings = 0.0, 0
         sent: dict[int, tuple[float, float]] = {}  # when the last ping was sent: wall clock, own clock
         while not self.lost:
             now = time.monotonic()
-            if now - heard > LOST_SECONDS:
-                what = "its agent is stopped, or the network is cut"
-                return self.lose(f"it was silent for {LOST_SECONDS:g} s: {what}")
             if pings < FIRST_PINGS or now - pinged >= PING_SECONDS:
                 pings, pinged = pings + 1, now
                 sent = {pings: (time.time(), time.perf_counter())}
@@ -182,20 +208,23 @@ class JoinedNode:
                     message = channel.receive(self._connection)
                     heard = time.monotonic()
                     self._receive(message, sent)
-            except (EOFError, OSError) as error:
-                why = (
-                    "its agent has ended"
-                    if isinstance(error, EOFError)
-                    else f"its connection broke ({error})"
-                )
-                return self.lose(why)
+                elif time.monotonic() - heard > LOST_SECONDS:
+                    return self.lose(SILENT)
+            except (EOFError, ConnectionResetError):
+                return self.lose("its agent has ended")
+            except (BlockingIOError, TimeoutError):
+                return self.lose(SILENT)
+            except OSError as error:
+                return self.lose(f"its connection broke ({error.strerror or error})")
             except (ValueError, KeyError, TypeError) as error:
                 return self.lose(f"its agent sent a message that is none ({error})")
         return None
 
     def _receive(self, message: Message, sent: dict[int, tuple[float, float]]) -> None:
         with self._changed:
-            if "pong" in message:
+            if "leaving" in message:
+                self.lose(f"its agent was ended by {message['leaving']}")
+            elif "pong" in message:
                 self._measure_clock(sent.get(message["pong"]), float(message["time"]))
             elif "ended" in message:
                 self.ends[message["ended"]] = {"what": str(message["what"]), "detail": str(message["detail"])}

@@ -7,9 +7,11 @@ refused. Nothing of what the stranger sends is decoded.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -24,6 +26,8 @@ from ddpperf.workers.channel import Message
 
 LOG = logging.getLogger("ddpperf.node")
 MOST_STRANGERS = 64  # connections at once that have not proved yet that they know the key
+LOOK_SECONDS = 1.0  # how often slow strangers are looked for
+KEPT_REFUSALS = 100  # a port may be scanned for hours
 PREPARE_SECONDS = 1800.0  # for an agent to decode a large data set
 HELLO_BYTES = 2**16
 
@@ -33,8 +37,8 @@ class Joining:
 
     count: the number of nodes, with the controller's own. expected: the facts that must be equal on
     all nodes. welcome: what each agent must prepare. digest: the digest of the images on the
-    controller's node. refused: a sentence for each agent that was refused. An agent that joins after
-    a node was lost takes that node's place. Raises Refused if the port is in use.
+    controller's node. refused: a sentence for each of the last refusals. An agent that joins after a
+    node was lost takes that node's place. Raises Refused if the port is in use.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Joining:
         digest: str,
     ) -> None:
         self.nodes: list[JoinedNode] = []
-        self.refused: list[str] = []
+        self.refused: deque[str] = deque(maxlen=KEPT_REFUSALS)
         self._key, self._count, self._expected, self._welcome, self._digest = (
             key,
             count,
@@ -59,13 +63,15 @@ class Joining:
         )
         self._changed = threading.Condition()
         self._closed = False
-        self._strangers: dict[socket.socket, float] = {}
+        self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first
         family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
         try:
-            self._listener = socket.create_server((interface.address, port), family=family, backlog=128)
+            self._listener = socket.create_server((interface.address, port), family=family, backlog=1024)
         except OSError as error:
             what = f"--node-port {port} on {interface.name} ({interface.address}) cannot be used"
-            raise Refused(f"{what} ({error.strerror}); pass another port to all nodes") from error
+            why = os.strerror(error.errno or 0)
+            raise Refused(f"{what} ({why}); pass another port to all nodes") from error
+        self._listener.settimeout(LOOK_SECONDS)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -90,7 +96,8 @@ class Joining:
 
     def close(self) -> None:
         """Send all agents home, and stop to listen. May be called again."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -104,20 +111,34 @@ class Joining:
         while not self._closed:
             try:
                 accepted, _ = self._listener.accept()
-            except OSError:
-                return
-            self._end_slow_strangers()
-            if len(self._strangers) >= MOST_STRANGERS:
-                accepted.close()
+            except TimeoutError:
+                accepted = None
+            except OSError as error:
+                if not self._closed:
+                    LOG.warning("no agent can join for a moment: %s", error)  # such as: too many open files
+                    time.sleep(LOOK_SECONDS)
                 continue
-            self._strangers[accepted] = time.monotonic()
-            threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
+            self._end_slow_strangers(accepted)
+            if accepted is not None:
+                threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
 
-    def _end_slow_strangers(self) -> None:
-        for stranger, since in list(self._strangers.items()):
-            if time.monotonic() - since > HANDSHAKE_SECONDS:
-                with suppress(OSError):
-                    stranger.shutdown(socket.SHUT_RDWR)
+    def _end_slow_strangers(self, accepted: socket.socket | None) -> None:
+        """End strangers that are too slow, and the oldest one if a new one needs its place."""
+        with self._changed:
+            if accepted is not None:
+                self._strangers[accepted] = time.monotonic()
+            is_crowded = len(self._strangers) > MOST_STRANGERS
+            for stranger, since in list(self._strangers.items()):
+                if is_crowded or time.monotonic() - since > HANDSHAKE_SECONDS:
+                    is_crowded = False
+                    del self._strangers[stranger]
+                    with suppress(OSError):  # it has ended
+                        stranger.shutdown(socket.SHUT_RDWR)
+
+    def _end_greeting(self, accepted: socket.socket) -> bool:
+        """Count a connection no longer as a stranger. Returns whether it still was one."""
+        with self._changed:
+            return self._strangers.pop(accepted, None) is not None
 
     def _greet(self, accepted: socket.socket) -> None:
         """Let a stranger prove that it knows the key, and take the agent or the rank that it is."""
@@ -127,6 +148,8 @@ class Joining:
             peer = str(accepted.getpeername()[0])
             connection = accept(accepted, self._key)
             hello = channel.receive(connection, HELLO_BYTES)
+            if not self._end_greeting(accepted):
+                raise TimeoutError("too slow")
             if "rank" in hello:
                 self._take_rank(hello, connection)
             else:
@@ -136,7 +159,7 @@ class Joining:
             if connection is not None:
                 connection.close()
         finally:
-            self._strangers.pop(accepted, None)
+            self._end_greeting(accepted)
             accepted.close()
 
     def _refuse(self, sentence: str, error: BaseException | None = None) -> None:
@@ -144,8 +167,10 @@ class Joining:
         self.refused.append(sentence)
 
     def _take_rank(self, hello: Message, connection: Connection) -> None:
-        node = next(node for node in self.nodes if node.number == hello["node"] and not node.lost)
-        node.take(str(hello["rank"]), connection)
+        token = str(hello["rank"])
+        if not any(node.take(token, connection) for node in self.nodes if node.number == hello["node"]):
+            LOG.info("a rank of node %s connected too late, it ends", hello["node"])
+            connection.close()
 
     def _take_agent(self, hello: Message, connection: Connection, peer: str) -> None:
         name = str(hello["name"])[:200]
@@ -154,34 +179,36 @@ class Joining:
             with self._changed:
                 node = self._place(name, hello, connection)
         except Refused as refused:
-            channel.send(connection, {"refused": str(refused)})
             self._refuse(f"the agent of {name} ({peer}) was refused: {refused}")
+            channel.send(connection, {"refused": str(refused)})
             shut_down(connection)
             connection.close()
             return
         node.start(self._welcome)
-        answer = node.ask("prepare", PREPARE_SECONDS)
-        problem = "it did not prepare its node" if answer is None else str(answer["problem"])
-        if not problem and answer["digest"] != self._digest:
-            problem = f"the images on node {name} have the digest {answer['digest']}, on the first node"
-            problem += f" {self._digest}; copy the first node's images there"
+        answer = node.ask("prepare", PREPARE_SECONDS) or {}
+        problem = str(answer.get("problem", f"it did not prepare its node: {node.lost or 'no answer'}"))
+        if not problem and answer.get("digest") != self._digest:
+            problem = f"the images on node {name} have the digest {answer.get('digest') or 'none'}, on the"
+            problem += f" first node {self._digest or 'none'}; copy the first node's images there"
         if problem:
             node.tell({"refused": problem})
             node.lose(problem)
             self._refuse(f"the agent of {name} ({peer}) was refused: {problem}")
             return
         with self._changed:
-            node.cores = answer["cores"]
+            node.cores = answer.get("cores")
             node.is_ready = True
             self._changed.notify_all()
 
     def _place(self, name: str, hello: Message, connection: Connection) -> JoinedNode:
         """Give an agent the number of its node: that of a lost node, or the next one."""
+        if self._closed:
+            raise Refused("the run has ended; start the agent again for the next run")
         if name in {node.name for node in self.nodes if not node.lost}:
             raise Refused(
                 f"node {name} has joined already; end one of its two agents, or pass another --name"
             )
-        lost = [node for node in self.nodes if node.lost]
+        lost = sorted((node for node in self.nodes if node.lost), key=lambda node: node.name != name)
         if lost:
             node = JoinedNode(lost[0].number, connection, hello)
             self.nodes[self.nodes.index(lost[0])] = node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 import uuid
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -29,22 +29,23 @@ class RemoteRank:
 
     def __init__(self, rank: int, node: JoinedNode) -> None:
         self.rank = rank
-        self.token = uuid.uuid4().hex
+        self.token = node.expect(uuid.uuid4().hex)
         self.where = f" on node {node.number} ({node.name})"
         self._node = node
-        self._ended: RankFailure | None = None
+        self._stacks_end = 0.0  # until then stacks may come
 
     def connect(self) -> RankFailure | None:
         """Wait until the rank's process has started and connected, or return why it has not."""
         node, token = self._node, self.token
         node.wait_for(lambda: token in node.channels or token in node.ends, CONNECT_SECONDS)
-        if token in node.channels:
-            self.connection = node.channels.pop(token)
+        if (connection := node.channels.pop(token, None)) is not None:
+            self.connection = connection
             return None
         if end := node.ends.get(token):
             return self._failure(end["what"], end["detail"])
-        what = f"did not connect within {CONNECT_SECONDS:g} s"
-        return self._failure(f"was not started: {self._node.lost}" if self._node.lost else what)
+        if node.lost:
+            return self._failure(f"was not started, its node was lost: {node.lost}", node.advice)
+        return self._failure(f"did not connect within {CONNECT_SECONDS:g} s")
 
     def is_dead(self) -> bool:
         return bool(self._node.lost) or self.token in self._node.ends
@@ -66,19 +67,26 @@ class RemoteRank:
         self._node.wait_for(lambda: self._node.ends.get(self.token), EXIT_SECONDS)
 
     def kill(self) -> None:
-        """Let the agent kill the rank, and close the connection, which ends the rank, too."""
-        self._node.tell({"kill": self.token})
+        """Let the agent kill the rank, and end the connection, which ends the rank, too."""
+        if self.token not in self._node.ends:
+            self._node.tell({"kill": self.token})
         if hasattr(self, "connection"):
-            with contextlib.suppress(OSError):  # it is closed already
-                shut_down(self.connection)
+            shut_down(self.connection)
+
+    def close(self) -> None:
+        """Close the connection to the rank, now or as soon as the rank connects."""
+        self._node.forget(self.token)
+        if hasattr(self, "connection"):
+            self.connection.close()
 
     def ask_for_stacks(self) -> None:
         """Let the agent collect the stacks of all threads of this rank."""
         self._node.stacks.pop(self.token, None)
+        self._stacks_end = time.monotonic() + 2 * STACKS_SECONDS
         self._node.tell({"stacks": self.token})
 
     def stacks(self) -> str:
         """Return the stacks that the agent collected, or an empty string if none have come."""
-        if not self._node.lost:
-            self._node.wait_for(lambda: self._node.stacks.get(self.token), 2 * STACKS_SECONDS)
+        left = max(0.0, self._stacks_end - time.monotonic())
+        self._node.wait_for(lambda: self.token in self._node.stacks, left)
         return self._node.stacks.get(self.token, "")

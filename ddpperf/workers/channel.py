@@ -8,11 +8,24 @@ unpickled, imported or called. A closed connection means that the process at the
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from multiprocessing.connection import Connection
 from typing import Any
 
 Message = dict[str, Any]
 MOST_BYTES = 2**26  # of a message: a longer one is refused before its content is read
+PAUSE_SECONDS = 5.0  # the longest pause within a message
+
+
+def limit_pauses(connected: socket.socket, seconds: float = PAUSE_SECONDS) -> None:
+    """Let each read and write of a socket raise BlockingIOError after so long; 0 means no limit.
+
+    A process that was stopped within a message, or a cut network, then blocks its peer no longer.
+    """
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def send(channel: Connection, message: Message) -> None:

@@ -88,11 +88,13 @@ class Pool:
         """Return the process sets, after starting those that are missing or have failed.
 
         most: how many of the process sets to return, all by default. They start side by side.
-        ranks: the number of ranks, if it is more than usual. Larger process sets are ended.
+        ranks: the number of ranks, if it is more than usual. Larger process sets are ended, and those
+        that have fewer ranks than usual because a node was lost.
         """
         sides, options = self.sides[:most], self._options_of(ranks)
+        fewest = min(options.size, self.options.size)  # a set has fewer ranks if a node was lost then
         for size, place in list(self._sets):
-            if size > options.size:
+            if not fewest <= size <= options.size:
                 self._sets.pop((size, place)).close()
         started = []
         try:

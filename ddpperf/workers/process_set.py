@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ddpperf.workers import channel
-from ddpperf.workers.channel import Message
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.channel import PAUSE_SECONDS, Message
+from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side
 from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
 
@@ -41,6 +41,7 @@ class OtherRank(Protocol):
     def death(self) -> RankFailure: ...
     def wait(self) -> None: ...
     def kill(self) -> None: ...
+    def close(self) -> None: ...
     def ask_for_stacks(self) -> None: ...
     def stacks(self) -> str: ...
 
@@ -132,6 +133,7 @@ class ProcessSet:
         self._group_size = 0
         self._pending: tuple[str, list[LocalRank | OtherRank]] = ("", [])  # the last command, and to whom
         self._network: Message = {}  # what ranks on several nodes must know to meet
+        self._others = options.nodes.usable()  # chosen once: nodes may be lost and join meanwhile
 
     @property
     def environment(self) -> Message:
@@ -153,6 +155,8 @@ class ProcessSet:
             try:
                 for rank in range(options.size):
                     self.ranks.append(self._start_rank(rank))
+            except NodeLost:
+                raise
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
@@ -162,14 +166,16 @@ class ProcessSet:
                 if failures := [failure for failure in found if failure is not None]:
                     raise self._failure("start", failures)
                 self._network = {"address": nodes.address}
-                cores = _cores_of_all(cores, nodes)
+                cores = _cores_of_all([cores, *(node.cores for node in self._others)])
         self.ask("setup", device=options.device, cores=cores, **self._network)
 
     def _start_rank(self, rank: int) -> LocalRank | OtherRank:
         options, nodes = self.options, self.options.nodes
         node, node_rank = divmod(rank, nodes.node_size or options.size)
+        if node > len(self._others):
+            raise NodeLost(f"rank {rank} of set {self.name} needs node {node}; {nodes.lost()}")
         if node:
-            return nodes.usable()[node - 1].start_rank(
+            return self._others[node - 1].start_rank(
                 rank,
                 node_rank,
                 set_name=self.name,
@@ -221,9 +227,8 @@ class ProcessSet:
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
         answers: Answers = {}
-        failed: list[
-            tuple[LocalRank | OtherRank, Message | None]
-        ] = []  # with an error message unless the rank is dead
+        # With an error message, or with a failure, unless the rank is dead.
+        failed: list[tuple[LocalRank | OtherRank, Message | RankFailure | None]] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -232,13 +237,13 @@ class ProcessSet:
                 assert isinstance(connected, Connection)
                 rank = waiting[connected]
                 answer = _receive(connected, rank)
-                if answer is not None and "progress" in answer:
+                if isinstance(answer, dict) and "progress" in answer:
                     end = end if failed else time.monotonic() + deadline_seconds
                     if progress is not None:
                         progress(answer["progress"])
                     continue
                 del waiting[connected]
-                if answer is None or "error" in answer:
+                if not isinstance(answer, dict) or "error" in answer:
                     failed.append((rank, answer))
                 else:
                     answers[rank.rank] = answer
@@ -311,7 +316,7 @@ class ProcessSet:
             rank.kill()
         for rank in self.ranks:
             rank.wait()
-            rank.connection.close()
+            rank.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.contextmanager
@@ -348,24 +353,33 @@ class ProcessSet:
         return [f"stacks of rank {rank.rank}{rank.where}:\n{rank.stacks()}" for rank in self.ranks]
 
 
-def _cores_of_all(cores: Sequence[Sequence[int]] | None, nodes: Nodes) -> Sequence[Sequence[int]] | None:
+def _cores_of_all(of_nodes: Sequence[Sequence[Sequence[int]] | None]) -> Sequence[Sequence[int]] | None:
     """Return the CPU cores of the ranks of all nodes, or None if a node does not pin its ranks."""
-    of_nodes = [cores, *(node.cores for node in nodes.usable())]
     found = [of_node for of_node in of_nodes if of_node is not None]
     return [rank for of_node in found for rank in of_node] if len(found) == len(of_nodes) else None
 
 
-def _receive(connected: Connection, rank: LocalRank | OtherRank) -> Message | None:
-    """Return the next message on a rank's readable connection, or None if the rank is dead."""
+def _receive(connected: Connection, rank: LocalRank | OtherRank) -> Message | RankFailure | None:
+    """Return the next message on a rank's readable connection, or None if the rank is dead.
+
+    Returns a failure if the rank stops within the message.
+    """
     try:
         if rank.is_dead() and not connected.poll(0):
             return None  # a child of the rank keeps the connection open
         return channel.receive(connected)
+    except BlockingIOError:
+        if rank.is_dead():
+            return None
+        what = f"stopped within a message for {PAUSE_SECONDS:g} s"
+        return RankFailure(rank=rank.rank, cause=Cause.HUNG, what=what, detail="", where=rank.where)
     except (EOFError, OSError):
         return None
 
 
-def _failure_of(rank: LocalRank | OtherRank, answer: Message | None) -> RankFailure:
+def _failure_of(rank: LocalRank | OtherRank, answer: Message | RankFailure | None) -> RankFailure:
+    if isinstance(answer, RankFailure):
+        return answer
     if answer is None:
         return rank.death()
     error = answer["error"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ddpperf.machine.child_process import describe_exit, end_of
+from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
 from ddpperf.workers.worker import STACKS_SIGNAL
@@ -103,9 +104,14 @@ class LocalRank(RankProcess):
     def __init__(self, rank: int, **arguments: Any) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(True)
+        limit_pauses(ours)
         with ours, theirs:
             super().__init__(rank, theirs, node_rank=rank, **arguments)
             self.connection = Connection(ours.detach())
+
+    def close(self) -> None:
+        """Close the connection to the rank."""
+        self.connection.close()
 
 
 class PrintsStacks(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ddpperf.machine.network import Interface, find_interface
 from ddpperf.node.facts import facts, machine_id
 from ddpperf.node.handshake import make_key, read_key
 from ddpperf.node.joining import Joining
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import Nodes, SetOptions
 from tests.project import REPOSITORY
@@ -25,8 +27,8 @@ JOIN_SECONDS = 60
 class Run:
     """A controller that waits for agents, and the agents that were started for it."""
 
-    def __init__(self, folder: Path, *, count: int = 2, **arguments: Any) -> None:
-        self.folder, self.key = folder, folder / "node.key"
+    def __init__(self, folder: Path, *, count: int = 2, cwd: Path = REPOSITORY, **arguments: Any) -> None:
+        self.folder, self.key, self.cwd = folder, folder / "node.key", cwd
         make_key(self.key)
         self.agents: dict[str, subprocess.Popen[str]] = {}
         self.joining = Joining(
@@ -47,7 +49,8 @@ class Run:
         command = [sys.executable, "-m", "ddpperf.node", "--join", f"127.0.0.1:{self.joining.port}"]
         self.agents[name] = subprocess.Popen(
             [*command, "--key", str(self.key), "--name", name, "--seconds", "10", *more],
-            cwd=REPOSITORY,
+            cwd=self.cwd,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DDPPERF_LOCK_FOLDER": str(self.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -57,11 +60,11 @@ class Run:
     def wait(self) -> None:
         self.joining.wait(JOIN_SECONDS, lambda line: None)
 
-    def pool(self, size: int = 2, **options: Any) -> Pool:
+    def pool(self, size: int = 2, sides: Sequence[Side] = (Side(),), **options: Any) -> Pool:
         """Return a pool whose process sets have one rank on each node."""
         nodes = Nodes(others=self.joining.nodes, node_size=1, interface="lo")
         options = {"device": "cpu", "rounds": 2, "deadline_seconds": 30.0, **options}
-        return Pool(SetOptions(size=size, nodes=nodes, **options))
+        return Pool(SetOptions(size=size, nodes=nodes, **options), sides=sides)
 
     def close(self) -> None:
         self.joining.close()

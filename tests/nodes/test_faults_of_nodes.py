@@ -11,10 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpperf.node.facts import machine_id
 from ddpperf.node.handshake import LOST_SECONDS
 from ddpperf.specs import AllReduceSpec, Fault, FaultKind, TrainingSpec
 from ddpperf.workers.failures import NodeLost, SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
+from tests.images import images_in, picture
 from tests.nodes.joined import Run, run_of
 from tests.project import Marked, wait_until
 
@@ -49,8 +52,9 @@ def ranks_of(run: Run, name: str = "b") -> list[psutil.Process]:
 
 
 def test_ranks_on_two_nodes_measure_together(run: Run, pool: Pool) -> None:
-    (sample,) = pool.measure(ACROSS).samples
-    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
+    for spec in (ACROSS, SINGLE):
+        (sample,) = pool.measure(spec).samples
+        assert [len(ranks) for ranks in sample.seconds] == [2, 2]
     (rank,) = ranks_of(run)
     assert rank.environ()["RANK"] == "1"
     assert rank.environ()["LOCAL_RANK"] == "0", "it is the first rank of its node"
@@ -59,13 +63,12 @@ def test_ranks_on_two_nodes_measure_together(run: Run, pool: Pool) -> None:
     assert run.agents["b"].returncode == 0
 
 
-def test_single_step_is_measured_on_every_node(pool: Pool) -> None:
-    (sample,) = pool.measure(SINGLE).samples
-    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
-
-
 @pytest.mark.parametrize(
-    ("kind", "what"), [("kill", "was killed by SIGKILL"), ("raise", "raised RuntimeError")]
+    ("kind", "what"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        pytest.param("raise", "raised RuntimeError", marks=pytest.mark.slow),
+    ],
 )
 def test_failing_rank_names_its_node(pool: Pool, kind: FaultKind, what: str) -> None:
     pool.measure(ACROSS)
@@ -76,6 +79,7 @@ def test_failing_rank_names_its_node(pool: Pool, kind: FaultKind, what: str) -> 
     pool.measure(ACROSS)
 
 
+@pytest.mark.slow
 def test_hang_shows_stacks_of_both_nodes(run: Run) -> None:
     hanging = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
     with run.pool(deadline_seconds=4.0) as pool:
@@ -106,6 +110,7 @@ def test_killed_agent_fails_the_test_at_once(run: Run, pool: Pool) -> None:
     assert len(sample.seconds[0]) == 2
 
 
+@pytest.mark.slow
 def test_stopped_agent_is_lost_after_silence(run: Run, pool: Pool) -> None:
     pool.measure(ACROSS)
     (rank,) = ranks_of(run)
@@ -127,3 +132,52 @@ def test_killed_controller_ends_agent_and_ranks(run: Run, pool: Pool) -> None:
     assert run.agents["b"].returncode == 3
     assert "the controller has ended" in output
     assert not rank.is_running()
+
+
+def test_rank_without_interpreter_says_so(run: Run) -> None:
+    side = Side(python="/no/such/python")
+    with (
+        run.pool(sides=[side]) as pool,
+        pytest.raises(SetFailure, match="could not be started: /no/such/python: No such file"),
+    ):
+        pool.measure(ACROSS)
+    (node,) = run.joining.nodes
+    rank = node.start_rank(1, 0, set_name="A9", side=side, device="cpu", log_folder=None)
+    failure = rank.connect() or rank.death()
+    assert re.fullmatch(r"could not be started: .*No such file.*/no/such/python.*", failure.what)
+    rank.kill()
+    rank.close()
+    run.wait()
+
+
+def test_agent_that_decodes_images_leaves_nothing(marked: Marked, tmp_path: Path) -> None:
+    """And SIGTERM ends it at once."""
+    images = images_in(tmp_path / "images")
+    picture(images / "train" / "ape" / "large.png", 1, size=(1500, 1500))
+    welcome = {"device": "cpu", "ranks": 1, "data": f"imagefolder:{images}", "machine": machine_id()}
+    with run_of(tmp_path, welcome=welcome, cwd=tmp_path) as run:
+        agent = run.start()
+        decoders: list[psutil.Process] = []
+
+        def decodes() -> bool:
+            decoders.extend(psutil.Process(agent.pid).children())
+            return bool(decoders)
+
+        wait_until(decodes, 10, lambda: "no images are decoded")
+        agent.terminate()
+        output, _ = agent.communicate(timeout=5)
+        assert agent.returncode == 128 + signal.SIGTERM, output
+        wait_until(lambda: run.joining.refused, 2, lambda: "the agent counts as joined")
+        assert "its agent was ended by SIGTERM" in run.joining.refused[-1]
+    assert list(marked.folder.iterdir()) == []
+    assert [path for path in (tmp_path / ".ddpperf").rglob("*") if path.is_file()] == []
+
+
+def test_second_agent_finds_devices_locked(marked: Marked, tmp_path: Path) -> None:
+    welcome = {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": "another machine"}
+    with run_of(tmp_path, count=3, welcome=welcome) as run:
+        first = run.start("b")
+        wait_until(run.joining.joined, 10, lambda: "no agent has joined")
+        output, _ = run.start("c").communicate(timeout=10)
+        assert run.agents["c"].returncode == 2
+        assert f"cpu is being measured by process {first.pid}; wait until that run ends" in output

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.workers.channel import receive, send
+from ddpperf.workers.channel import limit_pauses, receive, send
 
 
 @pytest.fixture
@@ -43,6 +43,23 @@ def test_nan_and_infinity_are_not_sent(ends: tuple[Connection, Connection], seco
     with pytest.raises(ValueError, match="not JSON compliant"):
         send(theirs, {"seconds": seconds})
     assert not ours.poll()
+
+
+def test_pause_within_a_message_ends_it() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        limit_pauses(ours, 0.1)
+        theirs.sendall(b"\0\0\0\x40half a message")
+        with Connection(ours.detach()) as connection, pytest.raises(BlockingIOError, match="unavailable"):
+            receive(connection)
+
+
+def test_full_buffer_ends_a_message() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        limit_pauses(ours, 0.1)
+        with Connection(ours.detach()) as connection, pytest.raises(BlockingIOError, match="unavailable"):
+            send(connection, {"text": "x" * 2**24})
 
 
 def test_pickle_is_never_opened(ends: tuple[Connection, Connection], tmp_path: Path) -> None:

@@ -1,0 +1,390 @@
+"""Agents and strangers at the port of a controller in this process; no process is started."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.errors import Refused
+from ddpperf.machine.network import Interface, find_interface
+from ddpperf.node.__main__ import LOST, REFUSED, main
+from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
+from ddpperf.node.joining import MOST_STRANGERS, Joining
+from ddpperf.workers import channel
+from ddpperf.workers.interpreter import Side
+from tests.project import wait_until
+
+KEY = bytes(32)
+LOOPBACK: Interface = find_interface("lo")
+FACTS = {"protocol": "1", "GPU driver": "none", "torch": "2.13.0", "commit of ddpperf": "abc"}
+WELCOME = {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": "this one"}
+QUIET_SECONDS = 3.0  # for what takes some milliseconds, on a busy machine
+
+
+@pytest.fixture
+def joining() -> Iterator[Joining]:
+    made = Joining(LOOPBACK, 0, KEY, count=2, expected=FACTS, welcome=WELCOME, digest="d1")
+    yield made
+    made.close()
+
+
+class Agent:
+    """An agent in this process, which joins and prepares its node, and answers nothing else."""
+
+    def __init__(self, joining: Joining, name: str = "b", *, digest: str = "d1", **facts: str) -> None:
+        self.connection = connect(("127.0.0.1", joining.port), KEY)
+        of_device = {**FACTS, **{fact.replace("_", " "): value for fact, value in facts.items()}}
+        channel.send(self.connection, {"name": name, "facts": {"cpu": of_device}, "interface": "lo"})
+        self.answer = channel.receive(self.connection)
+        if "welcome" in self.answer:
+            self.next("prepare")
+            channel.send(self.connection, {"prepare": {"problem": "", "digest": digest, "cores": None}})
+
+    def next(self, key: str) -> Any:
+        """Return the value of the next message that has this key."""
+        while key not in (message := channel.receive(self.connection)):
+            continue
+        return message[key]
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    wait_until(condition, QUIET_SECONDS, lambda: what)
+
+
+def wait_for_refusals(joining: Joining, count: int) -> None:
+    wait_for(lambda: len(joining.refused) == count, f"not {count} were refused, {joining.refused}")
+
+
+def stranger(joining: Joining) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", joining.port))
+
+
+# --- agents
+
+
+def test_agent_joins_and_is_usable(joining: Joining) -> None:
+    agent = Agent(joining)
+    assert agent.answer["welcome"] == {"node": 1, **WELCOME}
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    assert [(node.number, node.name) for node in joining.joined()] == [(1, "b")]
+
+
+@pytest.mark.parametrize(
+    "other", [{"protocol": "2"}, {"torch": "2.12.0"}, {"GPU_driver": "580.1"}, {"commit_of_ddpperf": "abd"}]
+)
+def test_agent_that_differs_is_refused(joining: Joining, other: dict[str, str]) -> None:
+    ((fact, value),) = other.items()
+    name = fact.replace("_", " ")
+    expected = f"{name} on node b is {value}, the first node's is {FACTS[name]}; nodes of one run must be"
+    assert Agent(joining, **other).answer["refused"].startswith(expected)
+    assert joining.nodes == []
+
+
+def test_agent_with_other_images_is_refused(joining: Joining) -> None:
+    agent = Agent(joining, digest="d2")
+    expected = "the images on node b have the digest d2, on the first node d1; copy"
+    assert agent.next("refused").startswith(expected)
+    wait_for(lambda: joining.refused, "it was not refused")
+    assert joining.joined() == []
+
+
+def test_second_agent_of_a_node_is_refused(joining: Joining) -> None:
+    first, second = Agent(joining), Agent(joining)
+    assert "welcome" in first.answer
+    assert second.answer["refused"].startswith("node b has joined already; end one of its two agents")
+
+
+def test_agent_too_many_is_refused(joining: Joining) -> None:
+    first, second = Agent(joining), Agent(joining, "c")
+    assert "welcome" in first.answer
+    assert second.answer["refused"].startswith("all 2 nodes have joined; end this agent")
+
+
+def test_agent_takes_place_of_its_lost_node() -> None:
+    joining = Joining(LOOPBACK, 0, KEY, count=3, expected=FACTS, welcome=WELCOME, digest="d1")
+    with contextlib.closing(joining):
+        for agent in (Agent(joining, "b"), Agent(joining, "c")):
+            agent.connection.close()
+        wait_for(lambda: len(joining.nodes) == 2 and all(n.lost for n in joining.nodes), "not lost")
+        assert Agent(joining, "c").answer["welcome"]["node"] == 2
+        assert Agent(joining, "d").answer["welcome"]["node"] == 1
+
+
+def test_fewer_nodes_than_requested_are_refused(joining: Joining) -> None:
+    Agent(joining, torch="2.12.0")
+    with pytest.raises(Refused, match=r"^--nodes 2: 1 of 2 nodes are there after 0.1 s; .*torch on node b"):
+        joining.wait(0.1, lambda line: None)
+
+
+def test_port_in_use_is_refused(joining: Joining) -> None:
+    with pytest.raises(
+        Refused, match=rf"^--node-port {joining.port} on lo .*\(Address already in use\); pass another"
+    ):
+        Joining(LOOPBACK, joining.port, KEY, count=2, expected={}, welcome={}, digest="")
+
+
+def test_missing_interface_is_refused() -> None:
+    with pytest.raises(Refused, match=r"^--interface none7 is no interface that is up, found lo"):
+        find_interface("none7")
+
+
+# --- ranks
+
+
+def rank_connection(joining: Joining, token: str) -> Connection:
+    connection = connect(("127.0.0.1", joining.port), KEY)
+    channel.send(connection, {"rank": token, "node": 1})
+    return connection
+
+
+def assert_closed(connection: Connection) -> None:
+    assert connection.poll(QUIET_SECONDS)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        channel.receive(connection)
+
+
+def start_rank(joining: Joining) -> Any:
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    return joining.nodes[0].start_rank(1, 0, set_name="A1", side=Side(), device="cpu", log_folder=None)
+
+
+def test_rank_that_connects_after_its_node_was_lost_ends(joining: Joining) -> None:
+    agent = Agent(joining)
+    rank = start_rank(joining)
+    agent.connection.close()
+    wait_for(lambda: joining.nodes[0].lost, "the node is not lost")
+    late = rank_connection(joining, rank.token)
+    assert_closed(late)
+    assert rank.connect().what == "was not started, its node was lost: its agent has ended"
+    assert joining.nodes[0].channels == {}
+
+
+def test_rank_that_nobody_waits_for_ends(joining: Joining) -> None:
+    agent = Agent(joining)
+    rank = start_rank(joining)
+    rank.kill()
+    rank.close()
+    assert agent.next("kill") == rank.token
+    assert_closed(rank_connection(joining, rank.token))
+    assert_closed(rank_connection(joining, "of no rank"))
+
+
+def test_agent_that_leaves_says_why(joining: Joining) -> None:
+    agent = Agent(joining)
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    channel.send(agent.connection, {"leaving": "SIGTERM"})
+    wait_for(lambda: joining.nodes[0].lost, "the node is not lost")
+    assert joining.nodes[0].lost == "its agent was ended by SIGTERM"
+
+
+@pytest.mark.parametrize("garbage", [b"no JSON", b"[]", b'{"ended": []}', b'{"pong": 1, "time": null}'])
+def test_agent_that_sends_garbage_is_lost(joining: Joining, garbage: bytes) -> None:
+    agent = Agent(joining)
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    agent.connection.send_bytes(garbage)
+    wait_for(lambda: joining.nodes[0].lost, "the node is not lost")
+    assert joining.nodes[0].lost.startswith("its agent sent a message that is none")
+
+
+@pytest.mark.slow
+def test_agent_that_stops_within_a_message_is_lost(joining: Joining) -> None:
+    agent = Agent(joining)
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    os.write(agent.connection.fileno(), struct.pack("!i", 100) + b'{"pong": 1')
+    wait_until(lambda: joining.nodes[0].lost, 8, lambda: "the node is not lost")
+    assert "silent for 5 s" in joining.nodes[0].lost
+
+
+@pytest.mark.slow
+def test_full_buffer_loses_the_node(joining: Joining) -> None:
+    agent = Agent(joining)
+    joining.wait(QUIET_SECONDS, lambda line: None)
+    began = time.monotonic()
+    while not joining.nodes[0].lost:
+        joining.nodes[0].tell({"start": "x" * 2**20})
+    assert time.monotonic() - began < 8
+    assert agent.answer
+
+
+# --- strangers
+
+
+def test_wrong_key_is_refused(joining: Joining, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AuthenticationError):
+        connect(("127.0.0.1", joining.port), bytes(31) + b"1")
+    wait_for(lambda: joining.refused, "it was not refused")
+    assert joining.refused[-1].startswith("127.0.0.1 was refused, it does not know the key")
+    assert "127.0.0.1 was refused" in caplog.text
+
+
+class Executed:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_garbage_of_strangers_is_neither_executed_nor_kept(joining: Joining, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    pickled = pickle.dumps(Executed(made))
+    kinds = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        os.urandom(1000),
+        struct.pack("!i", len(pickled)) + pickled,
+        struct.pack("!i", 2**31 - 1) + b"x" * 1000,
+        struct.pack("!iQ", -1, 2**62) + b"x" * 1000,
+        struct.pack("!i", -7),
+        struct.pack("!i", 0),
+    ]
+    tracemalloc.start()
+    for number, sent in enumerate(kinds, 1):
+        with stranger(joining) as connected:
+            with contextlib.suppress(OSError):  # it was refused at once
+                connected.sendall(sent)
+                connected.shutdown(socket.SHUT_WR)
+            wait_for_refusals(joining, number)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 2**20
+    assert not made.exists()
+    assert "welcome" in Agent(joining).answer
+
+
+def test_a_thousand_strangers_keep_nobody_out(joining: Joining) -> None:
+    with contextlib.ExitStack() as held:
+        threads = threading.active_count()
+        for _ in range(1000):
+            held.enter_context(stranger(joining))
+        began = time.monotonic()
+        assert "welcome" in Agent(joining).answer
+        assert time.monotonic() - began < QUIET_SECONDS
+        wait_for(lambda: threading.active_count() - threads <= MOST_STRANGERS + 10, "threads are left")
+        wait_for(lambda: len(joining.refused) == 100, "they were not refused")
+
+
+@pytest.mark.slow
+def test_slow_stranger_is_refused_in_time(joining: Joining) -> None:
+    began = time.monotonic()
+    with stranger(joining) as connected, contextlib.suppress(OSError):
+        connected.sendall(struct.pack("!i", 200))
+        while time.monotonic() - began < 20:
+            connected.sendall(b"x")  # each byte within the limit of a read
+            time.sleep(0.3)
+    assert time.monotonic() - began < 8
+    assert joining.refused
+
+
+def test_key_holder_that_says_nonsense_is_refused(joining: Joining) -> None:
+    for nonsense in (b"", b"null", b"{}", b'{"name": "b"}', b"x" * 2**17):
+        count = len(joining.refused)
+        connection = connect(("127.0.0.1", joining.port), KEY)
+        with contextlib.suppress(OSError):
+            connection.send_bytes(nonsense)
+        wait_for_refusals(joining, count + 1)
+        connection.close()
+
+
+# --- the agent's command line
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments, "--seconds", "0"]) == REFUSED
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("join", ["localhost", "localhost:", ":29511", "localhost:0", "localhost:99999"])
+def test_join_without_port_is_refused(capsys: pytest.CaptureFixture[str], join: str) -> None:
+    assert "--join must name HOST:PORT of the first node, got" in refusal(capsys, "--join", join)
+
+
+def key_refusal(capsys: pytest.CaptureFixture[str], key: Path) -> str:
+    return refusal(capsys, "--join", "127.0.0.1:1", "--key", str(key))
+
+
+def test_missing_key_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "cannot be read (No such file or directory); copy" in key_refusal(capsys, tmp_path / "no")
+
+
+def test_folder_as_key_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "cannot be read (Is a directory); copy" in key_refusal(capsys, tmp_path)
+
+
+def test_key_that_others_read_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    make_key(tmp_path / "key")
+    (tmp_path / "key").chmod(0o644)
+    assert "has mode 0644, others may use it; run chmod 600" in key_refusal(capsys, tmp_path / "key")
+
+
+@pytest.mark.parametrize("text", ["", "ab" * 31, "no hexadecimal digits" * 3])
+def test_short_key_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_text(text)
+    assert "holds no key of 64 hexadecimal digits" in key_refusal(capsys, tmp_path / "key")
+
+
+def test_new_key_is_private(tmp_path: Path) -> None:
+    make_key(tmp_path / "folder" / "key")
+    assert (tmp_path / "folder" / "key").stat().st_mode & 0o777 == 0o600
+    first = read_key(tmp_path / "folder" / "key")
+    make_key(tmp_path / "folder" / "key")
+    assert read_key(tmp_path / "folder" / "key") == first
+
+
+def test_agent_with_another_key_says_so(
+    capsys: pytest.CaptureFixture[str], joining: Joining, tmp_path: Path
+) -> None:
+    make_key(tmp_path / "key")
+    said = refusal(capsys, "--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key"))
+    assert said == "ddpperf.node: the controller has another key; copy the first node's key file here\n"
+
+
+def test_agent_without_controller_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    make_key(tmp_path / "key")
+    said = refusal(capsys, "--join", "127.0.0.1:1", "--key", str(tmp_path / "key"))
+    assert "nothing answers at 127.0.0.1:1 (Connection refused); start pytest with --nodes there" in said
+
+
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2\r\n", struct.pack("!i", 4) + b"abcd"])
+def test_agent_that_meets_another_program_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, banner: bytes
+) -> None:
+    make_key(tmp_path / "key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as connected:
+                connected.sendall(banner)
+                connected.recv(100)
+
+        threading.Thread(target=greet, daemon=True).start()
+        port = server.getsockname()[1]
+        said = refusal(capsys, "--join", f"127.0.0.1:{port}", "--key", str(tmp_path / "key"))
+    assert said.count("\n") == 1
+    assert "nothing answers" in said or "another key" in said
+
+
+def test_agent_whose_controller_ends_at_once_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, joining: Joining, tmp_path: Path
+) -> None:
+    make_key(tmp_path / "key")
+    logging.getLogger("ddpperf.node").setLevel(logging.CRITICAL)
+    monkeypatch.setattr(joining, "_key", read_key(tmp_path / "key"))
+    monkeypatch.setattr(joining, "_take_agent", lambda hello, connection, peer: connection.close())
+    assert main(["--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key")]) == LOST
+    assert "contact lost: the controller has ended" in capsys.readouterr().err
