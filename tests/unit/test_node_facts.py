@@ -258,7 +258,7 @@ def test_nodes_are_named_with_link_and_clock() -> None:
     found = document((DDP, rounds(1, 1, 1, 1)), nodes=[HERE, OTHER])
     assert node_facts(found) == [
         "node 0 (a), node 1 (b): 2 ranks each, connected by eth10 (interface eth0); "
-        "machine checks and energy are of node 0 only",
+        "machine checks and energy are measured on node 0 only",
         "the clock of node 1 (b) is 3.100 ms behind that of node 0, with an error of 500.0 us",
     ]
     assert any(line.startswith("nodes       node 0 (a), node 1 (b): ") for line in summary_lines(found))
