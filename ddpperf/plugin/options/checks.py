@@ -100,7 +100,7 @@ def _check_links(options: Options) -> None:
     for N in links.project_to:
         if N == 1:
             raise Refused("--project-to 1 is a single device, which needs no prediction; pass 2 or more")
-        if node < N and links.network is None:
+        if node < N and links.network is None and options.nodes.count == 1:
             needed = "--node-latency and --node-bandwidth"
             raise Refused(f"--project-to {N} is more than one node of {node} devices; pass {needed}")
         if node < N and N % node:
