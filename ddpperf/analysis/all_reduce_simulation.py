@@ -1,9 +1,9 @@
-"""A simulation of all-reduces on up to some thousand ranks of several nodes, message by message.
+"""Simulate all-reduces on thousands of ranks of several nodes, message by message.
 
-It follows the messages of `ddpperf.collectives.algorithms`. A message starts when its sender has
-reached it and both ends of its link are free. It occupies the sender's end for the seconds of its
-bytes, and arrives one latency later. A rank goes on when it has sent and received the messages of
-its step. Adding buffers takes no time, and buffers divide evenly.
+The messages are those of `ddpperf.collectives.algorithms`. A message starts when its sender has
+sent its earlier messages, and both ends of the link are free. The message occupies the sender's end
+of the link while its bytes are sent, and arrives one latency later. A rank goes on when it has sent
+and received the messages of its step. Adding buffers takes no time, and buffers divide evenly.
 
 A rank has one link to the other ranks of its node. A node has one network link. The messages of a
 step that leave or enter a node share its network link equally, and those of an earlier step go
@@ -30,9 +30,9 @@ Ranks = npt.NDArray[np.int64]
 class Cluster:
     """Nodes with equally many consecutive ranks, and their links.
 
-    inside: the link of a rank to its node. between: the network link of a node. slow_links: other
-    network links of single nodes; a message takes the larger seconds of both ends.
-    start_seconds: when a straggler starts, by rank; other ranks start at 0. waits_for_receiver:
+    inside: the link of a rank to its node. between: the network link of a node. slow_links: by node,
+    network links that differ from `between`; a message takes as long as on the slower of its two
+    links. start_seconds: when a straggler starts, by rank; other ranks start at 0. waits_for_receiver:
     whether a message starts only when the notice has arrived that its receiver is ready. gloo
     sends such a notice, which takes one latency.
     """
@@ -47,7 +47,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.ranks_per_node < 1:
-            raise ValueError(f"a cluster needs a rank or more, got {self.nodes} x {self.ranks_per_node}")
+            raise ValueError(f"a cluster needs 1 x 1 ranks or more, got {self.nodes} x {self.ranks_per_node}")
         if unknown := [node for node in self.slow_links if not 0 <= node < self.nodes]:
             raise ValueError(f"slow_links names node {unknown[0]} of {self.nodes} nodes; name existing nodes")
         if unknown := [rank for rank in self.start_seconds if not 0 <= rank < self.world_size]:
@@ -66,7 +66,7 @@ def finish_seconds(algorithm: str, cluster: Cluster, nbytes: float) -> Floats:
     Raises ValueError for an algorithm other than those of `ALGORITHMS`.
     """
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"{algorithm} has no simulation; those that have are {', '.join(ALGORITHMS)}")
+        raise ValueError(f"{algorithm} has no simulation; pass one of {', '.join(ALGORITHMS)}")
     ranks = _SimulatedRanks(cluster)
     ALGORITHMS[algorithm](ranks, cluster, nbytes)
     return ranks.clock

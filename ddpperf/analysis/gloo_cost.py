@@ -2,16 +2,16 @@
 
 Source: facebookincubator/gloo at cc44198, gloo/allreduce.cc (`ring`, which torch's backend uses)
 and gloo/transport/tcp/pair.cc (`send`, `recv`). Each rank sends to the rank before it. The buffer
-is cut into equal segments, at least two for each rank and at most 1 MiB each. Two of them are on
-their way at a time: a rank posts receive and send of a segment when the segment two before has
+is cut into equal segments, at least two for each rank and at most 1 MiB each. A rank works on two
+segments at a time: it posts the receive and the send of a segment when the segment two before has
 arrived. A send waits until the receiver's notice, "ready to receive", has crossed the link. So a
-segment costs two latencies if nothing else is on its way: one for the notice, one for the data. A
+segment costs two latencies if the link is otherwise idle: one for the notice, one for the data. A
 node's notices wait behind the data that the node sends, so a link is idle for one latency after
 each segment.
 
 Measured between network namespaces, 64 KiB to 64 MiB: within 8% at 1 ms and 1 Gbit/s on 2 to 4
 nodes. If a latency is more than half of a segment's time (5 ms at 1 Gbit/s), some notices leave
-before the data, and gloo needs up to 16% less than the cost says for buffers of many segments.
+before the data. For buffers of many segments, gloo then needs up to 16% less time than predicted.
 """
 
 from __future__ import annotations
@@ -23,30 +23,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
+from ddpperf.analysis.two_links import Link
 
 SEGMENT_BYTES = 2**20  # kMaxSegmentSize in gloo/allreduce.h
 ELEMENT_BYTES = 4  # float32
 ETHERNET, IP_TCP = 14, 20 + 20 + 12  # bytes of headers: a frame's, and a packet's with timestamps
 # A thread reads from the network and sends data at once. The caller's thread wakes up later and posts
-# the next notice, which then waits behind that data. Both happen at one time if latency were all.
-LATE = 0.1  # latencies by which a notice may be posted before data and still wait behind it
-STEP = 1e-6  # of a derivative; the cost is linear between its kinks, so that the step is exact
+# the next notice, which then waits behind that data. Without this delay, both would happen together.
+LATE = 0.1  # in latencies: a notice that is posted this long before data still waits behind the data
+STEP = 1e-6  # relative step of a numerical derivative; exact, because the cost is piecewise linear
 STARTS = (4, 8, 16, 32)  # messages that the shortest call may have, of the first links of a fit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A link's seconds per message in one direction, and its seconds per byte of a buffer."""
-
-    latency: float
-    byte_seconds: float
 
 
 NO_COST = Link(latency=0.0, byte_seconds=0.0)
 
 
 def byte_seconds(bytes_per_second: float, mtu: int) -> float:
-    """Return the seconds of a buffer's byte on a link whose rate counts Ethernet frames' bytes."""
+    """Return the seconds per byte of a buffer, on a link whose rate also counts the headers of frames."""
     return (mtu + ETHERNET) / (mtu - IP_TCP) / bytes_per_second
 
 
@@ -55,8 +48,8 @@ def gloo_seconds(
 ) -> float:
     """Return the seconds of gloo's all-reduce of a float32 buffer on nodes of `node_size` ranks.
 
-    Ranks are numbered node by node. `network` is the link between nodes, `local` that between ranks
-    of a node. Adding costs nothing: gloo adds one segment while another is on its way. Raises
+    Ranks are numbered node by node. `network` is the link between nodes, `local` the link between
+    ranks of a node. Adding costs nothing: gloo adds one segment while another is on its way. Raises
     ValueError for fewer than two ranks.
     """
     N = nodes * node_size
@@ -88,7 +81,7 @@ def gloo_seconds(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFit:
-    """The link that gloo's measured all-reduces show: seconds per message and per byte."""
+    """A link that was fitted to the times of gloo's all-reduces: seconds per message and per byte."""
 
     latency: Estimate
     byte_seconds: Estimate
@@ -101,10 +94,10 @@ class NetworkFit:
 def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -> NetworkFit:
     """Fit the link between nodes of `node_size` ranks to gloo's all-reduces, by (nodes, bytes).
 
-    Least squares of logarithms. The messages and bytes on the critical path depend on the link, so
-    they are counted with the last fit's link until nothing changes. This may end at a fit that is the
-    best only nearby, so it begins at several latencies, and the best fit counts. The link inside a
-    node counts as free, because each step of the ring waits for its slowest link.
+    The fit minimizes the squares of logarithms. The messages and bytes on the critical path depend
+    on the link. So each fit counts them with the link of the fit before, until nothing changes. Such
+    a fit may be the best only nearby, so several first latencies are tried, and the best fit counts.
+    The link inside a node counts as free, because each step of the ring waits for its slowest link.
     """
     per_byte = min(seconds / nbytes for (_, nbytes), seconds in times.items())
     starts = [Link(latency=min(times.values()) / messages, byte_seconds=per_byte) for messages in STARTS]

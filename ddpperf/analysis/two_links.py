@@ -32,10 +32,10 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The work of an all-reduce on one link, one step after the other.
+    """What an all-reduce sends over one link, counted where one message waits for another.
 
-    `messages` counts successive messages. `volume` is the bytes over the link in one direction, in
-    units of a rank's buffer.
+    `messages` counts these successive messages. `volume` is their bytes in one direction, in units of
+    a rank's buffer.
     """
 
     messages: float = 0.0
@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLinkCounts:
-    """The work of an all-reduce on the links inside the nodes and between the nodes."""
+    """What an all-reduce sends over the links inside the nodes and over those between the nodes."""
 
     inside: Load
     between: Load
@@ -71,11 +71,11 @@ def two_link_counts(algorithm: str, N: int, node_size: int, nbytes: float = 0) -
     - tree: exact if L and M are powers of two, otherwise an approximation.
 
     A large buffer travels in pieces. Between nodes, sending then hides all latencies but one, which
-    is exact while the other pieces of a hop take longer than the latency. While pieces cross nodes,
-    others move inside: a hierarchical all-reduce of p pieces shows 2((L-2) p + 1) of 2(L-1) p
-    messages inside. Each piece counts as a message there, since a message costs processor time.
-    Both are approximations. Raises ValueError for an incomplete node, or an algorithm without a
-    model.
+    is exact while the other pieces of a hop take longer than the latency. While some pieces cross
+    nodes, others move inside a node. So of the 2(L-1) p messages inside a node, a hierarchical
+    all-reduce of p pieces hides all but 2((L-2) p + 1). Each piece counts as a message there, since a
+    message costs processor time. Both are approximations. Raises ValueError for an incomplete node,
+    or an algorithm without a model.
     """
     if node_size >= N:
         ring = "ring" if algorithm == "hierarchical" else algorithm
@@ -97,8 +97,7 @@ def two_link_counts(algorithm: str, N: int, node_size: int, nbytes: float = 0) -
             inside=Load(messages=inside_levels, volume=inside_levels),
             between=Load(messages=levels, volume=levels),
         )
-    known = "ring, hierarchical and tree"
-    raise ValueError(f"{algorithm} has no cost model for several nodes; those that have are {known}")
+    raise ValueError(f"{algorithm} has no cost model for several nodes; pass ring, hierarchical or tree")
 
 
 def _ring_between(members: int, pieces: int) -> Load:
@@ -187,9 +186,10 @@ def fit_two_links(times: Mapping[NodeCall, float]) -> TwoLinkModel:
 
 
 def two_links_and_error(times: Mapping[NodeCall, float]) -> tuple[TwoLinkModel, float]:
-    """Fit both links to measured all-reduces, and return the error on buffer sizes left out.
+    """Fit both links to measured all-reduces, and return the model and its prediction error.
 
-    Each of four or more sizes but the smallest and the largest is left out once. The second result
-    is the median of |predicted / measured - 1| over these sizes. Raises Undetermined.
+    At least four buffer sizes are needed. Each size between the smallest and the largest is once
+    predicted from a fit to the other sizes. The error is the median of |predicted / measured - 1|
+    over these predictions. Raises Undetermined.
     """
     return fit_two_links(times), held_out_error(times, lambda kept: fit_two_links(kept).seconds)

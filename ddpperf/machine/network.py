@@ -1,4 +1,4 @@
-"""The network interfaces of this node, their addresses and the rates of their links."""
+"""Find the network interfaces of this node, their addresses and the rates of their links."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def interfaces() -> list[Interface]:
 
 
 def find_interface(requested: str | None, option: str = "--interface") -> Interface:
-    """Return the interface with this name or address; without a request that of the default route.
+    """Return the interface with this name or address; without a request, that of the default route.
 
     Raises Refused if there is no such interface.
     """
@@ -63,15 +63,16 @@ def find_interface(requested: str | None, option: str = "--interface") -> Interf
         for one in up:
             if one.address == address:
                 return one
-        raise Refused(f"no network interface has a default route, found {names}; name one by {option}")
+        raise Refused(f"no network interface has a default route, found {names}; name one with {option}")
     for one in up:
         if requested in (one.name, one.address):
             return one
-    raise Refused(f"{option} {requested} is no interface that is up, found {names}; name one of these")
+    what = f"{option} {requested} is no network interface that is up"
+    raise Refused(f"{what}, found {names}; name one of these")
 
 
 def interface_to(address: str) -> Interface | None:
-    """Return the interface from whose address this node sends to `address`, or None."""
+    """Return the interface through which this node sends to `address`, or None."""
     mine = _source_address((address, ANYWHERE[1]))
     return next((one for one in interfaces() if one.address == mine), None)
 
@@ -90,7 +91,7 @@ def _source_address(to: tuple[str, int]) -> str | None:
 
 def _link(name: str, megabits: int) -> tuple[str, float | None]:
     """Return the kind and rate of an interface's link, and its bytes per second or None."""
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError, IndexError):  # not an RDMA card
         device = next((Path("/sys/class/net") / name / "device" / "infiniband").iterdir()).name
         rate = (INFINIBAND / device / "ports" / "1" / "rate").read_text()  # "400 Gb/sec (4X NDR)"
         gigabits = float(re.findall(r"[\d.]+", rate)[0])

@@ -1,7 +1,7 @@
 """Join a run on several nodes: python -m ddpperf.node --join HOST:PORT.
 
-Start one agent on each further node. It starts the node's ranks for `pytest perf/ --nodes N`, which
-runs on the first node, and ends with it.
+`pytest perf/ --nodes N` runs on the first node, and prints this command. Start one agent on each
+other node. The agent starts the ranks of its node, and ends when the run ends.
 """
 
 from __future__ import annotations
@@ -47,15 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddpperf.node", description=__doc__)
     parser.add_argument(
-        "--join", metavar="HOST:PORT", help="the first node; by default MASTER_ADDR and MASTER_PORT"
+        "--join",
+        metavar="HOST:PORT",
+        help="address of the run, as pytest prints it (MASTER_ADDR:MASTER_PORT)",
     )
     parser.add_argument(
-        "--key", metavar="FILE", default=KEY_FILE, help=f"the key file, or - to read it ({KEY_FILE})"
+        "--key",
+        metavar="FILE",
+        default=KEY_FILE,
+        help=f"key file of the first node or its copy, or - for standard input ({KEY_FILE})",
     )
-    parser.add_argument("--interface", metavar="NAME", help="network interface of gloo and NCCL")
-    parser.add_argument("--name", default=socket.gethostname(), help="name of this node (its host name)")
     parser.add_argument(
-        "--seconds", type=float, default=300.0, help="how long to try to join, in seconds (300)"
+        "--interface",
+        metavar="NAME",
+        help="network interface of this node for gloo and NCCL (the one that leads to the first node)",
+    )
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="name of this node in messages (its host name)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="seconds to wait for the key file and for pytest (300)"
     )
     return parser
 
@@ -80,11 +91,12 @@ def _run(given: argparse.Namespace) -> None:
         channel.send(controller, hello)
         answer = channel.receive(controller)
     except (EOFError, OSError) as error:
-        raise ContactLost("the controller has ended") from error
+        raise ContactLost("pytest on the first node has ended") from error
     if "refused" in answer:
         raise Refused(str(answer["refused"]))
     welcome = answer["welcome"]
-    say(f"joined {address[0]}:{address[1]} as node {welcome['node']}, {interface.name} ({interface.address})")
+    where = f"as node {welcome['node']}, with interface {interface.name} ({interface.address})"
+    say(f"joined the run at {address[0]}:{address[1]} {where}")
     on_gpus = gpus[: welcome["ranks"]] if welcome["device"] == "cuda" else []
     Agent(controller, address, key, gpus=on_gpus, interface=interface.name, say=say).serve(welcome)
     say("the run has ended")
@@ -98,19 +110,25 @@ def say(line: str) -> None:
 def _address(given: str | None) -> tuple[str, int]:
     if given is None and "TORCHELASTIC_RUN_ID" in os.environ:
         what = f"torchrun's MASTER_ADDR is {os.environ.get('MASTER_ADDR')}, where its own store is"
-        raise Refused(f"{what}; pass --join HOST:PORT of pytest's node")
-    text = given or ":".join([os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", str(PORT))])
+        raise Refused(f"{what}; pass --join HOST:PORT, as pytest prints it")
+    if given is None and "MASTER_ADDR" not in os.environ:
+        raise Refused("no run to join was named; pass --join HOST:PORT, as pytest prints it")
+    text = given or ":".join([os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", str(PORT))])
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         where = "--join" if given else "MASTER_ADDR and MASTER_PORT"
-        raise Refused(f"{where} must name HOST:PORT of the first node, got {text!r}; pass --join HOST:PORT")
+        what = f"{where} must be HOST:PORT of the first node, got {text!r}"
+        raise Refused(f"{what}; pass --join HOST:PORT, as pytest prints it")
     return host.strip("[]"), int(port)
 
 
 def _key(file: str, end: float) -> bytes:
-    """Return the key, which the controller may write later to a shared file system."""
+    """Return the key. Wait for the file until `end`: pytest may write it later to a shared folder."""
     if file == STANDARD_INPUT:
         return parse_key(sys.stdin.readline(), "--key -")
+    if not Path(file).exists():
+        advice = "copy it from the first node, or pass --key FILE"
+        say(f"waiting for the key file {Path(file).absolute()}; {advice}")
     while not Path(file).exists() and time.monotonic() < end:
         time.sleep(RETRY_SECONDS)
     return read_key(Path(file))
@@ -118,16 +136,21 @@ def _key(file: str, end: float) -> bytes:
 
 def _join(address: tuple[str, int], key: bytes, end: float) -> Connection:
     """Connect to the controller as soon as it listens, or raise Refused if that is after `end`."""
+    where, is_waiting = f"{address[0]}:{address[1]}", False
     while True:
         try:
             return connect(address, key)
         except AuthenticationError as error:
-            raise Refused("the controller has another key; copy the first node's key file here") from error
+            what = f"pytest at {where} has another key"
+            raise Refused(f"{what}; copy the first node's key file here") from error
         except OSError as error:
+            why = error.strerror or str(error)
             if time.monotonic() > end:
-                why = error.strerror or str(error)
-                what = f"nothing answers at {address[0]}:{address[1]} ({why})"
-                raise Refused(f"{what}; start pytest with --nodes there, or name another --join") from error
+                advice = "start `pytest perf/ --nodes N` on the first node, or correct --join"
+                raise Refused(f"no run answers at {where} ({why}); {advice}") from error
+            if not is_waiting:
+                say(f"waiting for pytest at {where} ({why})")
+                is_waiting = True
         time.sleep(RETRY_SECONDS)
 
 
@@ -139,7 +162,7 @@ def _interface(requested: str | None, controller: Connection) -> Interface:
         peer = str(connected.getpeername()[0])
     found = interface_to(peer)
     if found is None:
-        raise Refused(f"no network interface leads to {peer}; name one by --interface")
+        raise Refused(f"no network interface leads to {peer}; name one with --interface")
     return found
 
 

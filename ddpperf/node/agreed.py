@@ -1,4 +1,4 @@
-"""What the pytest process and the agents of a run on several nodes must agree on."""
+"""Defaults that the pytest process and the agents of other nodes share."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ def require_equal(name: str, found: Facts, expected: Facts) -> None:
     """Raise Refused with the first difference between a node's facts and those of the first node."""
     for fact, value in expected.items():
         if (other := found.get(fact, "unknown")) != value:
-            what = f"{fact} on node {name} is {other}, the first node's is {value}"
-            raise Refused(f"{what}; nodes of one run must be equal, so change one of them")
+            what = f"{fact} on node {name} is {other}, on the first node {value}"
+            raise Refused(f"{what}; all nodes of a run must be equal, so change one of the two nodes")
 
 
 def machine_id() -> str:
-    """Return what tells this machine from others until it boots again."""
+    """Return an identifier of this machine, which changes at each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

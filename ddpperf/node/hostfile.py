@@ -1,4 +1,4 @@
-"""Read a hostfile: the further nodes of a run, one host on each line."""
+"""Read a hostfile: the nodes of a run without the first, one host on each line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A further node as ssh reaches it. The user and the port are those of ssh if they are absent."""
+    """A node to start an agent on. Without a user or a port, ssh chooses its own default."""
 
     name: str
     user: str | None = None
@@ -63,14 +63,14 @@ def read_hostfile(path: Path, nodes: int) -> Hostfile:
     found = parse_hostfile(text, str(path))
     if len(found.hosts) != nodes - 1:
         raise Refused(
-            f"--nodes {nodes} needs {nodes - 1} further hosts, found {len(found.hosts)} in {path}; correct "
-            f"the file, which does not list the node of pytest, or pass --nodes {len(found.hosts) + 1}"
+            f"--nodes {nodes} needs {nodes - 1} other hosts, found {len(found.hosts)} in {path}; correct "
+            f"the file, which lists all nodes but the first, or pass --nodes {len(found.hosts) + 1}"
         )
     for host in found.hosts:
         if is_own_node(host):
             raise Refused(
-                f"the hostfile {path} lists {host}, which is the node of pytest; delete its line, as the "
-                "file lists only the further nodes"
+                f"the hostfile {path} lists {host}, which is the first node, where pytest runs; "
+                "delete its line, as the file lists only the other nodes"
             )
     return found
 
@@ -99,7 +99,7 @@ def parse_hostfile(text: str, source: str) -> Hostfile:
         has_slots = has_slots or found["slots"] is not None
     if not hosts:
         raise Refused(f"the hostfile {source} lists no host; write [user@]host[:port] on each line")
-    note = f"{source}: slots= is not used, as --device and --world-sizes say how many ranks a node runs"
+    note = f"{source}: slots= is not used; --node-size sets the number of ranks per node"
     return Hostfile(hosts=tuple(hosts.values()), note=note if has_slots else "")
 
 

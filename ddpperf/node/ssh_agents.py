@@ -1,4 +1,4 @@
-"""Start the agents of the further nodes through ssh."""
+"""Start the agents of the other nodes through ssh."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Agent:
 
 
 class SshAgents:
-    """The ssh processes of a run, one for each further node.
+    """The ssh processes of a run, one for each host of the hostfile.
 
     An ssh process dies with this process. The agent on the node ends by itself, because its
     connection to the controller closes. Ctrl-C does not reach the ssh processes.
@@ -135,7 +135,9 @@ def _failure(agent: _Agent) -> str:
         advice = f"; make the command `{check}` work"
     elif status in NOT_STARTED:
         what = f"the agent did not start, status {status}"
-        advice = f"; the node needs the same {os.getcwd()} and {sys.executable} as this one"
+        advice = (
+            f"; the host needs the folder {os.getcwd()} and the interpreter {sys.executable}, with ddpperf"
+        )
     else:
         what = f"the agent exited with status {status}" if status > 0 else f"ssh {describe_status(status)}"
         advice = ""

@@ -1,13 +1,16 @@
-"""The other nodes of a run: waiting for their agents, and what is stored of them."""
+"""The other nodes of a run: waits until their agents have joined, and describes the nodes for storage."""
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Gpu
+from ddpperf.node.agreed import KEY_FILE
 from ddpperf.node.facts import facts, machine_id
 from ddpperf.node.handshake import make_key, read_key
 from ddpperf.node.joining import Joining
@@ -18,9 +21,10 @@ from ddpperf.workers.process_set import Nodes
 
 
 class OtherNodes:
-    """The nodes of a run whose agents join this process.
+    """Lets the agents of the other nodes join this process, and starts them if there is a hostfile.
 
-    Raises Refused if the key file cannot be used, or the port is in use.
+    The constructor makes the key file if it does not exist, and begins to listen. Raises Refused if
+    the key file cannot be used, the port is in use, or ssh cannot be started.
     """
 
     def __init__(self, options: Options, gpus: Sequence[Gpu]) -> None:
@@ -52,14 +56,19 @@ class OtherNodes:
                 raise
 
     def wait(self, progress: ProgressLine) -> None:
-        """Wait until all nodes have joined. Raises Refused if that takes too long."""
-        hostfile = self._options.hostfile
-        how = f"start there: python -m ddpperf.node --join {self._address}"
-        if hostfile is not None:
-            how = "ssh starts their agents"
+        """Say how the other nodes join, and wait for them. Raises Refused if that takes too long."""
+        waiting = f"ddpperf: waiting for {self._options.count - 1} of {self._options.count} nodes"
+        if (hostfile := self._options.hostfile) is None:
+            key = self._options.key
+            of_key = "" if key == Path(KEY_FILE) else f" --key {shlex.quote(str(key.absolute()))}"
+            progress.say(f"{waiting}; start there: python -m ddpperf.node --join {self._address}{of_key}")
+            progress.say(
+                f"  The agents read {key}, this run's key: share the folder, or copy the file there."
+            )
+        else:
             if hostfile.note:
                 progress.say(f"ddpperf: {hostfile.note}")
-        progress.say(f"ddpperf: waiting for {self._options.count - 1} of {self._options.count} nodes; {how}")
+            progress.say(f"{waiting}; ssh starts their agents")
 
         def show(line: str) -> None:
             if failures := self._ssh.failures():
@@ -75,7 +84,7 @@ class OtherNodes:
         progress.clear()
 
     def placement(self) -> Nodes:
-        """Return where the ranks of process sets run. The list of the nodes grows and shrinks."""
+        """Return where process sets start their ranks. Its list of nodes changes during the run."""
         return Nodes(
             others=self._joining.nodes,
             node_size=self._options.size,
@@ -84,9 +93,9 @@ class OtherNodes:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the nodes as they are stored: this node first, then the others by their number.
+        """Return a description of each node for the stored run: this node, then the others in order.
 
-        After the run has ended, these are the nodes at its end.
+        After `close`, the descriptions no longer change.
         """
         if self._at_the_end is not None:
             return self._at_the_end
@@ -105,7 +114,7 @@ class OtherNodes:
         return [here | {"ranks": self._options.size}, *others]
 
     def close(self) -> None:
-        """Let all agents end their ranks and themselves. May be called again."""
+        """Tell all agents to end their ranks and then themselves. May be called again."""
         self._at_the_end = self.to_json()
         self._joining.close()
         self._ssh.close()

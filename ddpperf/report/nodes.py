@@ -1,4 +1,4 @@
-"""Sentences on the nodes of a run: their names, links and clocks, and which node is slow."""
+"""Write sentences on the nodes of a run: names, links, clocks, lost nodes and the slowest node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def node_facts(document: Mapping[str, Any]) -> list[str]:
     )
     ranks = f"{units.counted(here['ranks'], 'rank')} each"
     return [
-        f"{names}{more}: {ranks}, connected by {link}; machine checks and energy are of node 0 only",
+        f"{names}{more}: {ranks}, connected by {link}; machine checks and energy are measured on node 0 only",
         *_clocks(nodes),
         *_lost(nodes),
         *_slow(document, nodes),
@@ -47,8 +47,10 @@ def _clocks(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     most = max(known, key=lambda number: abs(nodes[number]["clock_offset_seconds"]))
     offset, error = nodes[most]["clock_offset_seconds"], nodes[most]["clock_error_seconds"]
     which = "largest clock offset: " if len(known) > 1 else ""
-    apart = f"{units.seconds(abs(offset))} {'ahead of' if offset > 0 else 'behind'} that of node 0"
-    return [f"{which}the clock of {_name(most, nodes)} is {apart}, with an error of {units.seconds(error)}"]
+    difference = f"{units.seconds(abs(offset))} {'ahead of' if offset > 0 else 'behind'} that of node 0"
+    return [
+        f"{which}the clock of {_name(most, nodes)} is {difference}, with an error of {units.seconds(error)}"
+    ]
 
 
 def _lost(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -62,7 +64,7 @@ def _lost(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 def _slow(document: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the slowest node if its single-device step times are longer by more than the noise.
 
-    Only measurements on all ranks of all nodes count. Tests share some of them.
+    Only measurements on all ranks of all nodes count, each once although several tests use it.
     """
     size = nodes[0]["ranks"]
     found = {

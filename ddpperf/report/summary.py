@@ -82,13 +82,15 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]
 def next_step(header: Mapping[str, Any]) -> str:
     """Return what to do after a run with this verdict, with the command."""
     compared = header.get("compared_with")
+    nodes = len(header["environment"].get("nodes", ()))
+    command = "python -m pytest perf/" + (f" --nodes {nodes}" if nodes > 1 else "")
     match header["verdict"]["status"]:
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"
         case Status.PASS if "against" in header:
-            return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
+            return f"store a baseline of the accepted code: {command} --benchmark-save=NAME"
         case Status.PASS:
-            return "commit, change the code, then compare: python -m pytest perf/ --benchmark-compare"
+            return f"commit, change the code, then compare: {command} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             worse = [row["test"] for row in ab_of(header).get("rows", ()) if _fails(row)]

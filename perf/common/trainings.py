@@ -99,8 +99,11 @@ def too_few_world_sizes(options: Options, world_sizes: tuple[int, ...]) -> str:
     if sum(world_size > 1 for world_size in world_sizes) > 1:
         return ""
     found = ", ".join(map(str, world_sizes))
-    devices = ", which needs 4 GPUs" if options.device == "cuda" else ""
-    return f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4{devices}"
+    if options.nodes.count > 1:
+        advice = "a larger --nodes or --node-size"
+    else:
+        advice = "--world-sizes 1,2,4" + (", which needs 4 GPUs" if options.device == "cuda" else "")
+    return f"a fit needs two world sizes above 1, found {found}; pass {advice}"
 
 
 def fewer(measure: Measure, spec: TrainingSpec) -> list[int]:

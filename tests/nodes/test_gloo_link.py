@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import Link, byte_seconds, fit_network, gloo_seconds
+from ddpperf.analysis.gloo_cost import byte_seconds, fit_network, gloo_seconds
+from ddpperf.analysis.two_links import Link
 from tests.namespaces import MTU, needs_namespaces
 from tests.nodes.gloo_times import Times, gloo_times
 

@@ -85,7 +85,7 @@ def test_torchrun_starts_agent_that_measures(run: Run) -> None:
     ("ranks", "has_join", "sentence"),
     [
         ("2", True, "ddpperf.node: a node has one agent, this is local rank 1; pass --nproc-per-node 1"),
-        ("1", False, r"ddpperf.node: torchrun's MASTER_ADDR is .*; pass --join HOST:PORT of pytest's node"),
+        ("1", False, r"ddpperf.node: torchrun's MASTER_ADDR is .*; pass --join HOST:PORT, as pytest prints"),
     ],
 )
 def test_torchrun_without_what_agents_need_is_refused(

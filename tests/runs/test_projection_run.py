@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import Link, gloo_seconds
+from ddpperf.analysis.gloo_cost import gloo_seconds
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import Excess
+from ddpperf.analysis.two_links import Link
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.specs import format_bytes
 from perf.test_projection import all_reduce_metrics, projection, projection_metrics

@@ -69,7 +69,7 @@ def test_refusal_is_the_status_of_the_job(project: Project) -> None:
         ({"SLURM_JOB_ID": ""}, "this is no job of Slurm; submit the script with sbatch --gpus-per-node=N"),
         ({"PYTHON": ""}, "the interpreter .venv/bin/python was not found; make the environment, or set"),
         ({"SLURM_JOB_ID": "8"}, "the output folder ddpperf-8 exists and is not an empty folder; move it"),
-        ({"SLURM_NNODES": "2"}, "--interface no-such is no interface that is up, found"),
+        ({"SLURM_NNODES": "2"}, "--interface no-such is no network interface that is up, found"),
         ({"SLURM_JOB_ID": "9"}, "the output folder ddpperf-9 exists and is not an empty folder; move it"),
     ],
 )
@@ -179,6 +179,8 @@ def test_job_starts_agent_on_each_further_node(cluster: Project) -> None:
 def test_job_measures_on_two_nodes(cluster: Project) -> None:
     status, log = run_job(cluster, "--nodes=2", "--interface", "lo", python=sys.executable)
     assert status == 0, log
-    assert re.search(r"^0: ddpperf.node: joined 127.0.0.1:\d+ as node 1, lo", log, re.MULTILINE)
+    assert re.search(
+        r"^0: ddpperf.node: joined the run at 127.0.0.1:\d+ as node 1, with interface lo", log, re.MULTILINE
+    )
     assert re.search(r"^ddpperf on 2xcpu", log, re.MULTILINE)
     cluster.assert_nothing_left()

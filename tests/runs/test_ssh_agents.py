@@ -174,7 +174,7 @@ def test_hostfile_is_all_that_two_nodes_need(project: Project, server: Path) -> 
     finished = project.run(*nodes, "--node-port", str(free_port()))
     assert finished.status == 0, finished
     assert "ddpperf: waiting for 1 of 2 nodes; ssh starts their agents" in finished.lines
-    assert f"ddpperf: {hosts}: slots= is not used, as --device and --world-sizes" in finished.output
+    assert f"ddpperf: {hosts}: slots= is not used; --node-size sets" in finished.output
     hosts.write_text(f"b:{free_port()}\n")
     began = time.monotonic()
     refused = project.run(*nodes, "--node-port", str(free_port()), "--node-seconds", "600")

@@ -306,9 +306,9 @@ def test_wrong_clusters_are_refused() -> None:
         Cluster(nodes=4, ranks_per_node=1, inside=INSIDE, between=NETWORK, slow_links={4: SLOW})
     with pytest.raises(ValueError, match="start_seconds names rank 8 of 8"):
         Cluster(nodes=4, ranks_per_node=2, inside=INSIDE, between=NETWORK, start_seconds={8: 1.0})
-    with pytest.raises(ValueError, match="a cluster needs a rank or more, got 0 x 1"):
+    with pytest.raises(ValueError, match="a cluster needs 1 x 1 ranks or more, got 0 x 1"):
         cluster(0, 1)
     with pytest.raises(ValueError, match="a link needs finite seconds of 0 or more"):
         Link(latency=-1.0, byte_seconds=1 / 1e9)
-    with pytest.raises(ValueError, match="halving has no simulation; those that have are ring, tree"):
+    with pytest.raises(ValueError, match="halving has no simulation; pass one of ring, tree"):
         finish_seconds("halving", cluster(2, 1), MiB)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import Link, byte_seconds, fit_network, gloo_seconds
+from ddpperf.analysis.gloo_cost import byte_seconds, fit_network, gloo_seconds
+from ddpperf.analysis.two_links import Link
 
 LINK = Link(latency=1e-3, byte_seconds=8e-9)
 

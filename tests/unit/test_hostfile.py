@@ -37,7 +37,7 @@ def test_printed_host_reads_as_itself() -> None:
 
 
 def test_unused_slots_are_reported() -> None:
-    assert parse_hostfile(HOSTS, "hosts").note.startswith("hosts: slots= is not used, as --device and")
+    assert parse_hostfile(HOSTS, "hosts").note.startswith("hosts: slots= is not used; --node-size sets")
     assert parse_hostfile("b\nc\n", "hosts").note == ""
 
 
@@ -79,8 +79,8 @@ def test_any_text_has_hosts_or_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "sentence"),
     [
-        (2, "--nodes 2 needs 1 further hosts"),
-        (4, "--nodes 4 needs 3 further hosts"),
+        (2, "--nodes 2 needs 1 other hosts"),
+        (4, "--nodes 4 needs 3 other hosts"),
     ],
 )
 def test_wrong_number_of_hosts_is_refused(tmp_path: Path, nodes: int, sentence: str) -> None:
@@ -94,7 +94,9 @@ def test_wrong_number_of_hosts_is_refused(tmp_path: Path, nodes: int, sentence: 
 @pytest.mark.parametrize("own", ["localhost", "127.0.0.1", "::1", socket.gethostname()])
 def test_own_node_in_hostfile_is_refused(tmp_path: Path, own: str) -> None:
     (file := tmp_path / "hosts").write_text(f"[{own}]\n" if ":" in own else f"{own}\n")
-    with pytest.raises(Refused, match=f"hosts lists {own}, which is the node of pytest; delete"):
+    with pytest.raises(
+        Refused, match=f"hosts lists {own}, which is the first node, where pytest runs; delete"
+    ):
         read_hostfile(file, 2)
 
 

@@ -17,7 +17,7 @@ from ddpperf.plugin.cases import possible
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.report.nodes import node_facts
-from ddpperf.report.summary import summary_lines
+from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from perf.common.nodes import node_spread
@@ -258,10 +258,11 @@ def test_nodes_are_named_with_link_and_clock() -> None:
     found = document((DDP, rounds(1, 1, 1, 1)), nodes=[HERE, OTHER])
     assert node_facts(found) == [
         "node 0 (a), node 1 (b): 2 ranks each, connected by eth10 (interface eth0); "
-        "machine checks and energy are of node 0 only",
+        "machine checks and energy are measured on node 0 only",
         "the clock of node 1 (b) is 3.100 ms behind that of node 0, with an error of 500.0 us",
     ]
     assert any(line.startswith("nodes       node 0 (a), node 1 (b): ") for line in summary_lines(found))
+    assert next_step(found["ddpperf"]).endswith("python -m pytest perf/ --nodes 2 --benchmark-compare")
 
 
 def test_only_the_largest_clock_offset_is_named() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import Link as GlooLink
 from ddpperf.analysis.gloo_cost import gloo_seconds
 from ddpperf.analysis.two_links import Link, two_link_counts
 from ddpperf.machine.hardware import Links, Machine
@@ -20,7 +19,7 @@ from perf.test_all_reduce import test_cost_model as cost_model
 
 SIZES = (2**16, 2**20, 2**22, 2**24)
 INSIDE, BETWEEN = Link(latency=30e-6, byte_seconds=1 / 3e9), Link(latency=2e-3, byte_seconds=1 / 125e6)
-GLOO = GlooLink(latency=1e-3, byte_seconds=1 / 125e6)
+GLOO = Link(latency=1e-3, byte_seconds=1 / 125e6)
 
 
 class Nodes(Measure):

@@ -242,6 +242,11 @@ REFUSALS = {
     ),
     "--replicates 65": "--replicates: takes a whole number from 1 to 64, got '65'; pass for example 2",
     "--node-size 1": "--node-size 1 is less than the 2 devices of this run; pass 2 or more",
+    "--world-sizes 3 --nodes 2 --interface lo": (
+        "--world-sizes 3 does not fit 2 nodes of 2 ranks; pass at most 2, or a multiple of 2 up to 4, or"
+    ),
+    "--nodes 2 --interface lo --project-to 5": "--project-to 5 fills no whole nodes of 2 devices;",
+    "--interface lo": "--interface is only for runs on several nodes; pass --nodes 2, or remove --interface",
     "--node-size 0": f"--node-size: {NUMBER} '0'; pass for example 2",
     "--node-latency 1e-6": "--node-latency and --node-bandwidth go together, got one of them; give both",
     "--node-bandwidth 50": "--node-latency and --node-bandwidth go together, got one of them; give both",

@@ -86,11 +86,11 @@ def _check_nodes(options: Options, gpu_count: int) -> None:
     if options.device == "cuda" and nodes.size > gpu_count:
         found = f"needs {nodes.size} GPUs on each node, found {gpu_count} here"
         raise Refused(f"--node-size {nodes.size} {found}; pass {max(1, gpu_count)} or fewer")
-    whole = ", ".join(str(nodes.size * count) for count in range(2, nodes.count + 1))
     for N in options.world_sizes:
         if nodes.size < N and (N % nodes.size or nodes.size * nodes.count < N):
-            what = f"{nodes.count} nodes of {nodes.size} ranks"
-            raise Refused(f"--world-sizes {N} is no whole number of {what}; above one node, pass {whole}")
+            what = f"--world-sizes {N} does not fit {nodes.count} nodes of {nodes.size} ranks"
+            fitting = f"at most {nodes.size}, or a multiple of {nodes.size} up to {nodes.size * nodes.count}"
+            raise Refused(f"{what}; pass {fitting}, or change --nodes or --node-size")
 
 
 def _check_links(options: Options) -> None:

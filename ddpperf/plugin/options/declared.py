@@ -223,17 +223,36 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--traces", NEW_FOLDER, "Keep the profiler traces of perf/test_comm_split.py in this folder."),
     ),
     "Several nodes": (
-        Option("--nodes", NODES, "Number of nodes. Agents of the other nodes join this process.", ("1",) * 2),
-        Option("--hostfile", FILE, "Start the agents by ssh on the hosts that this file lists."),
+        Option(
+            "--nodes",
+            NODES,
+            "Number of nodes, this one included. Wait until the agents of the others join.",
+            ("1",) * 2,
+        ),
+        Option(
+            "--hostfile", FILE, "Start the agents by ssh, on the hosts in this file: all nodes but this one."
+        ),
         Option(
             "--interface",
             INTERFACE,
-            "Network interface of this node to the others. Nothing listens on another one.",
+            "Network interface to the other nodes. ddpperf listens on no other interface.",
             "that of MASTER_ADDR, or of the default route",
         ),
-        Option("--node-port", PORT_NUMBER, "Port on which agents join.", f"MASTER_PORT, or {PORT}"),
-        Option("--node-key", KEY, "Key file of all nodes. It is made if it does not exist.", (KEY_FILE,) * 2),
-        Option("--node-seconds", DEADLINE, "Seconds to wait until all nodes have joined.", ("120",) * 2),
+        Option(
+            "--node-port", PORT_NUMBER, "Port of this node that agents connect to.", f"MASTER_PORT, or {PORT}"
+        ),
+        Option(
+            "--node-key",
+            KEY,
+            "Key file, which the agents need, too. Without the file, ddpperf writes a new key.",
+            (KEY_FILE,) * 2,
+        ),
+        Option(
+            "--node-seconds",
+            DEADLINE,
+            "Seconds to wait for all nodes, before the run is refused.",
+            ("120",) * 2,
+        ),
     ),
     "Links and projection": (
         Option(
@@ -246,7 +265,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--node-size",
             WHOLE_NUMBER,
-            "Devices per node, in runs on several nodes and in predictions.",
+            "Devices (on CPUs, ranks) per node, in runs on several nodes and in predictions.",
             "all GPUs of a node; on CPUs 2; on one node the largest world size",
         ),
         Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),

@@ -95,7 +95,8 @@ def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_co
     count, hostfile = values["--nodes"], _path(given, "--hostfile")
     if count == 1:
         if extra := sorted(given.keys() & NODE_OPTIONS):
-            raise Refused(f"{extra[0]} is for several nodes, got one; pass --nodes 2, or leave it out")
+            what = f"{extra[0]} is only for runs on several nodes"
+            raise Refused(f"{what}; pass --nodes 2, or remove {extra[0]}")
         return NodeOptions()
     usual = CPU_NODE_SIZE if device == "cpu" else gpu_count
     if device == "cpu" and (requested := given.get("--world-sizes")):
