@@ -56,7 +56,7 @@ def test_wrong_key_is_reported_of_its_host(run: Run, agents: SshAgents) -> None:
     agents.start([Host(name="b")], join=f"127.0.0.1:{run.joining.port}", key="5f" * 32)
     wait_until(agents.failures, 60, lambda: "the agent runs on")
     (failure,) = agents.failures()
-    assert failure.startswith("host b: the agent exited with status 2 (ddpperf.node: the controller has")
+    assert failure.startswith("host b: the agent exited with status 2 (ddpperf.node: pytest at 127.0.0.1")
 
 
 def torchrun(ranks: str, *arguments: str) -> subprocess.Popen[str]:
