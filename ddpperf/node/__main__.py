@@ -83,6 +83,8 @@ def _run(given: argparse.Namespace) -> None:
         raise ContactLost("the controller has ended") from error
     if "refused" in answer:
         raise Refused(str(answer["refused"]))
+    if "welcome" not in answer:
+        raise ContactLost("the controller has ended")
     welcome = answer["welcome"]
     say(f"joined {address[0]}:{address[1]} as node {welcome['node']}, {interface.name} ({interface.address})")
     on_gpus = gpus[: welcome["ranks"]] if welcome["device"] == "cuda" else []

@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.node.__main__ import LOST, REFUSED, main
 from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
+from ddpperf.node.joined_node import JoinedNode
 from ddpperf.node.joining import MOST_STRANGERS, Joining
 from ddpperf.workers import channel
 from ddpperf.workers.interpreter import Side
@@ -182,6 +184,13 @@ def test_rank_that_nobody_waits_for_ends(joining: Joining) -> None:
     assert_closed(rank_connection(joining, "of no rank"))
 
 
+def test_run_may_end_before_an_agent_is_welcomed() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        JoinedNode(1, ours, {"name": "b"}).close()
+        assert channel.receive(theirs) == {"goodbye": True}
+
+
 def test_agent_that_leaves_says_why(joining: Joining) -> None:
     agent = Agent(joining)
     joining.wait(QUIET_SECONDS, lambda line: None)
@@ -228,6 +237,17 @@ def test_wrong_key_is_refused(joining: Joining, caplog: pytest.LogCaptureFixture
     wait_for(lambda: joining.refused, "it was not refused")
     assert joining.refused[-1].startswith("127.0.0.1 was refused, it does not know the key")
     assert "127.0.0.1 was refused" in caplog.text
+
+
+def test_stranger_cannot_let_the_controller_answer_for_it(joining: Joining) -> None:
+    """It passes the challenge of one connection on as its own challenge in another one."""
+    with stranger(joining) as asked, stranger(joining) as answering:
+        challenge = Connection(os.dup(asked.fileno())).recv_bytes()
+        other = Connection(os.dup(answering.fileno()))
+        other.recv_bytes()
+        other.send_bytes(challenge)
+        assert other.recv_bytes() == b"#FAILURE#"
+    wait_for_refusals(joining, 2)
 
 
 class Executed:
@@ -379,12 +399,22 @@ def test_agent_that_meets_another_program_says_so(
     assert "nothing answers" in said or "another key" in said
 
 
+@pytest.mark.parametrize("says_goodbye", [False, True])
 def test_agent_whose_controller_ends_at_once_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, joining: Joining, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    joining: Joining,
+    tmp_path: Path,
+    says_goodbye: bool,
 ) -> None:
+    def end(hello: object, connection: Connection, peer: str) -> None:
+        if says_goodbye:
+            channel.send(connection, {"goodbye": True})
+        connection.close()
+
     make_key(tmp_path / "key")
     logging.getLogger("ddpperf.node").setLevel(logging.CRITICAL)
     monkeypatch.setattr(joining, "_key", read_key(tmp_path / "key"))
-    monkeypatch.setattr(joining, "_take_agent", lambda hello, connection, peer: connection.close())
+    monkeypatch.setattr(joining, "_take_agent", end)
     assert main(["--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key")]) == LOST
     assert "contact lost: the controller has ended" in capsys.readouterr().err
