@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
-from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
+from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
 from ddpperf.analysis.gloo_cost import fit_network
 from ddpperf.analysis.two_links import NodeCall, two_links_and_error
@@ -164,11 +164,15 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
     seconds. The kernel's time is the shortest of all ranks, because the other ranks' kernels wait.
     """
     assert isinstance(call.spec, AllReduceSpec | CollectiveSpec)
-    nbytes, seconds = call.spec.nbytes, call.median_step_seconds()
+    N, nbytes, seconds = call.spec.world_size, call.spec.nbytes, call.median_step_seconds()
     busbw = {name: busbw_of(t) for name, t in seconds.items()}
     measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
     measure.metric("busbw_bytes_per_second", busbw)
-    link_utilization(measure, busbw, call.spec.world_size)
+    kind = call.spec.kind if isinstance(call.spec, CollectiveSpec) else call.spec.algorithm
+    rates, factor = measure.machine.link_rates, 1.0
+    if rates is not None and rates.cross_nodes(N):
+        factor = crossing_factor(kind, N, measure.machine.links.node)
+    link_utilization(measure, {name: factor * rate for name, rate in busbw.items()}, N)
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,8 +30,15 @@ def experiments() -> Iterator[tuple[str, str, pytest.Mark]]:
 
 
 def gpu_count(hardware_key: str) -> int:
-    """Return the number of GPUs of a hardware key, such as 4 for h200x4; 0 for a CPU."""
-    return 0 if hardware_key.startswith("cpu") else int(hardware_key.rpartition("x")[2])
+    """Return the number of GPUs of a node by a hardware key, such as 4 for h200x4; 0 for a CPU."""
+    of_node = re.sub(r"^\d+x", "", hardware_key)
+    return 0 if of_node.startswith("cpu") else int(re.findall(r"x(\d+)(?=-|$)", of_node)[0])
+
+
+def node_count(hardware_key: str) -> int:
+    """Return the number of nodes of a hardware key, such as 2 for 2xh200x4-ib400."""
+    found = re.match(r"(\d+)x", hardware_key)
+    return int(found[1]) if found else 1
 
 
 def options_on(gpus: int, arguments: Sequence[str] = ()) -> Options:
@@ -49,7 +57,9 @@ def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) ->
     core suite are enough, instead of those of the full suite.
     """
     left_out = {"skip", "slow"} if core else {"skip"}
-    options = options_on(gpu_count(hardware_key))
+    nodes = node_count(hardware_key)
+    on_nodes = [f"--nodes={nodes}", "--interface=lo"] if nodes > 1 else []
+    options = options_on(gpu_count(hardware_key), on_nodes)
     if digest:
         images = dataclasses.replace(options.data, name="imagefolder", digest=digest)
         options = dataclasses.replace(options, images=images)

@@ -30,3 +30,16 @@ def collective_busbw(kind: str, S: float, t: float, N: int) -> float:
     if N < 2:
         raise ValueError(f"{kind} has a bus bandwidth from 2 ranks up, got {N}")
     return algbw(S, t) * (1.0 if kind == "broadcast" else (N - 1) / N)
+
+
+def crossing_factor(kind: str, N: int, node_size: int) -> float:
+    """Return the bytes that leave a node over the bytes that busbw counts, on several nodes.
+
+    kind: "hierarchical" for that all-reduce. node_size: the number of ranks L of each of N / L nodes.
+    In a flat ring a node sends what one of its ranks sends, so that the factor is 1. Hierarchical
+    all-reduces send less: 2(M-1)/M buffers of M nodes. In an all-to-all each of L ranks sends
+    (N-L)/N of its buffer to other nodes.
+    """
+    if kind == "hierarchical":
+        return (N - node_size) / (N - 1)
+    return node_size * (N - node_size) / (N - 1) if kind == "all_to_all" else 1.0

@@ -116,10 +116,14 @@ class LinkRates:
             self._used[world_size] = self._find(world_size)
         return self._used[world_size]
 
+    def cross_nodes(self, world_size: int) -> bool:
+        """Return whether the link of so many devices is the one between nodes."""
+        return self._node_size is not None and world_size > self._node_size
+
     def _find(self, world_size: int) -> LinkRate | None:
         if world_size < 2:
             return None
-        if self._node_size is not None and world_size > self._node_size:
+        if self.cross_nodes(world_size):
             return self._between
         if self._given is not None:
             return LinkRate(bytes_per_second=self._given, source="--link-bandwidth", kind=RateKind.GIVEN)

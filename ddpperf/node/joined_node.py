@@ -183,7 +183,8 @@ class JoinedNode:
         """Say goodbye to the agent, which then ends its ranks and itself."""
         self.tell({"goodbye": True})
         self.lose("the run has ended")
-        self._thread.join(LOST_SECONDS)
+        if self._thread.is_alive():  # the run may end before the agent is welcomed
+            self._thread.join(LOST_SECONDS)
 
     # --- the thread that listens
 

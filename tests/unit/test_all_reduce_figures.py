@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
-from ddpperf.machine.hardware import Machine
+from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.links import LinkRate, LinkRates, RateKind
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec
+from ddpperf.specs.collective import CollectiveKind
 from perf.common.calls import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
@@ -34,6 +36,26 @@ def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
 def measure_on(machine: Machine) -> Measure:
     nothing: Any = None
     return Measure(nothing, nothing, nothing, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_of_node"),
+    [("hierarchical", 1024), ("all_to_all", 1024), ("ring", 1536), ("reduce_scatter", 768)],
+)
+def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int) -> None:
+    """Of a call of 1 KiB in a second, on two nodes of two ranks with a link of 2 KiB/s."""
+    spec: AllReduceSpec | CollectiveSpec
+    if kind in get_args(CollectiveKind):
+        spec = CollectiveSpec(world_size=4, nbytes=1024, kind=kind)
+    else:
+        size = 2 if kind == "hierarchical" else 0
+        spec = AllReduceSpec(world_size=4, nbytes=1024, algorithm=kind, node_size=size)
+    link = LinkRate(bytes_per_second=2048.0, source="eth10", kind=RateKind.NOMINAL)
+    rates = LinkRates(None, node_size=2, between=link)
+    measure = measure_on(Machine(links=Links(node=2), link_rates=rates))
+    factor = 1.5 if isinstance(spec, AllReduceSpec) else 0.75
+    call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 * factor / t)
+    assert measure.metrics["link_utilization"]["value"] == pytest.approx(bytes_of_node / 2048)
 
 
 def test_times_within_their_errors_are_as_fast() -> None:

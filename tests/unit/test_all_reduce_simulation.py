@@ -23,6 +23,7 @@ from tests.thread_transport import LOST_SECONDS, ThreadTransport, buffers_of, ru
 KiB, MiB = 2**10, 2**20
 INSIDE = Link(latency=10e-6, byte_seconds=1 / 5e9)
 NETWORK = Link(latency=1e-3, byte_seconds=1 / 125e6)
+FAST = Link(latency=5e-6, byte_seconds=1 / 50e9)
 SLOW = Link(latency=3e-3, byte_seconds=1 / 20e6)
 
 
@@ -56,15 +57,20 @@ class ClockTransport(Transport):
     """A rank in a thread, whose clock shows simulated seconds.
 
     A rank's links are used by this rank alone, as in a ring, or in a tree whose nodes have a
-    power-of-two number of ranks.
+    power-of-two number of ranks. sharing: how many ranks of a node send to other nodes at the same
+    time, each at an equal part of the network link's rate.
     """
 
     def __init__(
-        self, carrier: ThreadTransport, cluster: Cluster, boxes: dict[tuple[int, int], queue.Queue[Message]]
+        self,
+        carrier: ThreadTransport,
+        cluster: Cluster,
+        boxes: dict[tuple[int, int], queue.Queue[Message]],
+        sharing: int,
     ) -> None:
         self.rank, self.world_size = carrier.rank, carrier.world_size
         self.clock = cluster.start_seconds.get(self.rank, 0.0)
-        self._carrier, self._cluster, self._boxes = carrier, cluster, boxes
+        self._carrier, self._cluster, self._boxes, self._sharing = carrier, cluster, boxes, sharing
         self._last_sent: dict[bool, Message] = {}
         self._in_free: dict[bool, float] = defaultdict(float)
 
@@ -80,7 +86,7 @@ class ClockTransport(Transport):
         ]
         return Link(
             latency=max(end.latency for end in ends),
-            byte_seconds=max(end.byte_seconds for end in ends),
+            byte_seconds=self._sharing * max(end.byte_seconds for end in ends),
         )
 
     def start(self, sends: Sequence[Route], receives: Sequence[Route]) -> Callable[[], None]:
@@ -116,10 +122,12 @@ def run_real_algorithm(algorithm: str, cluster: Cluster, nbytes: int) -> list[fl
     }
     buffers = buffers_of(N, nbytes // 4, torch.float32)
     clocks = [0.0] * N
+    on_nodes = {"node_size": cluster.ranks_per_node} if algorithm == "hierarchical" else {}
+    sharing = on_nodes.get("node_size", 1)
 
     def work(carrier: ThreadTransport) -> None:
-        transport = ClockTransport(carrier, cluster, boxes)
-        getattr(algorithms, algorithm)(buffers[carrier.rank], transport)
+        transport = ClockTransport(carrier, cluster, boxes, sharing)
+        getattr(algorithms, algorithm)(buffers[carrier.rank], transport, **on_nodes)
         clocks[carrier.rank] = transport.clock
 
     run_in_threads(N, work)
@@ -150,6 +158,30 @@ def test_messages_are_those_of_the_algorithm(
     )
     clocks = run_real_algorithm(algorithm, disturbed, nbytes)
     assert clocks == pytest.approx(finish_seconds(algorithm, disturbed, nbytes), rel=1e-9)
+
+
+@pytest.mark.parametrize("waits_for_receiver", [False, True])
+@pytest.mark.parametrize("network", [NETWORK, FAST])
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node", "nbytes"),
+    [(2, 2, 8 * MiB), (3, 3, 9 * KiB), (3, 2, 9 * MiB), (2, 3, 9 * MiB)],  # in up to four pieces
+)
+def test_messages_are_those_of_the_hierarchical_algorithm(
+    nodes: int, ranks_per_node: int, nbytes: int, network: Link, waits_for_receiver: bool
+) -> None:
+    """All ranks of a node start together, so that they share its network link equally."""
+    late = range(ranks_per_node, 2 * ranks_per_node)
+    disturbed = Cluster(
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        inside=INSIDE,
+        between=network,
+        slow_links={0: SLOW} if network is NETWORK else {},
+        start_seconds=dict.fromkeys(late, 0.8e-3),
+        waits_for_receiver=waits_for_receiver,
+    )
+    clocks = run_real_algorithm("hierarchical", disturbed, nbytes)
+    assert clocks == pytest.approx(finish_seconds("hierarchical", disturbed, nbytes), rel=1e-9)
 
 
 def last(algorithm: str, on: Cluster, nbytes: float) -> float:

@@ -72,3 +72,11 @@ def test_threshold_with_other_fields_fits_no_case() -> None:
 
 def test_unknown_machine_has_thresholds() -> None:
     assert HardwareThresholds(THRESHOLDS, "other1x4").to_json()["known"] == len(FLOORS) == 5
+
+
+@pytest.mark.parametrize(
+    ("hardware", "sizes"),
+    [("2xcpu2-other-lo", {1, 2, 4}), ("2xother1x4-ib400", {1, 2, 4, 8}), ("3xother1x2-enx012", {1, 2, 4, 6})],
+)
+def test_hardware_key_with_nodes_names_its_world_sizes(hardware: str, sizes: set[int]) -> None:
+    assert {spec.world_size for _, spec in suite(hardware)} == sizes

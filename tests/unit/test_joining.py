@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,15 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.node.__main__ import LOST, REFUSED, main
+from ddpperf.node.agent import Agent as NodeAgent
 from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
+from ddpperf.node.joined_node import JoinedNode
 from ddpperf.node.joining import MOST_STRANGERS, Joining
+from ddpperf.specs import DATA_VARIABLE
 from ddpperf.workers import channel
+from ddpperf.workers.channel import Message
 from ddpperf.workers.interpreter import Side
+from ddpperf.workers.process_set import Nodes, ProcessSet, SetOptions
 from tests.project import wait_until
 
 KEY = bytes(32)
@@ -53,11 +59,15 @@ class Agent:
             self.next("prepare")
             channel.send(self.connection, {"prepare": {"problem": "", "digest": digest, "cores": None}})
 
-    def next(self, key: str) -> Any:
-        """Return the value of the next message that has this key."""
+    def next_message(self, key: str) -> Message:
+        """Return the next message that has this key."""
         while key not in (message := channel.receive(self.connection)):
             continue
-        return message[key]
+        return message
+
+    def next(self, key: str) -> Any:
+        """Return the value of the next message that has this key."""
+        return self.next_message(key)[key]
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -182,6 +192,13 @@ def test_rank_that_nobody_waits_for_ends(joining: Joining) -> None:
     assert_closed(rank_connection(joining, "of no rank"))
 
 
+def test_run_may_end_before_an_agent_is_welcomed() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        JoinedNode(1, ours, {"name": "b"}).close()
+        assert channel.receive(theirs) == {"goodbye": True}
+
+
 def test_agent_that_leaves_says_why(joining: Joining) -> None:
     agent = Agent(joining)
     joining.wait(QUIET_SECONDS, lambda line: None)
@@ -219,7 +236,60 @@ def test_full_buffer_loses_the_node(joining: Joining) -> None:
     assert agent.answer
 
 
+def test_nodes_get_their_ranks_in_order() -> None:
+    made = Joining(LOOPBACK, 0, KEY, count=3, expected=FACTS, welcome=WELCOME, digest="d1")
+    with contextlib.closing(made):
+        agents = [Agent(made, "b"), Agent(made, "c")]
+        made.wait(QUIET_SECONDS, lambda line: None)
+        nodes = Nodes(others=made.nodes, node_size=2)
+        options = SetOptions(size=6, device="cpu", rounds=1, deadline_seconds=9.0, nodes=nodes)
+        process_set = ProcessSet("A1", Side(), options)
+        for rank in (2, 3, 4, 5):
+            assert process_set._start_rank(rank).rank == rank
+        process_set.kill()
+        for agent, ranks in zip(agents, [(2, 3), (4, 5)], strict=True):
+            for node_rank, rank in enumerate(ranks):
+                message = agent.next_message("start")
+                assert (message["rank"], message["node_rank"]) == (rank, node_rank)
+
+
+def test_started_rank_knows_its_place(joining: Joining, tmp_path: Path) -> None:
+    """It gets its GPU's index on its node, and the interface and the images of the node."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nenv\n")
+    python.chmod(0o700)
+    controller, _ = Pipe()
+    started = NodeAgent(controller, ("127.0.0.1", joining.port), KEY, gpus=[], interface="veth7", say=print)
+    started._data_path = tmp_path / "images of this node"
+    side = {"name": "A", "python": str(python), "root": None, "environment": {DATA_VARIABLE: "of node 0"}}
+    where = {"set": "A1", "rank": 5, "node_rank": 1, "device": "cpu", "log_folder": str(tmp_path)}
+    started._start("token", {**where, "side": side})
+    started._ranks["token"].process.wait()
+    variables = (tmp_path / "A1-rank5.log").read_text().splitlines()
+    expected = ["RANK=5", "LOCAL_RANK=1", "GLOO_SOCKET_IFNAME=veth7", "NCCL_SOCKET_IFNAME=veth7"]
+    assert {*expected, f"{DATA_VARIABLE}={tmp_path / 'images of this node'}"} <= {*variables}
+    assert not any(KEY.hex() in line for line in variables)
+    started._end_all()
+
+
+def test_clock_offset_lies_within_its_error(joining: Joining) -> None:
+    """The way back takes 50 ms longer than the way there."""
+    agent = Agent(joining)
+    node = joining.nodes[0]
+    while node.clock is None:
+        ping = agent.next("ping")
+        theirs = time.time() + 100.0
+        time.sleep(0.05)
+        channel.send(agent.connection, {"pong": ping, "time": theirs})
+    assert abs(node.clock.offset_seconds - 100.0) <= node.clock.error_seconds < QUIET_SECONDS
+
+
 # --- strangers
+
+
+def test_port_is_open_on_its_interface_alone(joining: Joining) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", joining.port))
 
 
 def test_wrong_key_is_refused(joining: Joining, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,6 +298,17 @@ def test_wrong_key_is_refused(joining: Joining, caplog: pytest.LogCaptureFixture
     wait_for(lambda: joining.refused, "it was not refused")
     assert joining.refused[-1].startswith("127.0.0.1 was refused, it does not know the key")
     assert "127.0.0.1 was refused" in caplog.text
+
+
+def test_stranger_cannot_let_the_controller_answer_for_it(joining: Joining) -> None:
+    """It passes the challenge of one connection on as its own challenge in another one."""
+    with stranger(joining) as asked, stranger(joining) as answering:
+        challenge = Connection(os.dup(asked.fileno())).recv_bytes()
+        other = Connection(os.dup(answering.fileno()))
+        other.recv_bytes()
+        other.send_bytes(challenge)
+        assert other.recv_bytes() == b"#FAILURE#"
+    wait_for_refusals(joining, 2)
 
 
 class Executed:
@@ -379,12 +460,22 @@ def test_agent_that_meets_another_program_says_so(
     assert "nothing answers" in said or "another key" in said
 
 
+@pytest.mark.parametrize("says_goodbye", [False, True])
 def test_agent_whose_controller_ends_at_once_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, joining: Joining, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    joining: Joining,
+    tmp_path: Path,
+    says_goodbye: bool,
 ) -> None:
+    def end(hello: object, connection: Connection, peer: str) -> None:
+        if says_goodbye:
+            channel.send(connection, {"goodbye": True})
+        connection.close()
+
     make_key(tmp_path / "key")
     logging.getLogger("ddpperf.node").setLevel(logging.CRITICAL)
     monkeypatch.setattr(joining, "_key", read_key(tmp_path / "key"))
-    monkeypatch.setattr(joining, "_take_agent", lambda hello, connection, peer: connection.close())
+    monkeypatch.setattr(joining, "_take_agent", end)
     assert main(["--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key")]) == LOST
     assert "contact lost: the controller has ended" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import itertools
 import re
+import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -256,3 +257,11 @@ def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     mine.open(specs.to_json(SINGLE))
     assert mine.close() == {"counters": {"loss": 0.5}, "kernels": ""}, "one alone has none"
     mine.exit()
+
+
+def test_store_is_open_on_its_interface_alone() -> None:
+    made = Rank(0)
+    port = made._start_store("127.0.0.1")
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
